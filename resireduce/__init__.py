@@ -1,0 +1,32 @@
+"""Train with compressed gradients and less memory.
+
+    optimizer = resireduce.distribute(model, optimizer, scheme="w+2d", compressor="topk", density=0.01)
+
+`import resireduce` loads no torch: what needs it is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from resireduce.distribute import distribute
+    from resireduce.grouping import Grouping, find_groups
+    from resireduce.memory import measure_states
+    from resireduce.optimizer import DistributedOptimizer
+
+_EXPORTS = {
+    "DistributedOptimizer": "resireduce.optimizer",
+    "Grouping": "resireduce.grouping",
+    "distribute": "resireduce.distribute",
+    "find_groups": "resireduce.grouping",
+    "measure_states": "resireduce.memory",
+}
+
+__all__ = ["DistributedOptimizer", "Grouping", "distribute", "find_groups", "measure_states"]  # noqa: RUF022
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _EXPORTS:
+        return getattr(import_module(_EXPORTS[name]), name)
+    raise AttributeError(f"module 'resireduce' has no attribute {name!r}")

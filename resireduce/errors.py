@@ -1,0 +1,26 @@
+"""What the library raises, beside Python's own exceptions. Imports no torch."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used: the message names the field, the value, what is allowed and the cure."""
+
+
+class UsageError(RuntimeError):
+    """Calls in an order that would train on wrong gradients: the message names the call and the cure."""
+
+
+class NonFiniteGradient(ArithmeticError):
+    """A gradient holds NaN or infinity; nothing of it has entered the residual."""
+
+
+def choose(field: str, value: object, allowed: Iterable[str]) -> str:
+    """`value` if it is one of `allowed`, else a ConfigError that lists them and guesses what was meant."""
+    names = sorted(allowed)
+    if isinstance(value, str) and value in names:
+        return value
+    close = difflib.get_close_matches(str(value), names, n=1)
+    hint = f" (did you mean '{close[0]}'?)" if close else ""
+    raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names)}")
