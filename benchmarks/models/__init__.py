@@ -1,3 +1,12 @@
-"""Public names of the model zoo, filled with one line per model: name -> "module:function"."""
+"""Public names of the model zoo, filled with one line per model: name -> "module:function".
 
-MODELS: dict[str, str] = {}
+A builder takes no arguments and makes the model on the caller's default device (also ``meta``) with the caller's global
+random numbers.  This module imports nothing, so that naming a model costs no start-up time.
+"""
+
+MODELS: dict[str, str] = {
+    "resnet-digits": "benchmarks.models.resnet:resnet_digits",
+    "vgg-digits": "benchmarks.models.vgg:vgg_digits",
+    "gpt2-bytes": "benchmarks.models.gpt2:gpt2_bytes",
+    "bert-questions": "benchmarks.models.bert:bert_questions",
+}

@@ -1,0 +1,86 @@
+"""Bottleneck residual networks for small images (He et al., CVPR 2016), with torchvision's attribute names."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+EXPANSION = 4
+"""A bottleneck block puts out this many times its inner width."""
+
+
+def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3 and 1x1 convolution with a shortcut: (batch, inputs, h, w) -> (batch, 4 * width, h / stride, w / stride)."""
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        outputs = EXPANSION * width
+        self.conv1 = _conv(inputs, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _conv(width, outputs, 1)
+        self.bn3 = nn.BatchNorm2d(outputs)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Sequential | None = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(_conv(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the transformed input to the (projected) input."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.relu(self.bn2(self.conv2(y)))
+        return self.relu(self.bn3(self.conv3(y)) + shortcut)
+
+
+class ResNet(nn.Module):
+    """Stages ``layer1``, ``layer2``, ... behind a 3x3 stem without pooling, as is usual for images of 32 pixels or fewer.
+
+    Args:
+        blocks: bottleneck blocks of each stage; every stage but the first halves height and width.
+        widths: inner width of each stage.
+        classes: number of logits.
+        channels: channels of the images.
+    """
+
+    def __init__(self, blocks: Sequence[int], widths: Sequence[int], classes: int, channels: int = 3) -> None:
+        super().__init__()
+        if len(blocks) != len(widths):
+            raise ValueError(f"blocks has {len(blocks)} stages and widths {len(widths)}: give one width for each stage")
+        self.conv1 = _conv(channels, widths[0], 3)
+        self.bn1 = nn.BatchNorm2d(widths[0])
+        self.relu = nn.ReLU(inplace=True)
+        self.stages = [f"layer{index}" for index in range(1, len(blocks) + 1)]
+        inputs = widths[0]
+        for index, (name, count, width) in enumerate(zip(self.stages, blocks, widths, strict=True)):
+            first = Bottleneck(inputs, width, stride=1 if index == 0 else 2)
+            inputs = EXPANSION * width
+            setattr(self, name, nn.Sequential(first, *(Bottleneck(inputs, width) for _ in range(count - 1))))
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, classes)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images (batch, channels, height, width): logits (batch, classes)."""
+        x = self.relu(self.bn1(self.conv1(x)))
+        for name in self.stages:
+            x = getattr(self, name)(x)
+        return self.fc(self.avgpool(x).flatten(1))
+
+
+def resnet_digits() -> ResNet:
+    """Build the ResNet for grey 8x8 digits, 1.3 million parameters.
+
+    The last stage has one block and is wide enough for its 3x3 convolution (160 x 160 x 3 x 3) to be the largest tensor
+    of all, larger than its own shortcut (320 x 640): it is the specific layer.  Stages one and two make the groups.
+    """
+    return ResNet(blocks=(3, 4, 1), widths=(56, 80, 160), classes=10, channels=1)

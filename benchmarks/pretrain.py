@@ -1,0 +1,123 @@
+"""Train a model densely in one process, once, on its task's pretraining part: the starting point of all its cells."""
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import MODELS
+from benchmarks.tasks import TASKS
+from benchmarks.workloads import WORKLOADS, Workload
+
+SEED = 0
+"""The same for every cell: what varies between seeds is the training, not where it starts."""
+PROGRESS_SECONDS = 3.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--model", required=True, help="model to train, one that has pretrain_steps in its workload")
+    parser.add_argument("--output", required=True, type=Path, help="file for the weights (.pt)")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="CPU threads (default: 2; results depend on it in the last bits)"
+    )
+
+
+def find_workload(model: str) -> Workload:
+    """Return the model's recipe.
+
+    Raises:
+        ValueError: if the model is unknown, or starts from scratch.
+    """
+    if model not in WORKLOADS:
+        close = difflib.get_close_matches(model, WORKLOADS, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"model is {model!r}, allowed are {', '.join(WORKLOADS)}{hint}")
+    workload = WORKLOADS[model]
+    if workload.pretrain_steps == 0:
+        pretrained = ", ".join(name for name, other in WORKLOADS.items() if other.pretrain_steps)
+        raise ValueError(
+            f"model {model!r} starts from scratch, allowed are {pretrained}: run its cells without weights"
+        )
+    return workload
+
+
+def _load(entry: str) -> Callable[..., Any]:
+    module, _, name = entry.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _batches(count: int, size: int) -> Iterator[Any]:
+    """Yield indices of random batches without end, each sample once an epoch, the last incomplete batch left out."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    while True:
+        order = torch.randperm(count, generator=generator)
+        yield from order.split(size)[: count // size]
+
+
+def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any]:
+    """Train densely with AdamW, warm-up over a tenth of the steps and cosine decay to zero.
+
+    Args:
+        workload: the recipe.
+        report: called with a line of progress every few seconds.
+
+    Returns:
+        The state dict.
+    """
+    import torch
+
+    task = _load(TASKS[workload.task])("pretrain")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = _load(MODELS[workload.model])()
+    steps = workload.pretrain_steps
+    optimizer = torch.optim.AdamW(
+        model.parameters(), workload.pretrain_learning_rate, weight_decay=workload.weight_decay
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, workload.pretrain_learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
+    )
+    started = reported = time.monotonic()
+    model.train()
+    for step, indices in zip(range(1, steps + 1), _batches(len(task), workload.pretrain_batch), strict=False):
+        loss = task.loss(model, task.batch(indices))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        if time.monotonic() - reported > PROGRESS_SECONDS or step == steps:
+            reported = time.monotonic()
+            report(
+                f"pretrain {workload.model}: step {step}/{steps}, loss {loss.item():.3f}, {reported - started:.0f} s"
+            )
+    metric = task.metric_from(task.evaluate(model, 0, 1))
+    report(f"pretrain {workload.model}: {task.metric} {metric:.2f} on the held-out part")
+    return model.state_dict()
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the pretrained weights; return 0, or 2 for input that cannot be used."""
+    try:
+        workload = find_workload(args.model)
+        if args.threads < 1:
+            raise ValueError(f"threads is {args.threads}, allowed are 1 and more")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    import torch
+
+    torch.set_num_threads(args.threads)
+    state = pretrain(workload, lambda line: print(line, flush=True))
+    args.output.parent.mkdir(parents=True, exist_ok=True)
+    partial = args.output.with_name(f"{args.output.name}.{os.getpid()}.partial")
+    torch.save(state, partial)
+    partial.replace(args.output)
+    return 0

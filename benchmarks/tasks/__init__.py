@@ -1,0 +1,11 @@
+"""Public names of the tasks, filled with one line per task: name -> "module:Class".
+
+A class takes the phase ("pretrain" or "train") and keeps the promises of `benchmarks.tasks.base.Task`.  This module imports
+nothing, so that naming a task costs no start-up time.
+"""
+
+TASKS: dict[str, str] = {
+    "digits": "benchmarks.tasks.digits:Digits",
+    "bytes": "benchmarks.tasks.bytepairs:BytePairs",
+    "questions": "benchmarks.tasks.questions:Questions",
+}
