@@ -1,0 +1,1 @@
+"""The experiments: models, tasks, the matrix of cells, and the reports made of their records."""

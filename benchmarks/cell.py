@@ -1,0 +1,79 @@
+"""One training run of the matrix, as plain validated values. Standard library only."""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from benchmarks.checks import integer, known_keys
+from benchmarks.models import MODELS
+from resireduce.errors import ConfigError, choose
+from resireduce.scheme import BACKENDS, COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, check_density
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training run. What a cell does not name (learning rate, batch, ...) its model's workload gives."""
+
+    model: str
+    compressor: str = "topk"
+    scheme: str = "baseline"
+    gradients: str = "kept"
+    residual_dtype: str | None = None
+    """None stores residuals in the gradient's own type."""
+    density: float = 0.01
+    """Share of elements sent; compressor none sends all, so with it density is always 1."""
+    seed: int = 0
+    world_size: int = 2
+    backend: str = "torch"
+    steps: int | None = None
+    """Optimizer steps; None takes the workload's."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the first field that is not allowed."""
+        choose("model", self.model, MODELS)
+        choose("compressor", self.compressor, COMPRESSORS)
+        choose("scheme", self.scheme, SCHEMES)
+        choose("gradients", self.gradients, GRADIENTS)
+        choose("backend", self.backend, BACKENDS)
+        if self.residual_dtype is not None:
+            choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
+        object.__setattr__(self, "density", check_density(self.density))
+        integer("seed", self.seed, 0)
+        integer("world_size", self.world_size, 1)
+        if self.steps is not None:
+            integer("steps", self.steps, 1)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.compressor == "none":
+            object.__setattr__(self, "density", 1.0)
+            if self.scheme != "none":
+                raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
+        if self.backend == "local" and self.world_size != 1:
+            raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """Build a cell from plain values. Raises ConfigError, one line, for what is unknown, missing or not allowed."""
+        known_keys("cell", values, CELL_FIELDS)
+        if "model" not in values:
+            raise ConfigError(f"model: missing; allowed: {', '.join(sorted(MODELS))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values, from which from_dict makes the same cell."""
+        return asdict(self)
+
+    @property
+    def name(self) -> str:
+        """Unique name, safe as a file name; the rarer fields are in it only where they are not the default."""
+        parts = [self.model, self.compressor, self.scheme, self.gradients]
+        parts += [self.residual_dtype] if self.residual_dtype else []
+        parts += [f"d{self.density!r}"] if self.compressor != "none" else []
+        parts += [f"s{self.seed}"]
+        parts += [f"n{self.world_size}"] if self.world_size != 2 else []
+        parts += [self.backend] if self.backend != "torch" else []
+        parts += [f"steps{self.steps}"] if self.steps is not None else []
+        return ".".join(parts)
+
+
+CELL_FIELDS = tuple(f.name for f in fields(Cell))

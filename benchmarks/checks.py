@@ -1,0 +1,33 @@
+"""Checks of plain values from files: each returns the value, or raises a ConfigError of one line."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from resireduce.errors import ConfigError, choose
+
+
+def known_keys(where: str, given: Any, allowed: Iterable[str]) -> dict[str, Any]:
+    """Return given if it is a mapping with allowed keys only; where names the mapping in the message."""
+    if not isinstance(given, dict):
+        raise ConfigError(f"{where}: {given!r} is not a mapping of names to values")
+    names = list(allowed)
+    for key in given:
+        choose(f"{where} key", key, names)
+    return given
+
+
+def integer(field: str, value: object, minimum: int) -> int:
+    """Return value if it is a whole number of at least minimum."""
+    if is_count(value) and value >= minimum:  # type: ignore[operator]
+        return value  # type: ignore[return-value]
+    raise ConfigError(f"{field}: {value!r} is not allowed; give a whole number, {minimum} or more")
+
+
+def is_count(value: object) -> bool:
+    """Say whether value is a whole number of at least 0 (True and False are none)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def is_number(value: object) -> bool:
+    """Say whether value is a number (True and False are none)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

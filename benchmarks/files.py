@@ -1,0 +1,47 @@
+"""JSON files that are never half written and never hold NaN."""
+
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """Return value with every NaN and infinity in it replaced by None, and tuples by lists."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def save_json(values: Any, path: Path) -> None:
+    """Write values as strict JSON under a temporary name in the same folder, flush it to disk, then rename."""
+    save_text(json.dumps(values, indent=1, allow_nan=False) + "\n", path)
+
+
+def save_text(text: str, path: Path) -> None:
+    """Replace the file at path in one move: a reader sees the old or the new text, also after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+            os.fchmod(file.fileno(), 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def load_json(path: Path) -> Any:
+    """Read strict JSON. Raises OSError, or ValueError for text that is half written or holds NaN."""
+    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+
+
+def _refuse(text: str) -> Any:
+    raise ValueError(f"{text} is not strict JSON")

@@ -1,0 +1,154 @@
+"""What comes out of a cell: CellResult, validated on the way in and out. Standard library only."""
+
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.cell import Cell
+from benchmarks.checks import is_count, is_number, known_keys
+from benchmarks.files import finite, load_json, save_json
+from benchmarks.matrix import expand
+from resireduce.errors import ConfigError
+
+__all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
+
+SCHEMA_VERSION = 1
+STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
+STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
+BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
+NUMBER_FIELDS = ("metric", "steps_per_second", "wall_seconds")
+
+
+class RecordError(ValueError):
+    """A record that is incomplete, of another version, or contradicts itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellResult:
+    """What one cell measured; with any status but ok there is a reason, and None for what was not reached.
+
+    Bytes are those of the rank that holds most; per_rank has every rank's, under the same names.
+    """
+
+    cell: Cell
+    status: str
+    reason: str | None = None
+    metric_name: str | None = None
+    higher_is_better: bool | None = None
+    metric: float | None = None
+    """At the end of training."""
+    metric_history: list[list[float | None]] = field(default_factory=list)
+    """[step, value] pairs."""
+    steps: int = 0
+    steps_per_second: float | None = None
+    """After warm-up."""
+    step_seconds: list[float] = field(default_factory=list)
+    parameters_bytes: int | None = None
+    gradients_bytes: int | None = None
+    residuals_bytes: int | None = None
+    optimizer_states_bytes: int | None = None
+    total_bytes: int | None = None
+    """Sum of the four above, of the tensors really held at a step boundary."""
+    in_flight_bytes: int | None = None
+    peak_states_bytes: int | None = None
+    """At the fullest moment of a step."""
+    peak_resident_bytes: int | None = None
+    wall_seconds: float | None = None
+    per_rank: list[dict[str, Any]] = field(default_factory=list)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        """Raise RecordError for a wrong type, and for an ok record that is incomplete or does not add up."""
+        for problem in _problems(self):
+            raise RecordError(problem)
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """Build a record from plain values. Raises RecordError, one line."""
+        version = values.get("schema_version") if isinstance(values, dict) else None
+        if version != SCHEMA_VERSION:
+            raise RecordError(f"schema_version: {version!r} cannot be read; allowed: {SCHEMA_VERSION}")
+        missing = [f.name for f in fields(cls) if f.name not in values]
+        if missing:
+            raise RecordError(f"record: keys are missing: {', '.join(missing)}")
+        try:
+            known_keys("record", values, (f.name for f in fields(cls)))
+            return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
+        except ConfigError as error:
+            raise RecordError(str(error)) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values for strict JSON: the NaN of a diverged cell becomes None."""
+        return finite(asdict(self))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record. Raises RecordError, one line with the path, for a missing, half written or invalid file."""
+        try:
+            return cls.from_dict(load_json(path))
+        except OSError as error:
+            raise RecordError(f"{path}: {error.strerror}") from None
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from None
+        except ValueError as error:
+            raise RecordError(f"{path}: half written or not JSON ({error}); delete it and run again") from None
+
+    def save(self, path: Path) -> None:
+        """Write the record in one move, so that no reader ever sees half of it."""
+        save_json(self.to_dict(), path)
+
+
+def _problems(result: CellResult) -> list[str]:
+    """Return what is wrong with a record, one line each, nothing if all is right."""
+    wrong = [f"{name}: {getattr(result, name)!r} is not {allowed}" for name, allowed in _wrong_types(result)]
+    if wrong:
+        return wrong
+    return _ok_problems(result) if result.status == "ok" else []
+
+
+def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
+    checks = [(name, "a whole number, 0 or more", _or_none(is_count)) for name in BYTE_FIELDS]
+    checks += [(name, "a number", _or_none(is_number)) for name in NUMBER_FIELDS]
+    checks += [
+        ("cell", "a Cell", lambda v: isinstance(v, Cell)),
+        ("status", f"one of {', '.join(STATUSES)}", lambda v: isinstance(v, str) and v in STATUSES),
+        ("reason", "a text (required unless ok)", lambda v: (v is None) if result.status == "ok" else bool(_text(v))),
+        ("metric_name", "a text", _or_none(_text)),
+        ("higher_is_better", "true or false", _or_none(lambda v: isinstance(v, bool))),
+        ("metric_history", "a list of [step, value]", lambda v: _all(v, _pair)),
+        ("steps", "a whole number, 0 or more", is_count),
+        ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
+        ("per_rank", "a list of mappings", lambda v: _all(v, lambda item: isinstance(item, dict))),
+        ("provenance", "a mapping", lambda v: isinstance(v, dict)),
+    ]
+    return [(name, allowed) for name, allowed, check in checks if not check(getattr(result, name))]
+
+
+def _ok_problems(result: CellResult) -> list[str]:
+    needed = ("metric_name", "higher_is_better", *NUMBER_FIELDS, *BYTE_FIELDS)
+    wrong = [f"{name}: missing, an ok record must have it" for name in needed if getattr(result, name) is None]
+    if wrong:
+        return wrong
+    if finite(asdict(result)) != asdict(result):
+        return ["metric: NaN or infinity in an ok record; its status is diverged"]
+    total = sum(getattr(result, name) for name in STATE_FIELDS)
+    if total != result.total_bytes:
+        return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]
+    return []
+
+
+def _or_none(check: Any) -> Any:
+    return lambda value: value is None or check(value)
+
+
+def _all(values: object, check: Any) -> bool:
+    return isinstance(values, list | tuple) and all(check(value) for value in values)
+
+
+def _text(value: object) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _pair(value: object) -> bool:
+    return _all(value, _or_none(is_number)) and len(value) == 2  # type: ignore[arg-type]
