@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from resireduce.distribute import distribute
+    from resireduce.api import distribute
     from resireduce.grouping import Grouping, find_groups
     from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "DistributedOptimizer": "resireduce.optimizer",
     "Grouping": "resireduce.grouping",
-    "distribute": "resireduce.distribute",
+    "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "measure_states": "resireduce.memory",
 }
 
-__all__ = ["DistributedOptimizer", "Grouping", "distribute", "find_groups", "measure_states"]  # noqa: RUF022
+__all__ = ["DistributedOptimizer", "Grouping", "distribute", "find_groups", "measure_states"]
 __version__ = "0.1.0"
 
 

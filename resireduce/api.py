@@ -1,0 +1,104 @@
+"""`resireduce.distribute`: three lines in an ordinary training loop."""
+
+import torch
+from torch import nn
+
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import ConfigError, choose
+from resireduce.grouping import Grouping, compressible, find_groups
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import BACKENDS, GRADIENTS, build_compressor, build_residual
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheme: str = "w+2d",
+    compressor: str = "topk",
+    density: float = 0.01,
+    backend: str | Communicator = "torch",
+    groups: str | Grouping = "auto",
+    gradients: str = "streamed",
+    residual_dtype: str | None = None,
+    backward_passes_per_step: int = 1,
+) -> DistributedOptimizer:
+    """Make `optimizer` average compressed gradients over all ranks, with error feedback.
+
+    Args:
+        model: on its device already; its parameters and buffers are overwritten with rank 0's.
+        optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
+        scheme: which residuals are stored: baseline, none, w, 2d, w+2d.
+        compressor: none or topk.
+        density: share of each tensor's elements that is sent.
+        backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
+        groups: "auto", or a Grouping of parameter names.
+        gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`.
+        residual_dtype: storage precision of residuals; None is the gradient's own.
+        backward_passes_per_step: how many passes are added up (not averaged) for one step.
+
+    Raises ConfigError, before anything is changed, for a setting that cannot be used.
+    """
+    choose("gradients", gradients, GRADIENTS)
+    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
+    parameters = _optimized(model, optimizer)
+    if gradients == "streamed" and isinstance(optimizer, torch.optim.LBFGS):
+        raise ConfigError("gradients: 'streamed' cannot serve LBFGS, which needs all gradients at once; use 'kept'")
+    compressed = {name: p for name, p in compressible(model).items() if name in parameters}
+    grouping = _grouping(model, groups)
+    grouping.check(compressed)
+    lossy = build_compressor(compressor, density)
+    residual = build_residual(scheme, grouping, residual_dtype)
+    communicator = _communicator(backend)
+    _broadcast(model, optimizer, communicator)
+    dense = frozenset(parameters.keys() - compressed.keys())
+    feedback = ErrorFeedback(lossy, residual, communicator, dense)
+    return DistributedOptimizer(
+        optimizer,
+        parameters,
+        feedback,
+        streamed=gradients == "streamed",
+        backward_passes_per_step=backward_passes_per_step,
+    )
+
+
+def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
+    """The trainable parameters that the optimizer holds, by name, in the order of the model."""
+    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
+    if len(parameters) < len(held):
+        raise ConfigError("optimizer: it holds parameters that are not the model's; give distribute() the whole model")
+    if not parameters:
+        raise ConfigError("optimizer: it holds no trainable parameter of the model")
+    return parameters
+
+
+def _grouping(model: nn.Module, groups: str | Grouping) -> Grouping:
+    if isinstance(groups, Grouping):
+        return groups
+    choose("groups", groups, ("auto",))
+    return find_groups(model)
+
+
+def _communicator(backend: str | Communicator) -> Communicator:
+    if isinstance(backend, Communicator):
+        return backend
+    if choose("backend", backend, BACKENDS) == "local":
+        from resireduce.comm.local import LocalCommunicator
+
+        return LocalCommunicator()
+    from resireduce.comm.torch import TorchCommunicator
+
+    return TorchCommunicator()
+
+
+@torch.no_grad()
+def _broadcast(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
+    """Rank 0's parameters, buffers and optimizer state to all ranks."""
+    states = [(str(i), s) for i, s in enumerate(optimizer.state.values())]
+    named = [*model.named_parameters(), *model.named_buffers()]
+    named += [(f"state.{i}.{key}", t) for i, s in states for key, t in s.items() if isinstance(t, torch.Tensor)]
+    for name, tensor in named:
+        if communicator.world_size > 1:
+            communicator.broadcast_(tensor.data, f"resireduce.start.{name}")

@@ -1,0 +1,1 @@
+"""How ranks talk: communicators know tensors only, nothing of gradients."""

@@ -1,0 +1,149 @@
+"""A world of 1..n ranks in one process, one thread each: for one process alone, for tests, and for planning."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Handle
+from resireduce.errors import UsageError
+
+T = TypeVar("T")
+TIMEOUT_SECONDS = 60.0
+
+
+@dataclass
+class _Collective:
+    """One collective: what the ranks that have launched it so far put in."""
+
+    name: str
+    inputs: dict[int, Tensor] = field(default_factory=dict)
+    readers: int = 0
+
+
+@dataclass
+class LocalWorld:
+    """`size` ranks in this process. `run` starts a thread for each; collectives meet by the order of their launch."""
+
+    size: int
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _collectives: dict[int, _Collective] = field(default_factory=dict)
+    _broken: bool = False
+
+    def run(self, work: Callable[["LocalCommunicator"], T]) -> list[T]:
+        """What `work(communicator)` returns on each rank. The first exception of a rank is raised, the others stop."""
+        with ThreadPoolExecutor(self.size) as pool:
+            futures = [pool.submit(self._guard, work, rank) for rank in range(self.size)]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        for error in sorted(errors, key=lambda e: isinstance(e, ConnectionError)):
+            raise error
+        return [future.result() for future in futures]
+
+    def _guard(self, work: Callable[["LocalCommunicator"], T], rank: int) -> T:
+        try:
+            return work(LocalCommunicator(rank, self))
+        except BaseException:
+            with self._changed:
+                self._broken = True
+                self._changed.notify_all()
+            raise
+
+    def launch(self, number: int, rank: int, name: str, tensor: Tensor) -> None:
+        """Rank `rank` enters its collective number `number`."""
+        with self._changed:
+            collective = self._collectives.setdefault(number, _Collective(name))
+            if collective.name != name:
+                raise UsageError(f"collective {number} is {collective.name!r} on one rank and {name!r} on rank {rank}")
+            collective.inputs[rank] = tensor
+            self._changed.notify_all()
+
+    def wait(self, number: int) -> list[Tensor]:
+        """All ranks' inputs of collective `number`, in the order of ranks."""
+        with self._changed:
+            collective = self._collectives[number]
+            done = self._changed.wait_for(
+                lambda: self._broken or len(collective.inputs) == self.size, timeout=TIMEOUT_SECONDS
+            )
+            if not done or len(collective.inputs) < self.size:
+                raise ConnectionError(f"collective {collective.name!r}: a rank did not come")
+            collective.readers += 1
+            if collective.readers == self.size:
+                del self._collectives[number]
+            return [collective.inputs[rank] for rank in range(self.size)]
+
+
+@dataclass
+class _Waiting:
+    finish: Callable[[], Tensor]
+
+    def wait(self) -> Tensor:
+        return self.finish()
+
+
+class LocalCommunicator(Communicator):
+    """Rank `rank` of a LocalWorld; without arguments, the only rank of its own."""
+
+    def __init__(self, rank: int = 0, world: LocalWorld | None = None):
+        self._world = world or LocalWorld(1)
+        self.rank, self.world_size = rank, self._world.size
+        self._launched = 0
+
+    def _exchange(self, tensor: Tensor, name: str) -> Callable[[], list[Tensor]]:
+        number, self._launched = self._launched, self._launched + 1
+        self._world.launch(number, self.rank, name, tensor)
+        return lambda: self._world.wait(number)
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+        """Summed in the order of ranks."""
+        if self.world_size == 1:
+            return _Waiting(lambda: tensor)
+        # The others may read this rank's input after this rank has gone on: they get a copy.
+        inputs = self._exchange(tensor.clone(), name)
+
+        def finish() -> Tensor:
+            first, *others = inputs()
+            tensor.copy_(first)
+            for other in others:
+                tensor.add_(other)
+            return tensor
+
+        return _Waiting(finish)
+
+    def all_gather(self, tensor: Tensor, name: str) -> Handle:
+        """Stacked when waited for; of one rank alone, a view."""
+        if self.world_size == 1:
+            return _Waiting(lambda: tensor.view(1, -1))
+        inputs = self._exchange(tensor.clone(), name)
+        return _Waiting(lambda: torch.stack(inputs()))
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """From rank 0."""
+        if self.world_size == 1:
+            return tensor
+        return tensor.copy_(self._exchange(tensor.clone(), name)()[0])
+
+
+class PretendCommunicator(Communicator):
+    """Rank 0 of a world of any size whose other ranks send what this one sends. For planning: it moves nothing."""
+
+    rank = 0
+
+    def __init__(self, world_size: int):
+        self.world_size = world_size
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+        """`world_size` times the tensor."""
+        return _Waiting(lambda: tensor.mul_(self.world_size))
+
+    def all_gather(self, tensor: Tensor, name: str) -> Handle:
+        """The received buffer is there from the launch on, as it is with a real collective."""
+        gathered = tensor.repeat(self.world_size, 1)
+        return _Waiting(lambda: gathered)
+
+    def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
+        """Nothing to do."""
+        return tensor

@@ -1,0 +1,1 @@
+"""Lossy compressors of gradients: one algorithm, one file."""

@@ -1,0 +1,47 @@
+"""What a compressor promises."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, Literal, Self
+
+import torch
+from torch import Tensor
+
+from resireduce.payload import Payload
+
+Collective = Literal["all_reduce", "all_gather"]
+
+
+class Compressor(ABC):
+    """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, no state.
+
+    Contract, for every gradient g: `decompress(compress(g))` is what the other ranks learn of it, and
+    `error_(g, payload)` = g - decompress(payload) is what they do not.
+    """
+
+    collective: ClassVar[Collective] = "all_gather"
+    """How payloads meet: summed element by element, or gathered and decompressed one after the other."""
+
+    lossless: ClassVar[bool] = False
+    """True where the error is always zero: no residual is kept then."""
+
+    @classmethod
+    @abstractmethod
+    def from_density(cls, density: float) -> Self:
+        """This compressor, sending a share `density` of the elements (if it selects any)."""
+
+    @abstractmethod
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """The payload of contiguous `grad`, which is left as it is. `name` and `step` may seed random choices."""
+
+    @abstractmethod
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the decompressed payload to contiguous `dense`, in place."""
+
+    @abstractmethod
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """`grad` minus the decompressed payload; overwrites contiguous `grad`."""
+
+    def decompress(self, payload: Payload) -> Tensor:
+        """The dense tensor that a payload stands for, of the shape of the gradient."""
+        dtype = payload.layout[0][0]
+        return self.add_(torch.zeros(payload.shape, dtype=dtype, device=payload.buffer.device), payload)

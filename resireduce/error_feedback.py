@@ -1,0 +1,89 @@
+"""The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Handle
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.none import NoCompression
+from resireduce.errors import NonFiniteGradient
+from resireduce.payload import Payload
+from resireduce.residuals.base import Residual
+
+
+@dataclass(frozen=True)
+class Message:
+    """A payload on its way."""
+
+    payload: Payload
+    compressor: Compressor
+    handle: Handle
+
+
+class ErrorFeedback:
+    """Compressor + residual + communicator + which tensors are sent dense (paper, section 2.2, steps 2-5).
+
+    Averages once: each rank's contribution is scaled by 1 / world size before it is summed.
+    """
+
+    def __init__(self, compressor: Compressor, residual: Residual, communicator: Communicator, dense: frozenset[str]):
+        self.compressor, self.residual, self.communicator = compressor, residual, communicator
+        self._dense = dense
+        self._dense_compressor = NoCompression()
+
+    def compressor_of(self, name: str) -> Compressor:
+        """The compressor of tensor `name`: none where it is sent dense."""
+        return self._dense_compressor if name in self._dense else self.compressor
+
+    def keeps_residual(self, name: str) -> bool:
+        """Whether anything of tensor `name` can be left unsent."""
+        return not self.compressor_of(name).lossless
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
+
+        Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
+        """
+        if not grad.is_meta and not torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
+            raise NonFiniteGradient(
+                f"the gradient of {name!r} holds NaN or infinity in step {step}; its residual is unchanged. "
+                "Lower the learning rate, or look at the loss of this step"
+            )
+        compressor = self.compressor_of(name)
+        if compressor.lossless:
+            return compressor.compress(grad, name, step)
+        compensated = self.residual.compensate_(grad, name)
+        payload = compressor.compress(compensated, name, step)
+        self.residual.update(name, lambda: compressor.error_(compensated, payload))
+        return payload
+
+    def absent(self, parameter: Tensor, name: str) -> Payload:
+        """What a rank sends for a tensor that had no gradient in this step: zeros, and its residual stays as it is."""
+        zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        return self.compressor_of(name).compress(zeros, name, 0)
+
+    def send(self, payload: Payload, name: str) -> Message:
+        """Launch the collective."""
+        compressor = self.compressor_of(name)
+        if compressor.collective == "all_reduce":
+            payload.buffer.mul_(1 / self.communicator.world_size)
+            return Message(payload, compressor, self.communicator.all_reduce(payload.buffer, name))
+        return Message(payload, compressor, self.communicator.all_gather(payload.buffer, name))
+
+    def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
+        """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
+        received = message.handle.wait()
+        payload = message.payload
+        if message.compressor.collective == "all_reduce":
+            averaged = received.view(payload.shape)
+            if into is None or into.data_ptr() == averaged.data_ptr():
+                return averaged
+            return into.copy_(averaged)
+        dtype = payload.layout[0][0]
+        dense = torch.zeros(payload.shape, dtype=dtype, device=received.device) if into is None else into.zero_()
+        # One rank after the other: summed in the same order everywhere, whatever order a GPU's atomics would take.
+        for buffer in received:
+            message.compressor.add_(dense, payload.received(buffer), scale=1 / self.communicator.world_size)
+        return dense

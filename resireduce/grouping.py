@@ -1,0 +1,146 @@
+"""Reusable groups and specific layers, found from a model's structure (paper, sections 4.1 and 4.3)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from resireduce.errors import ConfigError
+
+DENSE_BELOW = 10_000
+"""Tensors with fewer elements, and all 1-D ones, are sent dense and have no residual, as in the reference code."""
+
+LONGEST_RUN = 6
+"""A run of up to this many equal layers is one group; a longer one is cut in threes (the paper's Fig. 4)."""
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which tensors share a residual, and which are reduced within themselves; by parameter name.
+
+    groups: members in the order of the model. specific: tensors that ResiReduce-d and -2d reduce.
+    """
+
+    groups: tuple[tuple[str, ...], ...] = ()
+    specific: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for group in self.groups for name in group] + list(self.specific)
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"groups: {twice!r} is named twice; a tensor is in one group or specific, not both")
+        short = next((group for group in self.groups if len(group) < 2), None)
+        if short is not None:
+            raise ConfigError(f"groups: {short!r} has fewer than two members; there is nothing to share")
+
+    @property
+    def grouped(self) -> tuple[str, ...]:
+        """All members of all groups."""
+        return tuple(name for group in self.groups for name in group)
+
+    def group_of(self, name: str) -> tuple[str, ...]:
+        """The members of the group that `name` is in. KeyError if in none."""
+        for group in self.groups:
+            if name in group:
+                return group
+        raise KeyError(name)
+
+    def check(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Raise ConfigError unless every tensor named is one of `parameters`, and members of a group have one shape."""
+        for name in (*self.grouped, *self.specific):
+            if name not in parameters:
+                raise ConfigError(f"groups: {name!r} is no trainable compressed tensor of this model")
+        for group in self.groups:
+            shapes = {name: tuple(parameters[name].shape) for name in group}
+            if len(set(shapes.values())) > 1:
+                raise ConfigError(f"groups: members must have one shape, these have several: {shapes}")
+
+
+def is_dense(parameter: torch.Tensor) -> bool:
+    """Whether a tensor is sent dense, without compression and without residual."""
+    return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
+
+
+def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The trainable parameters that are compressed, by name, in the order of the model; tied ones once."""
+    named = model.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad and not is_dense(parameter)}
+
+
+def find_groups(model: nn.Module) -> Grouping:
+    """Groups and specific layers of any model.
+
+    A run is made of children of one Sequential or ModuleList that hold a parameter of the same shape under the same
+    relative name. Between its neighbours lie children of the same types each time (convolution, norm, activation), no
+    layer of their own type and no pooling layer. The outermost
+    container that makes a run of two or more wins. Specific is the largest tensor outside all groups, if it is larger
+    than every grouped one.
+    """
+    parameters = compressible(model)
+    groups: list[tuple[str, ...]] = []
+    taken: set[str] = set()
+    for prefix, container in model.named_modules():
+        if isinstance(container, (nn.Sequential, nn.ModuleList)):
+            for run in _runs(prefix, container, parameters, taken):
+                groups += _cut(run)
+                taken.update(run)
+    order = {name: position for position, name in enumerate(parameters)}
+    groups.sort(key=lambda group: order[group[0]])
+    return Grouping(tuple(groups), _specific(parameters, taken))
+
+
+def _runs(
+    prefix: str, container: nn.Module, parameters: dict[str, nn.Parameter], taken: set[str]
+) -> Iterator[list[str]]:
+    """Runs of two or more among the container's children, one relative name after the other."""
+    start = f"{prefix}." if prefix else ""
+    children = list(container.named_children())
+    types = [type(child) for _, child in children]
+    relative = dict.fromkeys(name for _, child in children for name, _ in child.named_parameters())
+    for suffix in relative:
+        members = [
+            (position, name)
+            for position, (key, _) in enumerate(children)
+            if (name := f"{start}{key}.{suffix}") in parameters and name not in taken
+        ]
+        run: list[tuple[int, str]] = []
+        for position, name in members:
+            if run and not _continues(run, position, name, parameters, types):
+                yield from _names(run)
+                run = []
+            run.append((position, name))
+        yield from _names(run)
+
+
+def _continues(
+    run: list[tuple[int, str]], position: int, name: str, parameters: dict[str, nn.Parameter], types: list[type]
+) -> bool:
+    last, last_name = run[-1]
+    if parameters[name].shape != parameters[last_name].shape or types[position] is not types[last]:
+        return False
+    gap = types[last + 1 : position]
+    if types[last] in gap or any(kind.__module__ == nn.MaxPool2d.__module__ for kind in gap):
+        return False
+    return len(run) == 1 or gap == types[run[-2][0] + 1 : last]
+
+
+def _names(run: list[tuple[int, str]]) -> Iterator[list[str]]:
+    if len(run) > 1:
+        yield [name for _, name in run]
+
+
+def _cut(run: list[str]) -> list[tuple[str, ...]]:
+    if len(run) <= LONGEST_RUN:
+        return [tuple(run)]
+    cuts = range(0, len(run) - len(run) % 3, 3)
+    return [tuple(run[i : i + 3]) if i != cuts[-1] else tuple(run[i:]) for i in cuts]
+
+
+def _specific(parameters: dict[str, nn.Parameter], grouped: set[str]) -> tuple[str, ...]:
+    outside = {name: p.numel() for name, p in parameters.items() if name not in grouped}
+    if not outside:
+        return ()
+    largest = max(outside, key=lambda name: outside[name])
+    limit = max((parameters[name].numel() for name in grouped), default=0)
+    return (largest,) if grouped and outside[largest] > limit else ()

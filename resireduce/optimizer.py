@@ -1,0 +1,217 @@
+"""DistributedOptimizer: gradients go out as the backward pass produces them, and come back in `step`.
+
+Kept gradients (the paper's): `.grad` lives on, and takes the averaged gradient. Streamed gradients: as soon as autograd
+has finished a gradient it is absorbed by the residual, compressed, and freed; `step` brings the averages back a bounded
+number of bytes at a time, and lets the wrapped optimizer update just those parameters.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
+from resireduce.launch import LaunchQueue, Slot
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """Wraps an optimizer, and shares its `param_groups` and `state`, so that schedulers work on either.
+
+    Made by `resireduce.distribute`. Used where the wrapped one was: `zero_grad()`, `backward()`, `step()`.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        parameters: Mapping[str, nn.Parameter],
+        feedback: ErrorFeedback,
+        *,
+        streamed: bool,
+        gathered_limit: int | None = None,
+        backward_passes_per_step: int = 1,
+    ):
+        self.wrapped = optimizer
+        super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
+        self.feedback, self.streamed = feedback, streamed
+        self.backward_passes_per_step = backward_passes_per_step
+        self.steps = 0
+        self._syncing = True
+        self._slots = [
+            Slot(index, name, parameter, dense=feedback.compressor_of(name).collective == "all_reduce")
+            for index, (name, parameter) in enumerate(parameters.items())
+        ]
+        self._chunk_bytes = max(slot.nbytes for slot in self._slots)
+        limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
+        self._queue = LaunchQueue(self._slots, feedback, limit)
+        self._restart()
+        for slot in self._slots:
+            if feedback.keeps_residual(slot.name):
+                feedback.residual.register(slot.name, slot.parameter)
+            slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._on_gradient(slot))
+
+    def _restart(self) -> None:
+        self._arrived: list[Slot] = []
+        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
+        self._dense_bytes = 0  # of dense payloads between their gradient's arrival and their update
+        self._held = False  # whether an earlier pass of this step left gradients in .grad
+        for slot in self._slots:
+            slot.present, slot.passes = False, 0
+
+    # --- what the wrapped optimizer owns ---
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.wrapped.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.wrapped.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's."""
+        return self.wrapped.defaults
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped optimizer's: the same on every rank. Residuals are in `residual_state_dict`."""
+        return self.wrapped.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Into the wrapped optimizer."""
+        self.wrapped.load_state_dict(state_dict)
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals. They differ between ranks: save one file a rank."""
+        return self.feedback.residual.state_dict()
+
+    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
+        """This rank's residuals, as this rank of a job of the same size saved them."""
+        self.feedback.residual.load_state_dict(state)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused: residuals and groups are set up for the parameters known at the start."""
+        raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
+
+    # --- the backward pass ---
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Within it, backward passes only add to `.grad`; the next one outside sends the sum. Holds all gradients."""
+        self._syncing = False
+        try:
+            yield
+        finally:
+            self._syncing = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's; not between `backward` and `step`, when gradients are already under way."""
+        if self._arrived:
+            raise UsageError(
+                "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
+                "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step"
+            )
+        self._restart()
+        self.wrapped.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def _on_gradient(self, slot: Slot) -> None:
+        """Autograd has finished with this parameter's gradient."""
+        if slot.present:
+            raise UsageError(
+                f"a second backward() reached {slot.name!r} before step(). To add up several passes, run all but the "
+                "last within optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...)"
+            )
+        slot.passes += 1
+        if not self._syncing or slot.passes < self.backward_passes_per_step:
+            self._held = True
+            return
+        self._take(slot)
+        self._queue.launch()
+        # Dense payloads are as large as gradients and must not pile up until step(): update early. Not while others
+        # hold gradients of earlier passes in .grad, which the wrapped optimizer would take for finished ones.
+        while self.streamed and not self._held and self._dense_bytes > self._chunk_bytes and self._queue.next():
+            self._receive()
+            self._update()
+
+    def _take(self, slot: Slot) -> None:
+        """Compress the gradient; streamed, its payload is all that is left of it."""
+        grad = slot.parameter.grad
+        assert grad is not None
+        slot.payload = self.feedback.compress(grad.contiguous(), slot.name, self.steps)
+        slot.present = True
+        self._arrived.append(slot)
+        if self.streamed:
+            slot.parameter.grad = None
+            self._dense_bytes += slot.nbytes if slot.dense else 0
+
+    # --- the step ---
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Bring the averages back and update all parameters. `closure`, if given, computes loss and gradients first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for slot in self._slots:
+            if slot.passes and not slot.present:  # its only gradients came in earlier passes of this step
+                self._take(slot)
+        self._held = False
+        self.feedback.residual.end_step()
+        self._queue.launch(complete=True)
+        while self._queue.next():
+            self._receive()
+            self._queue.launch(complete=True)
+        self._updating += self._queue.settle()
+        self._update()
+        self._queue.finish(self._arrived)
+        self._restart()
+        self.steps += 1
+        return loss
+
+    def _receive(self) -> None:
+        """Receive the oldest message; streamed, update first if one more average would make more than a chunk."""
+        slot = self._queue.next()
+        assert slot is not None
+        waiting = sum(other.nbytes for other in self._updating)
+        if self.streamed and waiting + slot.nbytes > self._chunk_bytes:
+            self._update()
+        self._queue.receive()
+        if slot.present:
+            self._updating.append(slot)
+
+    def _update(self) -> None:
+        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
+        if self._updating or not self.streamed:
+            self.wrapped.step()
+        if self.streamed:
+            for slot in self._updating:
+                slot.parameter.grad = None
+                self._dense_bytes -= slot.nbytes if slot.dense else 0
+        self._updating = []
+
+    # --- what is alive at most ---
+
+    def bounds(self) -> dict[str, int]:
+        """Bytes alive at most beside the model states, at any time of a step in streamed mode.
+
+        dense_bytes: gradients, dense payloads and averaged gradients. Tied parameters come on top: autograd holds
+        their gradient from their last use to their first. local_bytes: this rank's compressed payloads.
+        gathered_bytes: all ranks' payloads of the tensors under way. For the first step this holds if gradients arrive
+        in the reverse order of the model's parameters, afterwards always.
+        """
+        payloads = {}
+        for slot in self._slots:
+            like = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype, device="meta")
+            payloads[slot] = self.feedback.compressor_of(slot.name).compress(like, slot.name, 0)
+        gathered = [self._queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
+        return {
+            "dense_bytes": 2 * self._chunk_bytes,
+            "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
+            "gathered_bytes": max(self._queue.gathered_limit, *gathered),
+        }

@@ -1,0 +1,58 @@
+"""What travels between ranks, and what is needed to undo it."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 8
+"""A packed message is a multiple of this many bytes: each rank's share of a gathered buffer can be viewed as any dtype."""
+
+
+@dataclass(frozen=True)
+class Payload:
+    """One tensor's message: one buffer, so that values and indices need one collective and not two.
+
+    buffer: 1-D. A single part travels as it is, in its own dtype; several parts lie behind one another as uint8,
+        the widest dtype first, so that each lies aligned.
+    layout: dtype and number of elements of each part.
+    shape: of the dense gradient, which is what decompression restores.
+    """
+
+    buffer: Tensor
+    layout: tuple[tuple[torch.dtype, int], ...]
+    shape: torch.Size
+
+    @classmethod
+    def pack(cls, *parts: Tensor, shape: torch.Size) -> "Payload":
+        """Copy 1-D `parts` into one buffer; a single part is taken as it is, without a copy."""
+        layout = tuple((part.dtype, part.numel()) for part in parts)
+        if len(parts) == 1:
+            return cls(parts[0], layout, shape)
+        nbytes = sum(part.nbytes for part in parts)
+        buffer = torch.empty(-(-nbytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=parts[0].device)
+        payload = cls(buffer, layout, shape)
+        for target, part in zip(payload.parts(), parts, strict=True):
+            target.copy_(part)
+        return payload
+
+    def parts(self) -> tuple[Tensor, ...]:
+        """The parts as views of the buffer, in the order in which they were packed."""
+        if len(self.layout) == 1:
+            return (self.buffer,)
+        views, start = {}, 0
+        for index in sorted(range(len(self.layout)), key=lambda i: -self.layout[i][0].itemsize):
+            dtype, numel = self.layout[index]
+            stop = start + numel * dtype.itemsize
+            views[index] = self.buffer[start:stop].view(dtype)
+            start = stop
+        return tuple(views[index] for index in range(len(views)))
+
+    def received(self, buffer: Tensor) -> "Payload":
+        """The payload that another rank sent, in the same layout as this one."""
+        return replace(self, buffer=buffer)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the wire for one rank."""
+        return self.buffer.nbytes

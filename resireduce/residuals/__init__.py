@@ -1,0 +1,1 @@
+"""Residuals: what was not sent, and how much of it is stored."""

@@ -1,0 +1,66 @@
+"""What a residual promises."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError
+from resireduce.grouping import Grouping
+
+
+class Residual(ABC):
+    """This rank's memory of what it has not sent. It never travels.
+
+    In each step, for each tensor whose gradient has arrived: `compensate_`, then compression, then `update`; once all
+    have arrived, `end_step`. Contract: a group's result does not depend on the order in which its members arrive, and
+    `nbytes()` is that of the tensors really held between two steps.
+    """
+
+    def __init__(self, *, grouping: Grouping, dtype: str | None = None):
+        self.grouping = grouping
+        self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+
+    @abstractmethod
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate, zeroed, what the tensor `name`, shaped like `parameter`, needs."""
+
+    @abstractmethod
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Gradient + residual (paper, section 2.2, step 2), in contiguous `grad`'s memory or in the residual's own.
+
+        The caller may free `grad` if the result does not share its memory.
+        """
+
+    @abstractmethod
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """Store the error that is left (step 5). `error()` computes it in the memory of what `compensate_` returned."""
+
+    def end_step(self) -> None:  # noqa: B027  (most residuals have nothing left to do)
+        """All gradients of this step have arrived."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything stored, indices included, by a name that is unique within this residual."""
+
+    def nbytes(self) -> int:
+        """Bytes held between two steps."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals: they differ from rank to rank, so every rank saves its own."""
+        return self.tensors()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Copy `state` into the tensors held. Raises ConfigError if names or shapes are those of something else."""
+        held = self.tensors()
+        wrong = sorted(held.keys() ^ state.keys()) or sorted(n for n in held if held[n].shape != state[n].shape)
+        if wrong:
+            raise ConfigError(f"residual state: {wrong[0]!r} does not fit this model and scheme; load what they saved")
+        for name, tensor in held.items():
+            tensor.copy_(state[name])
+
+    def zeros(self, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
+        """Zeros on `like`'s device, in the storage dtype if one was chosen, else in `like`'s."""
+        return torch.zeros(shape, dtype=self.dtype or like.dtype, device=like.device)

@@ -1,0 +1,39 @@
+"""Baseline: one residual for each tensor (paper, section 2.2; Seide et al., Interspeech 2014)."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from resireduce.residuals.base import Residual
+
+
+class FullResidual(Residual):
+    """Error feedback, G~ = R + G and R' = G~ - sent.
+
+    Stored in the gradient's own dtype, the sum is formed in the residual's memory: the gradient is absorbed, and its
+    buffer is free before anything is compressed. This is what streamed gradients live on. In another dtype the sum is
+    formed in the gradient's memory, and rounded when it is stored.
+    """
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """One tensor of the parameter's shape."""
+        self._stored[name] = self.zeros(parameter.shape, parameter)
+
+    def __init__(self, **options: object):
+        super().__init__(**options)  # type: ignore[arg-type]
+        self._stored: dict[str, Tensor] = {}
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """R += G if they share a dtype, else G += R."""
+        stored = self._stored[name]
+        return stored.add_(grad) if stored.dtype == grad.dtype else grad.add_(stored)
+
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """Where the sum was formed in the residual's memory the error is there already."""
+        left = error()
+        if left is not self._stored[name]:
+            self._stored[name].copy_(left)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """One for each registered tensor."""
+        return {f"full.{name}": tensor for name, tensor in self._stored.items()}

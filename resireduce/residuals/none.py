@@ -1,0 +1,25 @@
+"""No residual: what is not sent is lost. The control that shows what residuals are worth."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from resireduce.residuals.base import Residual
+
+
+class NoResidual(Residual):
+    """Stores nothing."""
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Nothing to allocate."""
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """The gradient itself."""
+        return grad
+
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """The error is dropped without being computed."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None."""
+        return {}

@@ -1,0 +1,77 @@
+"""ResiReduce-2d: a sub-matrix of a specific layer's residual (paper, section 4.3, Fig. 7c)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError
+from resireduce.residuals.base import Residual
+
+
+@dataclass
+class _Block:
+    values: Tensor  # (rows kept, columns kept)
+    rows: Tensor  # int32, ascending
+    columns: Tensor  # int32, ascending
+
+    def index(self) -> tuple[Tensor, Tensor]:
+        return self.rows[:, None], self.columns
+
+
+class RowsColumnsResidual(Residual):
+    """Stores the residual where rows of the largest L1 norms cross columns of the largest L1 norms.
+
+    A tensor is seen as a matrix (first dimension, all others). max(1, floor(ratio x size)) rows and columns are kept:
+    with the default ratios, a quarter of the elements. Norms are those of the residual, and the largest are taken; the
+    released code differs in both.
+    """
+
+    def __init__(self, *, row_ratio: float = 0.5, column_ratio: float = 0.5, **options: object):
+        super().__init__(**options)  # type: ignore[arg-type]
+        for name, ratio in (("row_ratio", row_ratio), ("column_ratio", column_ratio)):
+            if not 0 < ratio <= 1:
+                raise ConfigError(f"{name}: {ratio!r} is not allowed; give the share that is kept, 0 < {name} <= 1")
+        self.row_ratio, self.column_ratio = row_ratio, column_ratio
+        self._blocks: dict[str, _Block] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """A block of zeros with the first rows and columns: the bytes are the same from the first step on."""
+        n_rows, n_columns = parameter.flatten(1).shape
+        rows = torch.arange(_kept(n_rows, self.row_ratio), dtype=torch.int32, device=parameter.device)
+        columns = torch.arange(_kept(n_columns, self.column_ratio), dtype=torch.int32, device=parameter.device)
+        self._blocks[name] = _Block(self.zeros((len(rows), len(columns)), parameter), rows, columns)
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Add the block to its place in the gradient, in place."""
+        block, matrix = self._blocks[name], grad.view(len(grad), -1)
+        matrix[block.index()] = matrix[block.index()].add_(block.values)
+        return grad
+
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """Choose rows and columns anew, and keep what is there."""
+        left = error()
+        block, matrix = self._blocks[name], left.view(len(left), -1)
+        dtype = block.values.dtype
+        block.values = matrix.new_empty(0)  # the old block has been used; free it before the new one is made
+        block.rows = _largest(torch.linalg.vector_norm(matrix, 1, dim=1), len(block.rows))
+        block.columns = _largest(torch.linalg.vector_norm(matrix, 1, dim=0), len(block.columns))
+        block.values = matrix[block.index()].to(dtype)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The block, its row numbers and its column numbers, for each registered tensor."""
+        named = {}
+        for name, block in self._blocks.items():
+            named[f"rows_columns.{name}.values"] = block.values
+            named[f"rows_columns.{name}.rows"] = block.rows
+            named[f"rows_columns.{name}.columns"] = block.columns
+        return named
+
+
+def _kept(size: int, ratio: float) -> int:
+    return max(1, int(ratio * size))
+
+
+def _largest(norms: Tensor, count: int) -> Tensor:
+    return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
