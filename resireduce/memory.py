@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 8
-"""A packed message is a multiple of this many bytes: each rank's share of a gathered buffer can be viewed as any dtype."""
+"""A packed message is a multiple of this many bytes, so each rank's share of a gathered buffer suits any dtype."""
 
 
 @dataclass(frozen=True)

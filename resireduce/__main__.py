@@ -1,0 +1,88 @@
+"""`python -m resireduce plan | groups`: what a model will need and save, before anything is allocated."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from resireduce.errors import ConfigError
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+
+MIB = 2**20
+
+
+def _density(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # refused, with the others, by name
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
+    commands = root.add_subparsers(dest="command", required=True)
+    model = argparse.ArgumentParser(add_help=False)
+    model.add_argument("--model", required=True, help="a known name, or module:callable that returns the model")
+    model.add_argument("--json", action="store_true", help="print JSON, in bytes")
+    commands.add_parser("groups", parents=[model], help="reusable groups and specific layers")
+    plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
+    plan.add_argument("--optimizer", default="sgd", help="sgd (with momentum) or adamw (default: %(default)s)")
+    plan.add_argument("--scheme", default="w+2d", help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    plan.add_argument("--gradients", default="streamed", help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
+    plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
+    plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
+    plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
+    plan.add_argument("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
+    return root
+
+
+def _plan(args: argparse.Namespace) -> str:
+    from resireduce.plan import plan
+    from resireduce.zoo import find_builder
+
+    options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "json")}
+    result = plan(find_builder(args.model), **options)
+    if args.json:
+        return json.dumps(result, indent=2)
+    return "\n".join(
+        f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
+        for key, value in result.items()
+    )
+
+
+def _groups(args: argparse.Namespace) -> str:
+    import torch
+
+    from resireduce.grouping import compressible, find_groups
+    from resireduce.zoo import find_builder
+
+    with torch.device("meta"):
+        model = find_builder(args.model)()
+    grouping, parameters = find_groups(model), compressible(model)
+    sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
+    others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
+    if args.json:
+        kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
+        return json.dumps({**kinds, "bytes": sizes}, indent=2)
+    lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
+    lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
+    lines += [f"{len(grouping.specific)} specific"]
+    lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
+    lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0, or 2 after one line about what was wrong with the arguments."""
+    args = parser().parse_args(argv)
+    try:
+        print({"plan": _plan, "groups": _groups}[args.command](args))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
