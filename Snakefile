@@ -1,0 +1,29 @@
+# The workflow: from a matrix of cells to records, tables, figures and one page.
+#   snakemake --cores all                      the smoke matrix, results/runs/smoke
+#   snakemake -n                               what would run, and why
+#   --configfile FILE --config run=NAME        another matrix, another folder
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+# Without a file of one's own, the smoke matrix.
+if not config.get("matrix"):
+
+    configfile: "benchmarks/config/smoke.yaml"
+
+
+# Config, cells, content hashes, the lock of the run folder.
+include: "benchmarks/workflow/common.smk"
+# What a run starts from: specs of the cells, pretrained models.
+include: "benchmarks/workflow/inputs.smk"
+# One training run each.
+include: "benchmarks/workflow/cells.smk"
+# Tables, figures, the page.
+include: "benchmarks/workflow/report.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        rules.report.output,

@@ -1,0 +1,46 @@
+"""How numbers and cells are written for people."""
+
+from collections.abc import Sequence
+
+from benchmarks.cell import Cell
+
+ABSENT = "–"
+RARE = ("compressor", "residual_dtype", "density", "world_size", "backend", "steps")
+
+
+def mebibytes(count: int | None) -> str:
+    """Return bytes as MiB, to the KiB."""
+    return ABSENT if count is None else f"{count / 2**20:.2f}"
+
+
+def percent(ratio: float | None) -> str:
+    """Return a ratio in per cent."""
+    return ABSENT if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def metric_value(value: float) -> str:
+    """Return a metric with the digits that differ between runs."""
+    return f"{value:.4f}" if abs(value) < 1 else f"{value:.3f}"
+
+
+def signed(value: float) -> str:
+    """Return a difference with its sign, as a metric is written."""
+    text = metric_value(abs(value))
+    return f"±{text}" if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
+
+
+def short_labels(settings: Sequence[Cell]) -> list[str]:
+    """Return "scheme, gradients" for each setting, and of the rarer fields those in which the settings differ."""
+    compressed = [setting for setting in settings if setting.compressor != "none"]
+    varying = [name for name in RARE if len({getattr(setting, name) for setting in compressed}) > 1]
+    return [_label(setting, varying) for setting in settings]
+
+
+def _label(setting: Cell, varying: Sequence[str]) -> str:
+    plain = setting.compressor == "none"
+    parts = ["no compression" if plain else setting.scheme, setting.gradients]
+    for name in varying:
+        value = getattr(setting, name)
+        if value is not None and not (plain and name in ("compressor", "density")):
+            parts.append(f"{name.replace('_', ' ')} {value}" if name != "compressor" else str(value))
+    return ", ".join(parts)

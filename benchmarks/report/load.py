@@ -1,0 +1,118 @@
+"""Read a run's folder: what was measured, and what is missing and why."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.cell import Cell
+from benchmarks.files import load_json
+from benchmarks.matrix import expand
+from benchmarks.record import CellResult, RecordError
+from resireduce.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell of the matrix without a measurement."""
+
+    name: str
+    status: str
+    reason: str
+    command: str
+    """What fills it, to be typed in the root of the project."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one folder; only cells of its config count, so that left-overs of an older matrix do not."""
+
+    folder: Path
+    cells: list[Cell]
+    results: dict[Cell, CellResult]
+    """Finished cells, status ok."""
+    holes: dict[Cell, Hole]
+    notes: list[str]
+    """What is odd about the folder."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.folder.name
+
+    def settings(self) -> dict[Cell, list[CellResult]]:
+        """Return the results of cells that differ in their seed only, in the order of the matrix; [] where none finished."""
+        found: dict[Cell, list[CellResult]] = {}
+        for cell in self.cells:
+            found.setdefault(replace(cell, seed=0), []).extend([self.results[cell]] if cell in self.results else [])
+        return found
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all."""
+    if not folder.is_dir():
+        raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
+    cells, notes = _expected(folder)
+    results: dict[Cell, CellResult] = {}
+    holes: dict[Cell, Hole] = {}
+    for cell in cells:
+        found = _read(folder, cell)
+        if isinstance(found, CellResult):
+            results[cell] = found
+        else:
+            holes[cell] = found
+    return Run(folder, cells, results, holes, notes)
+
+
+def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
+    """Return the cells of the run's config; without a readable one, those of the records, and a note that says so."""
+    try:
+        config = load_json(folder / "config.json")
+        return expand({key: value for key, value in config.items() if key != "run"}), []
+    except (OSError, ValueError, AttributeError) as error:
+        note = f"config.json cannot be read ({error}): what is missing is not known."
+        cells = [result.cell for result in map(_try_load, sorted(folder.glob("cells/*.json"))) if result]
+        return list(dict.fromkeys(cells)), [note]
+
+
+def _try_load(path: Path) -> CellResult | None:
+    try:
+        return CellResult.load(path)
+    except RecordError:
+        return None
+
+
+def _read(folder: Path, cell: Cell) -> CellResult | Hole:
+    path = folder / "cells" / f"{cell.name}.json"
+    if not path.exists():
+        return _hole(folder, cell, *_why_missing(folder, cell), force=False)
+    try:
+        result = CellResult.load(path)
+    except RecordError as error:
+        return _hole(folder, cell, "broken", str(error).removeprefix(f"{path}: "), force=True)
+    if result.cell != cell:
+        return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", force=True)
+    if result.status != "ok":
+        return _hole(folder, cell, result.status, str(result.reason), force=True)
+    return result
+
+
+def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
+    """Return status and reason of a cell without a record."""
+    failed = folder / "cells" / f"{cell.name}.failed.json"
+    log = folder / "logs" / f"{cell.name}.log"
+    try:
+        record = load_json(failed)
+        return str(record["status"]), f"{record['reason']} (see {log})"
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return "error", f"{failed.name} cannot be read: {error} (see {log})"
+    if log.exists():
+        return "unfinished", f"stopped before it left a record (see {log})"
+    return "not run", "not run yet"
+
+
+def _hole(folder: Path, cell: Cell, status: str, reason: str, force: bool) -> Hole:
+    target = folder / "cells" / f"{cell.name}.json"
+    again = " --force" if force else ""
+    command = f".venv/bin/snakemake --cores all --configfile {folder}/config.json{again} --nolock -- {target}"
+    return Hole(cell.name, status, " ".join(reason.split()), command)

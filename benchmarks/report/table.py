@@ -1,0 +1,85 @@
+"""What a table is, and what all tables share: settings, their baseline, views by model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.cell import Cell
+from benchmarks.record import CellResult
+from benchmarks.report.labels import ABSENT, short_labels
+from benchmarks.report.load import Run
+
+CELL_COLUMNS = ("model", "compressor", "scheme", "gradients", "residual_dtype", "density", "world_size", "backend", "steps")
+BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Records hold raw values, units in the column names; head and body are the view for people."""
+
+    name: str
+    title: str
+    reading: str
+    """How to read it: what is better."""
+    records: list[Record]
+    head: list[str]
+    body: list[list[str]]
+    text_columns: int = 1
+    """How many columns at the left are text."""
+    group_starts: tuple[int, ...] = ()
+    """Rows at which another model begins."""
+    notes: list[str] = field(default_factory=list)
+
+
+def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
+    """Return the columns that every table begins with: what was run, and how many seeds of it finished."""
+    return {**{name: getattr(setting, name) for name in CELL_COLUMNS}, "seeds": len(results)}
+
+
+def baseline_results(run: Run, setting: Cell, same: Sequence[str]) -> list[CellResult]:
+    """Return the results of setting's baseline (top-k, full residual, kept gradients), equal to setting in the fields same.
+
+    Where these leave a choice, the density and steps nearest to setting's are taken, all seeds of them.
+    """
+    wanted = BASELINE | {name: getattr(setting, name) for name in same}
+    found = {
+        other: results
+        for other, results in run.settings().items()
+        if results and all(getattr(other, name) == value for name, value in wanted.items())
+    }
+    nearest = min(
+        found,
+        key=lambda other: (other.steps != setting.steps, abs(other.density - setting.density)),
+        default=None,
+    )
+    return found[nearest] if nearest else []
+
+
+def by_model(run: Run, texts: dict[Cell, str], headings: dict[str, str]) -> tuple[list[str], list[list[str]]]:
+    """Return head and body of a view with a row a scheme and a column a model; a missing cell shows its status."""
+    settings = list(texts)
+    labels = short_labels(settings)
+    models = list(dict.fromkeys(setting.model for setting in settings))
+    shown = {(label, setting.model): texts[setting] for label, setting in zip(labels, settings, strict=True)}
+    body = [[label, *(shown.get((label, model), ABSENT) for model in models)] for label in dict.fromkeys(labels)]
+    return ["Scheme, gradients", *(headings.get(model, model) for model in models)], body
+
+
+def hole_text(run: Run, setting: Cell) -> str:
+    """Return the status of a setting of which no seed finished: the first missing cell's."""
+    statuses = [hole.status for cell, hole in run.holes.items() if _same_setting(cell, setting)]
+    return statuses[0] if statuses else ABSENT
+
+
+def cell_texts(run: Run, records: Sequence[Record], text: Callable[[Record], str]) -> dict[Cell, str]:
+    """Return what a view shows for each setting: its record as text, or the status of the hole."""
+    return {
+        setting: text(record) if record["seeds"] else hole_text(run, setting)
+        for setting, record in zip(run.settings(), records, strict=True)
+    }
+
+
+def _same_setting(cell: Cell, setting: Cell) -> bool:
+    return all(getattr(cell, name) == getattr(setting, name) for name in CELL_COLUMNS)

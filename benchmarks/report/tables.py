@@ -1,0 +1,12 @@
+"""The tables of a report, by name: a new one is one function and one line here."""
+
+from collections.abc import Callable
+
+from benchmarks.report.accuracy import accuracy
+from benchmarks.report.load import Run
+from benchmarks.report.memory import memory
+from benchmarks.report.table import Table
+from benchmarks.report.throughput import throughput
+
+TABLES: dict[str, Callable[[Run], Table]] = {"memory": memory, "accuracy": accuracy, "throughput": throughput}
+ON_SCREEN = ("memory", "accuracy")

@@ -1,0 +1,39 @@
+"""The throughput table: optimizer steps per second."""
+
+from collections.abc import Sequence
+from statistics import mean
+
+from benchmarks.cell import Cell
+from benchmarks.record import CellResult
+from benchmarks.report.load import Run
+from benchmarks.report.table import Record, Table, baseline_results, by_model, cell_texts, setting_record
+
+READING = (
+    "Optimizer steps per second after warm-up, in brackets the ratio to baseline, kept; higher is better. "
+    "On processors shared with other work these vary from run to run."
+)
+
+
+def throughput(run: Run) -> Table:
+    """Return the throughput table of a run."""
+    records = [throughput_record(run, setting, results) for setting, results in run.settings().items()]
+    head, body = by_model(run, cell_texts(run, records, _text), {})
+    return Table("throughput", "Throughput", READING, records, head, body)
+
+
+def throughput_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> Record:
+    """Return a setting's steps per second, mean over its seeds, and their ratio to the baseline's."""
+    speed = _speed(results)
+    base = _speed(baseline_results(run, setting, same=("model", "world_size", "backend")))
+    ratio = speed / base if speed is not None and base else None
+    return setting_record(setting, results) | {"steps_per_second": speed, "ratio_to_baseline": ratio}
+
+
+def _speed(results: Sequence[CellResult]) -> float | None:
+    speeds = [float(result.steps_per_second) for result in results if result.steps_per_second is not None]
+    return mean(speeds) if speeds else None
+
+
+def _text(record: Record) -> str:
+    ratio = record["ratio_to_baseline"]
+    return f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} ×)" if ratio is not None else "")

@@ -1,0 +1,33 @@
+# Config, checked before anything runs, and what the rules share.
+import sys
+
+from snakemake.utils import validate
+
+from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
+from benchmarks.workflow.lock import lock_folder
+from benchmarks.workflow.settings import RUNS, get_cells, get_pretrained, get_run_name
+from resireduce.errors import ConfigError
+
+PYTHON = sys.executable
+
+# Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
+try:
+    config["run"] = get_run_name(config)
+    CELLS = get_cells(config)
+except ConfigError as error:
+    sys.exit(f"error: {' '.join(map(str, workflow.configfiles))}: {error}")
+validate(config, "../config/schema/run.schema.json")
+
+RUN = f"{RUNS}/{config['run']}"
+LOCKS = []
+
+
+wildcard_constraints:
+    cell="|".join(map(re.escape, CELLS)),
+
+
+onstart:
+    if workflow.is_main_process:
+        LOCKS.append(lock_folder(RUN))
+        todo = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
+        print(f"{RUN}: {len(CELLS)} cells, {todo} to run. Ctrl-C stops; the same command goes on.", flush=True)

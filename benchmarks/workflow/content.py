@@ -1,0 +1,43 @@
+"""Hashes of what files hold, so that a rule runs again when its code says something else, never because a file is younger."""
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LIBRARY = ("resireduce",)
+TRAINING = (
+    "benchmarks/models",
+    "benchmarks/tasks",
+    "benchmarks/measure",
+    "benchmarks/train.py",
+    "benchmarks/run.py",
+    "benchmarks/launch.py",
+    "benchmarks/cell.py",
+    "benchmarks/record.py",
+    "benchmarks/workloads.py",
+)
+PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py")
+REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
+SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
+
+
+def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
+    """Return 12 hex digits over names and bytes of the source files at or below paths; a missing path counts as empty."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in _sources(root / path):
+            digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def text_hash(text: str) -> str:
+    """Return 12 hex digits over a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _sources(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and "__pycache__" not in file.parts)

@@ -1,0 +1,27 @@
+"""One run of a folder at a time: a lock that the kernel drops when its process ends, however it ends."""
+
+import fcntl
+import os
+from pathlib import Path
+from typing import TextIO
+
+
+class FolderInUse(RuntimeError):
+    """Another process is working on the folder; the message names it."""
+
+
+def lock_folder(folder: Path) -> TextIO:
+    """Lock folder until the returned file is closed or the process ends. Raises FolderInUse, one line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        file.close()
+        raise FolderInUse(f"{folder} is in use by process {owner}; wait for it, or choose another run name") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

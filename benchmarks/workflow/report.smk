@@ -1,0 +1,31 @@
+# Tables, figures and one page, from the records alone.
+localrules:
+    report,
+
+
+TABLES = ("memory", "accuracy", "throughput")
+
+
+rule report:
+    input:
+        cells=expand(f"{RUN}/cells/{{cell}}.json", cell=CELLS),
+        config=f"{RUN}/config.json",
+    output:
+        expand(f"{RUN}/tables/{{table}}.{{form}}", table=TABLES, form=("csv", "md")),
+        expand(f"{RUN}/figures/{{table}}.png", table=TABLES),
+        f"{RUN}/report.html",
+    log:
+        f"{RUN}/logs/report.log",
+    params:
+        report=f"benchmarks/report {content_hash(REPORT)}",
+    shell:
+        "{PYTHON:q} -m benchmarks report --run {RUN:q} > {log:q} 2>&1"
+
+
+onsuccess:
+    print(f"Report: {RUN}/report.html", flush=True)
+
+
+# Some cells failed: show what there is, and what is missing and why.
+onerror:
+    shell("{PYTHON:q} -m benchmarks report --run {RUN:q} --missing")

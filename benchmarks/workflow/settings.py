@@ -1,0 +1,50 @@
+"""What the rules need to know of the config: the run's folder, its cells, the weights they start from."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cell import Cell
+from benchmarks.checks import known_keys
+from benchmarks.matrix import expand
+from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
+from benchmarks.workloads import WORKLOADS
+from resireduce.errors import ConfigError, choose
+
+RUNS = Path("results/runs")
+CACHE = Path("results/cache")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def get_run_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
+    name = str(config.get("run", "smoke"))
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(f"run: {name!r} is not allowed; give a folder name of letters, digits, '.', '_' and '-'")
+    return name
+
+
+def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
+    """Return the cells of the matrix by name. Raises ConfigError, one line, for anything in config that is not allowed."""
+    known_keys("config", dict(config), ("run", "defaults", "matrix"))
+    cells = expand({key: value for key, value in config.items() if key != "run"})
+    for cell in cells:
+        choose("model", cell.model, WORKLOADS)
+    return {cell.name: cell for cell in cells}
+
+
+def get_pretrained(model: str) -> str | None:
+    """Return the file of the weights a model's cells start from; None if they start from scratch.
+
+    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones.
+    """
+    workload = WORKLOADS[model]
+    if not workload.pretrain_steps:
+        return None
+    recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
+    packages = [version(package) for package in ("torch", "transformers", "scikit-learn")]
+    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {packages}")
+    return f"{CACHE}/{model}-{content}.pt"
