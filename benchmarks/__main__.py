@@ -1,4 +1,4 @@
-"""Command line of the experiments: python -m benchmarks run | pretrain | report. A command is loaded when it is called."""
+"""Command line of the experiments: run, pretrain, report. A command is imported only when it is called."""
 
 import argparse
 import sys

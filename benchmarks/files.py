@@ -1,5 +1,6 @@
 """JSON files that are never half written and never hold NaN."""
 
+import hashlib
 import json
 import math
 import os
@@ -23,12 +24,17 @@ def save_json(values: Any, path: Path) -> None:
 
 
 def save_text(text: str, path: Path) -> None:
-    """Replace the file at path in one move: a reader sees the old or the new text, also after a crash."""
+    """Replace the file at path as save_bytes does."""
+    save_bytes(text.encode(), path)
+
+
+def save_bytes(data: bytes, path: Path) -> None:
+    """Replace the file at path in one move: a reader sees the old or the new content, also after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
@@ -45,3 +51,9 @@ def load_json(path: Path) -> Any:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not strict JSON")
+
+
+def file_hash(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

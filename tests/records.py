@@ -10,7 +10,12 @@ METRICS = {
     "bert-questions": ("f1", True, 0.81),
 }
 OPTIMIZER_COPIES = {"resnet-digits": 1, "vgg-digits": 1, "gpt2-bytes": 2, "bert-questions": 2}
-PARAMETERS_BYTES = {"resnet-digits": 1_200_000, "vgg-digits": 8_400_000, "gpt2-bytes": 5_000_000, "bert-questions": 4_400_000}
+PARAMETERS_BYTES = {
+    "resnet-digits": 1_200_000,
+    "vgg-digits": 8_400_000,
+    "gpt2-bytes": 5_000_000,
+    "bert-questions": 4_400_000,
+}
 RESIDUAL_SHARE = {"baseline": 1.0, "none": 0.0, "w": 0.6, "2d": 0.7, "w+2d": 0.3}
 
 

@@ -12,8 +12,8 @@ from benchmarks.report.table import Record, Table, baseline_results, by_model, c
 from benchmarks.report.tell import load_tells
 
 READING = (
-    "Metric on held-out data after training (↑ higher is better, ↓ lower is better), mean over n seeds ± its standard error; "
-    "in brackets the difference to baseline, kept."
+    "Metric on held-out data after training (↑ higher is better, ↓ lower is better), mean over n seeds ± its "
+    "standard error; in brackets the difference to baseline, kept."
 )
 
 

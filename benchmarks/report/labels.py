@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 from benchmarks.cell import Cell
 
-ABSENT = "–"
+MINUS = "\N{MINUS SIGN}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+ABSENT = "\N{EN DASH}"
 RARE = ("compressor", "residual_dtype", "density", "world_size", "backend", "steps")
 
 
@@ -26,7 +28,7 @@ def metric_value(value: float) -> str:
 def signed(value: float) -> str:
     """Return a difference with its sign, as a metric is written."""
     text = metric_value(abs(value))
-    return f"±{text}" if float(text) == 0 else f"{'+' if value > 0 else '−'}{text}"
+    return f"±{text}" if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
 
 
 def short_labels(settings: Sequence[Cell]) -> list[str]:

@@ -39,7 +39,7 @@ class Run:
         return self.folder.name
 
     def settings(self) -> dict[Cell, list[CellResult]]:
-        """Return the results of cells that differ in their seed only, in the order of the matrix; [] where none finished."""
+        """Return the results of cells that differ in their seed only, in the matrix's order; [] where none finished."""
         found: dict[Cell, list[CellResult]] = {}
         for cell in self.cells:
             found.setdefault(replace(cell, seed=0), []).extend([self.results[cell]] if cell in self.results else [])

@@ -10,8 +10,8 @@ from benchmarks.report.table import Record, Table, baseline_results, hole_text, 
 
 HEAD = ["P", "G", "R", "O", "Total", "Normalised", "In flight", "Peak normalised"]
 READING = (
-    "MiB of one rank: parameters P, gradients G, residuals R, optimizer states O, held at a step boundary; in flight: dense "
-    "gradients and messages beside them at the fullest moment of a step. 100 % is the total of top-k with full "
+    "MiB of one rank: parameters P, gradients G, residuals R, optimizer states O, held at a step boundary; in flight: "
+    "dense gradients and messages beside them at the fullest moment of a step. 100 % is the total of top-k with full "
     "residual and kept gradients (baseline, kept). Lower is better."
 )
 

@@ -9,7 +9,17 @@ from benchmarks.record import CellResult
 from benchmarks.report.labels import ABSENT, short_labels
 from benchmarks.report.load import Run
 
-CELL_COLUMNS = ("model", "compressor", "scheme", "gradients", "residual_dtype", "density", "world_size", "backend", "steps")
+CELL_COLUMNS = (
+    "model",
+    "compressor",
+    "scheme",
+    "gradients",
+    "residual_dtype",
+    "density",
+    "world_size",
+    "backend",
+    "steps",
+)
 BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}
 
 Record = dict[str, Any]
@@ -39,7 +49,7 @@ def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
 
 
 def baseline_results(run: Run, setting: Cell, same: Sequence[str]) -> list[CellResult]:
-    """Return the results of setting's baseline (top-k, full residual, kept gradients), equal to setting in the fields same.
+    """Return the results of setting's baseline (top-k, full residual, kept gradients), which shares the fields same.
 
     Where these leave a choice, the density and steps nearest to setting's are taken, all seeds of them.
     """

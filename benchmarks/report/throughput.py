@@ -5,6 +5,7 @@ from statistics import mean
 
 from benchmarks.cell import Cell
 from benchmarks.record import CellResult
+from benchmarks.report.labels import TIMES
 from benchmarks.report.load import Run
 from benchmarks.report.table import Record, Table, baseline_results, by_model, cell_texts, setting_record
 
@@ -36,4 +37,4 @@ def _speed(results: Sequence[CellResult]) -> float | None:
 
 def _text(record: Record) -> str:
     ratio = record["ratio_to_baseline"]
-    return f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} ×)" if ratio is not None else "")
+    return f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")

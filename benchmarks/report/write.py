@@ -71,4 +71,6 @@ def _line(cells: Sequence[str], widths: Sequence[int], text_columns: int) -> str
 
 
 def _rule(widths: Sequence[int], text_columns: int) -> str:
-    return "|" + "|".join("-" * (w + 2) if c < text_columns else "-" * (w + 1) + ":" for c, w in enumerate(widths)) + "|"
+    return (
+        "|" + "|".join("-" * (w + 2) if c < text_columns else "-" * (w + 1) + ":" for c, w in enumerate(widths)) + "|"
+    )

@@ -1,14 +1,17 @@
 # Config, checked before anything runs, and what the rules share.
 import sys
 
+from snakemake.logging import logger
 from snakemake.utils import validate
 
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
-from benchmarks.workflow.lock import lock_folder
+from benchmarks.workflow.lock import FolderInUse, lock_folder
+from benchmarks.workflow.screen import hide_noise
 from benchmarks.workflow.settings import RUNS, get_cells, get_pretrained, get_run_name
 from resireduce.errors import ConfigError
 
 PYTHON = sys.executable
+hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
@@ -28,6 +31,9 @@ wildcard_constraints:
 
 onstart:
     if workflow.is_main_process:
-        LOCKS.append(lock_folder(RUN))
+        try:
+            LOCKS.append(lock_folder(RUN))
+        except FolderInUse as error:
+            sys.exit(f"error: {error}")
         todo = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
         print(f"{RUN}: {len(CELLS)} cells, {todo} to run. Ctrl-C stops; the same command goes on.", flush=True)

@@ -1,4 +1,4 @@
-"""Hashes of what files hold, so that a rule runs again when its code says something else, never because a file is younger."""
+"""Hashes of what files hold: a rule runs again when its code says something else, never because a file is younger."""
 
 import hashlib
 from collections.abc import Iterable
@@ -23,7 +23,7 @@ SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Return 12 hex digits over names and bytes of the source files at or below paths; a missing path counts as empty."""
+    """Return 12 hex digits over names and bytes of the source files at or below paths; missing paths hold nothing."""
     digest = hashlib.sha256()
     for path in paths:
         for file in _sources(root / path):

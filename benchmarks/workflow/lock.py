@@ -10,10 +10,11 @@ class FolderInUse(RuntimeError):
     """Another process is working on the folder; the message names it."""
 
 
-def lock_folder(folder: Path) -> TextIO:
+def lock_folder(folder: str | Path) -> TextIO:
     """Lock folder until the returned file is closed or the process ends. Raises FolderInUse, one line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / ".lock").open("a+", encoding="utf-8")
+    path = Path(folder) / ".lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -28,4 +28,4 @@ onsuccess:
 
 # Some cells failed: show what there is, and what is missing and why.
 onerror:
-    shell("{PYTHON:q} -m benchmarks report --run {RUN:q} --missing")
+    shell("{PYTHON:q} -m benchmarks report --run {RUN:q}")

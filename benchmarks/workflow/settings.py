@@ -28,7 +28,7 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
-    """Return the cells of the matrix by name. Raises ConfigError, one line, for anything in config that is not allowed."""
+    """Return the cells of the matrix by name. Raises ConfigError, one line, for what is not allowed in config."""
     known_keys("config", dict(config), ("run", "defaults", "matrix"))
     cells = expand({key: value for key, value in config.items() if key != "run"})
     for cell in cells:

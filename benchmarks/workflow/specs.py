@@ -1,11 +1,16 @@
-"""Write the run's config, from which it can be run again, and one spec a cell: what `python -m benchmarks run` reads."""
+"""Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`."""
 
 from pathlib import Path
-
-from snakemake.script import snakemake
+from typing import Any
 
 from benchmarks.files import save_json
 
-save_json(snakemake.params.config, Path(snakemake.output.config))
-for cell, path in zip(snakemake.params.cells, snakemake.output.specs, strict=True):
-    save_json(cell, Path(path))
+
+def write_specs(params: Any, output: Any) -> None:
+    """Write params.config to output.config and params.cells to output.specs."""
+    save_json(params.config, Path(output.config))
+    for cell, path in zip(params.cells, output.specs, strict=True):
+        save_json(cell, Path(path))
+
+
+write_specs(snakemake.params, snakemake.output)  # type: ignore[name-defined]  # noqa: F821

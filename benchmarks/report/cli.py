@@ -1,0 +1,46 @@
+"""Make a run's tables, figures and page from its records; or show the tables on the screen."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.files import save_bytes, save_text
+from benchmarks.report.load import Run, load_run
+from benchmarks.report.tables import ON_SCREEN, TABLES
+from benchmarks.report.write import to_csv, to_list, to_markdown, to_screen
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/smoke")
+    parser.add_argument("--show", action="store_true", help="print the tables and what is missing; write nothing")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the report, or show the tables; what is missing is said, and is no error here."""
+    run = load_run(args.run)
+    print(screen_text(run) if args.show else f"Report: {write_report(run)}")
+    return 0
+
+
+def write_report(run: Run) -> Path:
+    """Write tables/*.csv, tables/*.md, figures/*.png and report.html into the run's folder; return the page's path."""
+    from benchmarks.report.figures import draw
+    from benchmarks.report.page import render_page
+
+    tables = [make(run) for make in TABLES.values()]
+    figures = {table.name: draw(table) for table in tables}
+    for table in tables:
+        save_text(to_csv(table), run.folder / f"tables/{table.name}.csv")
+        save_text(to_markdown(table, list(run.holes.values())), run.folder / f"tables/{table.name}.md")
+        save_bytes(figures[table.name], run.folder / f"figures/{table.name}.png")
+    save_text(render_page(run, tables, figures), run.folder / "report.html")
+    return run.folder / "report.html"
+
+
+def screen_text(run: Run) -> str:
+    """Return the tables that fit a screen, what is missing, and where the page is."""
+    parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
+    parts += [f"Note: {note}" for note in run.notes]
+    parts += [to_list(list(run.holes.values()))] if run.holes else []
+    parts += [f"Report: {run.folder / 'report.html'}"]
+    return "\n\n".join(parts)

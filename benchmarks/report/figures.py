@@ -1,0 +1,138 @@
+"""One figure a table, readable in grey and without seeing colours: patterns, shapes and labels beside the data."""
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks.cell import Cell
+from benchmarks.record import STATE_FIELDS
+from benchmarks.report.labels import metric_value, percent, short_labels
+from benchmarks.report.table import CELL_COLUMNS, Record, Table
+
+matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10, "hatch.linewidth": 0.6, "svg.hashsalt": "report"})
+
+STYLES = (("P", "#37474f", ""), ("G", "#e69f00", "////"), ("R", "#cc4125", "xxxx"), ("O", "#a8d0e6", "...."))
+INK = "#222222"
+
+
+def draw(table: Table) -> bytes:
+    """Return a table's figure as PNG: a panel a model, a row a scheme."""
+    models = list(dict.fromkeys(record["model"] for record in table.records))
+    columns = min(2, max(1, len(models)))
+    rows = max(1, -(-len(models) // columns))
+    most = max((sum(record["model"] == model for record in table.records) for model in models), default=1)
+    figure = Figure(figsize=(5.4 * columns, rows * (0.9 + 0.27 * most) + 0.5), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False).flatten()
+    for panel, model in zip(panels, models, strict=False):
+        records = [record for record in table.records if record["model"] == model]
+        PANELS[table.name](panel, records)
+        _frame(panel, model, records)
+    for panel in panels[len(models) :]:
+        panel.set_visible(False)
+    if table.name == "memory":
+        _legend(figure, panels[0])
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _memory(panel: Axes, records: Sequence[Record]) -> None:
+    """Draw the four states as parts of a bar, in per cent of the baseline; a diamond stands at the fullest moment."""
+    for row, record in enumerate(records):
+        if record["normalised"] is None:
+            _missing(panel, row, record)
+            continue
+        left = 0.0
+        for name, (letter, colour, hatch) in zip(STATE_FIELDS, STYLES, strict=True):
+            width = 100 * record[name] / record["baseline_total_bytes"]
+            panel.barh(
+                row, width, 0.72, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6, label=letter
+            )
+            left += width
+        peak = 100 * record["peak_normalised"]
+        panel.plot(peak, row, "D", color=INK, markersize=4.5, markeredgecolor="white", label="peak")
+        panel.text(max(left, peak) + 2.5, row, percent(record["normalised"]), va="center", color=INK, fontsize=8.5)
+    panel.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    right = max([100.0, *(100 * record["peak_normalised"] for record in records if record["peak_normalised"])])
+    panel.set_xlim(0, right * 1.19)
+    panel.set_xlabel("% of baseline, kept")
+
+
+def _accuracy(panel: Axes, records: Sequence[Record]) -> None:
+    name = next((record["metric_name"] for record in records if record["metric_name"]), "metric")
+    better = {True: "higher is better →", False: "← lower is better"}.get(records[0]["higher_is_better"], "")
+    _dots(panel, records, "metric_mean", metric_value)
+    panel.set_xlabel(f"{name}   {better}")
+
+
+def _throughput(panel: Axes, records: Sequence[Record]) -> None:
+    _dots(panel, records, "steps_per_second", lambda value: f"{value:.1f}")
+    panel.set_xlim(left=0)
+    panel.set_xlabel("steps per second   higher is better →")
+
+
+def _dots(panel: Axes, records: Sequence[Record], column: str, text: Callable[[float], str]) -> None:
+    """Draw a mark a record, full for kept gradients and open for streamed, with its value beside it."""
+    values = [record[column] for record in records]
+    known = [value for value in values if value is not None]
+    if not known:
+        panel.set_xlim(0, 1)
+    for row, (record, value) in enumerate(zip(records, values, strict=True)):
+        if value is None:
+            _missing(panel, row, record)
+            continue
+        fill = INK if record["gradients"] == "kept" else "white"
+        error = record.get("metric_standard_error")
+        panel.errorbar(value, row, xerr=error, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
+        panel.annotate(
+            text(value), (1.015, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK
+        )
+    for record, value in zip(records, values, strict=True):
+        if value is not None and (record["scheme"], record["gradients"]) == ("baseline", "kept"):
+            panel.axvline(value, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    panel.margins(x=0.08)
+
+
+def _missing(panel: Axes, row: int, record: Record) -> None:
+    why = "missing" if not record["seeds"] else "no baseline"
+    panel.annotate(why, (0.01, row), xycoords=("axes fraction", "data"), va="center", style="italic", color="#666666")
+
+
+def _frame(panel: Axes, model: str, records: Sequence[Record]) -> None:
+    labels = short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])
+    panel.set_yticks(range(len(records)), labels)
+    panel.set_ylim(len(records) - 0.4, -0.6)
+    panel.set_title(model, loc="left", fontweight="bold", color=INK)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="x", color="#dddddd", linewidth=0.6)
+    panel.set_axisbelow(True)
+
+
+def _legend(figure: Figure, panel: Axes) -> None:
+    handles, names = panel.get_legend_handles_labels()
+    words = {
+        "P": "P parameters",
+        "G": "G gradients",
+        "R": "R residuals",
+        "O": "O optimizer states",
+        "peak": "fullest moment of a step",
+    }
+    first: dict[str, Any] = {}
+    for handle, name in zip(handles, names, strict=True):
+        first.setdefault(name, handle)
+    if first:
+        figure.legend(
+            first.values(), [words[name] for name in first], loc="outside upper center", ncols=5, frameon=False
+        )
+
+
+PANELS: dict[str, Callable[[Axes, Sequence[Record]], None]] = {
+    "memory": _memory,
+    "accuracy": _accuracy,
+    "throughput": _throughput,
+}

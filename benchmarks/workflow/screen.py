@@ -1,0 +1,29 @@
+"""What `--quiet progress` leaves of Snakemake's own messages."""
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+NOISE = (
+    "Assuming unrestricted shared",
+    "Building DAG of jobs",
+    "Using shell",
+    "Select jobs to execute",
+    "Execute ",
+    "Exiting because a job execution failed",
+    "Complete log",
+)
+
+
+def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
+    """Take the scheduler's chatter off the screen, not out of the log file, if the user asked for quiet progress."""
+    if "progress" not in {str(getattr(item, "name", item)).lower() for item in quiet}:
+        return
+    for handler in logger.handlers:
+        if not isinstance(handler, logging.FileHandler):
+            handler.addFilter(is_news)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Say whether a message is one that a user waits for."""
+    return not str(record.msg).startswith(NOISE)
