@@ -26,4 +26,5 @@ include: "benchmarks/workflow/report.smk"
 rule all:
     default_target: True
     input:
+        rules.report.input.cells,
         rules.report.output,

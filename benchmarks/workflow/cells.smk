@@ -5,6 +5,9 @@ def get_checkpoint(wildcards):
     return ancient(pretrained) if pretrained else []
 
 
+TOTAL = len(CELLS)
+
+
 rule cell:
     input:
         spec=ancient(f"{RUN}/specs/{{cell}}.json"),
@@ -19,8 +22,7 @@ rule cell:
         library=f"resireduce/ {content_hash(LIBRARY)}",
         training=f"benchmarks/ {content_hash(TRAINING)}",
         checkpoint=lambda wildcards, input: f"--checkpoint {input.checkpoint}" if input.checkpoint else "",
-        total=len(CELLS),
     shell:
         "if line=$({PYTHON:q} -m benchmarks run --cell {input.spec:q} --output {output:q} {params.checkpoint} 2> {log:q}); "
-        'then echo "[$(ls {RUN}/cells/*.json | wc -l)/{params.total}] $line"; '
+        'then echo "[$(ls {RUN}/cells/*.json | wc -l)/{TOTAL}] $line"; '
         "else echo 'failed: {wildcards.cell}, see {log}'; exit 1; fi"
