@@ -79,9 +79,7 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
         torch.manual_seed(SEED)
         model = _load(MODELS[workload.model])()
     steps = workload.pretrain_steps
-    optimizer = torch.optim.AdamW(
-        model.parameters(), workload.pretrain_learning_rate, weight_decay=workload.weight_decay
-    )
+    optimizer = torch.optim.AdamW(model.parameters(), workload.pretrain_learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, workload.pretrain_learning_rate, total_steps=steps, pct_start=0.1, cycle_momentum=False
     )

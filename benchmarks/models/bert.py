@@ -6,9 +6,9 @@ from torch import nn
 def bert_questions() -> nn.Module:
     """Build a BERT of 6 layers of width 128 for question answering, 1.3 million parameters, without pooler.
 
-    768 words make ``word_embeddings`` (768 x 128) larger than the largest grouped matrix (512 x 128), as in
-    BERT-base: it is the specific layer.  Positions outnumber the length of 48, so that no activation of (length x width)
-    has the shape of ``position_embeddings``.  A pooler would get no gradient.
+    768 words make ``word_embeddings`` (768 x 128) larger than the largest grouped matrix (512 x 128), as in BERT-base:
+    it is the specific layer.  Positions outnumber the length of 40, so that no activation of (length x width) has the
+    shape of ``position_embeddings``.  A pooler would get no gradient.
     """
     from transformers import BertConfig, BertForQuestionAnswering
 

@@ -13,7 +13,10 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution with a shortcut: (batch, inputs, h, w) -> (batch, 4 * width, h / stride, w / stride)."""
+    """1x1, 3x3 and 1x1 convolution with a shortcut.
+
+    (batch, inputs, height, width) becomes (batch, 4 * width, height / stride, width / stride).
+    """
 
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages ``layer1``, ``layer2``, ... behind a 3x3 stem without pooling, as is usual for images of 32 pixels or fewer.
+    """Stages ``layer1``, ``layer2``, ... behind a 3x3 stem without pooling, as is usual for small images.
 
     Args:
         blocks: bottleneck blocks of each stage; every stage but the first halves height and width.

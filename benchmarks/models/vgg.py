@@ -1,4 +1,4 @@
-"""VGG with batch normalisation (Simonyan and Zisserman, ICLR 2015), with torchvision's ``features`` and ``classifier``."""
+"""VGG with batch normalisation (Simonyan and Zisserman, ICLR 2015), with torchvision's attribute names."""
 
 from collections.abc import Sequence
 
@@ -34,6 +34,7 @@ class VGG(nn.Module):
     def __init__(
         self,
         layers: Sequence[int | str],
+        *,
         grid: int,
         hidden: tuple[int, int],
         classes: int,

@@ -17,7 +17,7 @@ class Task(Protocol):
     """Data, loss and metric of one kind of problem.
 
     A task is made with its phase, which chooses the part of the data that is trained on and held out, and does all its
-    loading there.  ``name`` is the metric's unit-free name as it stands in tables.
+    loading there.  ``metric`` is the metric's name as it stands in tables.
     """
 
     metric: str
@@ -45,8 +45,8 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
         """Return this rank's sums (float64, one dimension) over its shard of the held-out samples.
 
-        Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metric_from` gives
-        the metric whatever the number of ranks, up to rounding.
+        Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metric_from`
+        gives the metric whatever the number of ranks, up to rounding.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Make reading questions in the SQuAD v1.1 format: invented people, places and things, sentences from templates.
 
 Two domains share the kind of problem (find the sentence about the right subject, copy the right span) but no name, and
-only function words of their templates: "lives" for pretraining, "towns" for training.  All is drawn from an own generator,
-so that the same call makes the same document on every machine.
+few words of their templates: "lives" for pretraining, "towns" for training.  All is drawn from an own generator, so
+that the same call makes the same document on every machine.
 """
 
 import random
@@ -47,22 +47,22 @@ FACTS = {
     ),
     "towns": (
         Fact(
-            "{subject} , founded by {other} , lies on river {place} .",
-            (("Which river flows through {subject} ?", "place"), ("Who was the founder of {subject} ?", "other")),
+            "{subject} was founded by {other} in {year} .",
+            (("Who founded {subject} ?", "other"), ("When was {subject} founded ?", "year")),
         ),
         Fact(
-            "Since {year} the mayor of {subject} has been {other} .",
-            (("Who governs {subject} ?", "other"), ("Since which date has {subject} had its mayor ?", "year")),
+            "{other} rules {subject} since {year} .",
+            (("Who is the mayor of {subject} ?", "other"), ("Since when has {subject} had its mayor ?", "year")),
         ),
         Fact(
-            "Traders sell {thing} at {subject} every {job} .",
-            (("What can be bought in {subject} ?", "thing"), ("On which day is trade held in {subject} ?", "job")),
+            "Traders of {subject} sell {thing} every {job} .",
+            (("What do traders sell in {subject} ?", "thing"), ("On which day is trade in {subject} ?", "job")),
         ),
         Fact(
-            "{number} families left {subject} after floods of {year} .",
-            (("How many people lost {subject} ?", "number"), ("In which year was {subject} under water ?", "year")),
+            "In {year} floods drove {number} families from {subject} .",
+            (("How many families left {subject} ?", "number"), ("When was {subject} under water ?", "year")),
         ),
-        Fact("Beside {place} stands {subject} , known for its {thing} .", (("What made {subject} famous ?", "thing"),)),
+        Fact("Near {place} lies {subject} .", (("Where does {subject} lie ?", "place"),)),
     ),
 }
 
@@ -73,7 +73,18 @@ LISTS = {
         "colour": ["red", "blue", "green", "old", "small", "large"],
     },
     "towns": {
-        "job": ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday", "morning", "evening", "spring"],
+        "job": [
+            "monday",
+            "tuesday",
+            "wednesday",
+            "thursday",
+            "friday",
+            "saturday",
+            "sunday",
+            "morning",
+            "evening",
+            "spring",
+        ],
         "thing": ["cheese", "pottery", "timber", "honey", "bells", "wool", "bridges", "apples", "silver", "paper"],
         "colour": ["sweet", "black", "fine", "rare", "famous", "heavy"],
     },
@@ -119,24 +130,24 @@ def _slots(domain: str, subject: str, generator: random.Random) -> dict[str, str
 def _paragraph(domain: str, identity: str, sentences: int, generator: random.Random) -> dict[str, Any]:
     """Make a context on two subjects, and one question on one of its sentences."""
     subjects = generator.sample(names(domain), 2)
-    # The first two sentences say the same kind of thing of both subjects, so that a question's words alone do not answer it;
-    # the others say something else, so that it has one answer.
+    # In half of the contexts two sentences say the same kind of thing of two subjects, so that the question's verb does
+    # not give the answer away; otherwise no two do, so that there is one answer.
     asked_fact = generator.choice(FACTS[domain])
     others = [fact for fact in FACTS[domain] if fact is not asked_fact]
-    facts = [asked_fact, asked_fact, *(generator.choice(others) for _ in range(sentences - 2))]
+    second = generator.choice((asked_fact, generator.choice(others)))
+    facts = [asked_fact, second, *(generator.choice(others) for _ in range(sentences - 2))]
     about = [subjects[place % 2] for place in range(sentences)]
     slots = [_slots(domain, subject, generator) for subject in about]
-    asked = generator.randrange(2)
-    template, slot = generator.choice(facts[asked].questions)
+    template, slot = generator.choice(asked_fact.questions)
     order = generator.sample(range(sentences), sentences)
     context, start = "", -1
     for place in order:
-        before, _, after = facts[place].sentence.partition("{" + slot + "}")
-        if place == asked:
+        before = facts[place].sentence.partition("{" + slot + "}")[0]
+        if place == 0:
             start = len(context) + len(before.format(**slots[place]))
         context += facts[place].sentence.format(**slots[place]) + " "
-    answer = {"text": slots[asked][slot], "answer_start": start}
-    question = template.format(**slots[asked])
+    answer = {"text": slots[0][slot], "answer_start": start}
+    question = template.format(**slots[0])
     return {"context": context.rstrip(), "qas": [{"id": identity, "question": question, "answers": [answer]}]}
 
 

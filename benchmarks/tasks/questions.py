@@ -1,4 +1,4 @@
-"""Answer questions by a span of the context: documents in SQuAD v1.1 format that the project makes; metrics: F1, exact match."""
+"""Answer questions by a span of the context: documents in SQuAD v1.1 format that the project makes; metric: F1."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from benchmarks.tasks.squad import Question, exact_match, f1, read_squad
 DOMAINS: dict[Phase, str] = {"pretrain": "lives", "train": "towns"}
 TRAIN_QUESTIONS = 4000
 TEST_QUESTIONS = 500
-LENGTH = 48
+LENGTH = 40
 """Tokens of a question with its context, padding included."""
 LONGEST_ANSWER = 5
 """Most tokens of a predicted answer."""
@@ -93,9 +93,8 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, context_mask: Tensor, l
     A span holds at most `longest` tokens and does not end before it starts.
     """
     outside = context_mask == 0
-    scores = (
-        start_logits.masked_fill(outside, -torch.inf)[:, :, None] + end_logits.masked_fill(outside, -torch.inf)[:, None]
-    )
+    starts, ends = (logits.masked_fill(outside, -torch.inf) for logits in (start_logits, end_logits))
+    scores = starts[:, :, None] + ends[:, None, :]
     allowed = torch.ones(scores.shape[1:], dtype=torch.bool, device=scores.device).triu().tril(longest - 1)
     best = scores.masked_fill(~allowed, -torch.inf).flatten(1).argmax(1)
     length = scores.shape[1]
