@@ -3,7 +3,7 @@
 # Both build .venv first; RUN=name and CONFIG=file choose another run.
 PYTHON ?= python3
 RUN ?= smoke
-CONFIG ?= benchmarks/config/$(RUN).yaml
+CONFIG ?= $(firstword $(wildcard benchmarks/config/$(RUN).yaml) benchmarks/config/smoke.yaml)
 BIN := .venv/bin
 
 .PHONY: run test lint unit format clean
@@ -21,8 +21,10 @@ help:
 	@touch $@
 
 run: .venv/installed
-	@$(BIN)/snakemake --cores all --configfile $(CONFIG) --config run=$(RUN) --keep-going --rerun-incomplete --nolock --quiet rules host
-	
+	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml)" >&2; exit 2; }
+	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="$(RUN)" --keep-going --rerun-incomplete --nolock --quiet rules progress host
+	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
+
 test: .venv/installed lint unit
 
 lint: .venv/installed

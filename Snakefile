@@ -8,7 +8,7 @@ min_version("9.27")
 
 
 # Without a file of one's own, the smoke matrix.
-if not config.get("matrix"):
+if not workflow.configfiles:
 
     configfile: "benchmarks/config/smoke.yaml"
 

@@ -5,9 +5,6 @@ def get_checkpoint(wildcards):
     return ancient(pretrained) if pretrained else []
 
 
-TOTAL = len(CELLS)
-
-
 rule cell:
     input:
         spec=ancient(f"{RUN}/specs/{{cell}}.json"),
@@ -24,5 +21,6 @@ rule cell:
         checkpoint=lambda wildcards, input: f"--checkpoint {input.checkpoint}" if input.checkpoint else "",
     shell:
         "if line=$({PYTHON:q} -m benchmarks run --cell {input.spec:q} --output {output:q} {params.checkpoint} 2> {log:q}); "
-        'then echo "[$(ls {RUN}/cells/*.json | wc -l)/{TOTAL}] $line"; '
-        "else echo 'failed: {wildcards.cell}, see {log}'; exit 1; fi"
+        "then done=$(find {RUN}/cells -name '*.json' ! -name '*.failed.json' -newer {RUN}/.lock | wc -l); "
+        'echo "[$done/{PROGRESS[todo]}] $line"; '
+        'else echo "FAILED {wildcards.cell}: $(tail -n 1 {log:q}) (see {log})"; exit 1; fi'

@@ -1,4 +1,5 @@
 # Config, checked before anything runs, and what the rules share.
+import os
 import sys
 
 from snakemake.logging import logger
@@ -6,7 +7,7 @@ from snakemake.utils import validate
 
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
 from benchmarks.workflow.lock import FolderInUse, lock_folder
-from benchmarks.workflow.screen import hide_noise
+from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.settings import RUNS, get_cells, get_pretrained, get_run_name
 from resireduce.errors import ConfigError
 
@@ -18,11 +19,12 @@ try:
     config["run"] = get_run_name(config)
     CELLS = get_cells(config)
 except ConfigError as error:
-    sys.exit(f"error: {' '.join(map(str, workflow.configfiles))}: {error}")
+    stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
 validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
 LOCKS = []
+PROGRESS = {"todo": len(CELLS)}
 
 
 wildcard_constraints:
@@ -34,6 +36,9 @@ onstart:
         try:
             LOCKS.append(lock_folder(RUN))
         except FolderInUse as error:
-            sys.exit(f"error: {error}")
-        todo = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
-        print(f"{RUN}: {len(CELLS)} cells, {todo} to run. Ctrl-C stops; the same command goes on.", flush=True)
+            stop(error)
+        PROGRESS["todo"] = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
+        print(
+            f"{RUN}: {len(CELLS)} cells, {PROGRESS['todo']} to run. Ctrl-C stops; the same command goes on.",
+            flush=True,
+        )

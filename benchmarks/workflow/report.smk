@@ -19,7 +19,8 @@ rule report:
     params:
         report=f"benchmarks/report {content_hash(REPORT)}",
     shell:
-        "{PYTHON:q} -m benchmarks report --run {RUN:q} > {log:q} 2>&1"
+        "{PYTHON:q} -m benchmarks report --run {RUN:q} > {log:q} 2>&1 "
+        "|| {{ echo 'FAILED report, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
 
 
 onsuccess:
@@ -28,4 +29,4 @@ onsuccess:
 
 # Some cells failed: show what there is, and what is missing and why.
 onerror:
-    shell("{PYTHON:q} -m benchmarks report --run {RUN:q}")
+    shell("{PYTHON:q} -m benchmarks report --run {RUN:q} && {PYTHON:q} -m benchmarks report --run {RUN:q} --show")

@@ -1,8 +1,9 @@
-"""What `--quiet progress` leaves of Snakemake's own messages."""
+"""What a user sees: bad input in one line, and with `--quiet progress` none of the scheduler's chatter."""
 
 import logging
+import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NoReturn
 
 NOISE = (
     "Assuming unrestricted shared",
@@ -12,6 +13,7 @@ NOISE = (
     "Execute ",
     "Exiting because a job execution failed",
     "Complete log",
+    "RuleException:\nCalledProcessError",
 )
 
 
@@ -27,3 +29,9 @@ def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
 def is_news(record: logging.LogRecord) -> bool:
     """Say whether a message is one that a user waits for."""
     return not str(record.msg).startswith(NOISE)
+
+
+def stop(error: object) -> NoReturn:
+    """End the run because of bad input: one line, no traceback, exit status 2."""
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
