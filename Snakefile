@@ -15,8 +15,8 @@ if not workflow.configfiles:
 
 # Config, cells, content hashes, the lock of the run folder.
 include: "benchmarks/workflow/common.smk"
-# What a run starts from: specs of the cells, pretrained models.
-include: "benchmarks/workflow/inputs.smk"
+# What some cells start from.
+include: "benchmarks/workflow/pretrained.smk"
 # One training run each.
 include: "benchmarks/workflow/cells.smk"
 # Tables, figures, the page.

@@ -8,7 +8,7 @@ from snakemake.utils import validate
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
-from benchmarks.workflow.settings import RUNS, get_cells, get_pretrained, get_run_name
+from benchmarks.workflow.settings import RUNS, get_cells, get_config, get_pretrained, get_run_name, write_specs
 from resireduce.errors import ConfigError
 
 PYTHON = sys.executable
@@ -37,6 +37,7 @@ onstart:
             LOCKS.append(lock_folder(RUN))
         except FolderInUse as error:
             stop(error)
+        write_specs(RUN, config, CELLS.values())
         PROGRESS["todo"] = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
         print(
             f"{RUN}: {len(CELLS)} cells, {PROGRESS['todo']} to run. Ctrl-C stops; the same command goes on.",

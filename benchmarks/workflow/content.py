@@ -17,7 +17,7 @@ TRAINING = (
     "benchmarks/record.py",
     "benchmarks/workloads.py",
 )
-PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py")
+PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
 REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 

@@ -9,7 +9,6 @@ TABLES = ("memory", "accuracy", "throughput")
 rule report:
     input:
         cells=expand(f"{RUN}/cells/{{cell}}.json", cell=CELLS),
-        config=f"{RUN}/config.json",
     output:
         expand(f"{RUN}/tables/{{table}}.{{form}}", table=TABLES, form=("csv", "md")),
         expand(f"{RUN}/figures/{{table}}.png", table=TABLES),
@@ -17,6 +16,7 @@ rule report:
     log:
         f"{RUN}/logs/report.log",
     params:
+        config=get_config(config),
         report=f"benchmarks/report {content_hash(REPORT)}",
     shell:
         "{PYTHON:q} -m benchmarks report --run {RUN:q} > {log:q} 2>&1 "
@@ -24,7 +24,8 @@ rule report:
 
 
 onsuccess:
-    print(f"Report: {RUN}/report.html", flush=True)
+    if os.path.exists(f"{RUN}/report.html"):
+        print(f"Report: {RUN}/report.html", flush=True)
 
 
 # Some cells failed: show what there is, and what is missing and why.

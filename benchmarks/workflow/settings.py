@@ -1,7 +1,8 @@
 """What the rules need to know of the config: the run's folder, its cells, the weights they start from."""
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
+from benchmarks.files import save_json
 from benchmarks.matrix import expand
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
@@ -16,6 +18,7 @@ from resireduce.errors import ConfigError, choose
 
 RUNS = Path("results/runs")
 CACHE = Path("results/cache")
+CONFIG_KEYS = ("run", "defaults", "matrix")
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -29,11 +32,23 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells of the matrix by name. Raises ConfigError, one line, for what is not allowed in config."""
-    known_keys("config", dict(config), ("run", "defaults", "matrix"))
+    known_keys("config", dict(config), CONFIG_KEYS)
     cells = expand({key: value for key, value in config.items() if key != "run"})
     for cell in cells:
         choose("model", cell.model, WORKLOADS)
     return {cell.name: cell for cell in cells}
+
+
+def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of config makes the matrix, as plain values: the same config again, whatever file it is read from."""
+    return json.loads(json.dumps({key: config[key] for key in CONFIG_KEYS if key in config}))
+
+
+def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`."""
+    save_json(get_config(config), Path(folder) / "config.json")
+    for cell in cells:
+        save_json(cell.to_dict(), Path(folder) / f"specs/{cell.name}.json")
 
 
 def get_pretrained(model: str) -> str | None:
