@@ -61,8 +61,8 @@ class Workload:
         return self.learning_rate * shapes[self.schedule]
 
 
-# Learning rates are low enough that dense training needs the whole run to converge: with ten times as much, a hundredth of
-# each gradient teaches the digits just as well, and no scheme could be told from another.
+# Learning rates are low enough that dense training needs the whole run to converge. Higher ones hide what residuals do:
+# in 200 steps the VGG at 0.01 and the BERT at 2e-4 end as well, within noise, without residuals as with them.
 _ALL = (
     Workload(
         model="resnet-digits",

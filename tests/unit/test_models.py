@@ -14,13 +14,13 @@ from resireduce.grouping import compressible, find_groups
 
 PARAMETERS = {
     "resnet-digits": 1_268_242,
-    "vgg-digits": 1_745_610,
+    "vgg-digits": 1_102_010,
     "gpt2-bytes": 1_331_200,
     "bert-questions": 1_298_946,
 }
 SPECIFIC = {
     "resnet-digits": ("layer3.0.conv2.weight", (160, 160, 3, 3)),
-    "vgg-digits": ("classifier.0.weight", (512, 2048)),
+    "vgg-digits": ("classifier.0.weight", (448, 1536)),
     "gpt2-bytes": ("transformer.wte.weight", (1024, 128)),
     "bert-questions": ("bert.embeddings.word_embeddings.weight", (768, 128)),
 }
@@ -84,8 +84,8 @@ def test_groups_of_the_resnet():
 
 def test_groups_of_the_vgg():
     assert group_shapes("vgg-digits") == [
-        ("features.3.weight", 3, (64, 64, 3, 3)),
-        ("features.16.weight", 3, (128, 128, 3, 3)),
+        ("features.3.weight", 3, (48, 48, 3, 3)),
+        ("features.16.weight", 3, (96, 96, 3, 3)),
     ]
 
 
