@@ -55,10 +55,11 @@ def _memory(panel: Axes, records: Sequence[Record]) -> None:
             left += width
         peak = 100 * record["peak_normalised"]
         panel.plot(peak, row, "D", color=INK, markersize=4.5, markeredgecolor="white", label="peak")
-        panel.text(max(left, peak) + 2.5, row, percent(record["normalised"]), va="center", color=INK, fontsize=8.5)
+        _beside(panel, row, 40, percent(record["normalised"]))
+        _beside(panel, row, 92, f"\N{BLACK DIAMOND} {percent(record['peak_normalised'])}")
     panel.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     right = max([100.0, *(100 * record["peak_normalised"] for record in records if record["peak_normalised"])])
-    panel.set_xlim(0, right * 1.19)
+    panel.set_xlim(0, right * 1.03)
     panel.set_xlabel("% of baseline, kept")
 
 
@@ -71,7 +72,7 @@ def _accuracy(panel: Axes, records: Sequence[Record]) -> None:
 
 def _throughput(panel: Axes, records: Sequence[Record]) -> None:
     _dots(panel, records, "steps_per_second", lambda value: f"{value:.1f}")
-    panel.set_xlim(left=0)
+    panel.set_xlim(0, 1.06 * max((record["steps_per_second"] or 0 for record in records), default=0) or 1)
     panel.set_xlabel("steps per second   higher is better →")
 
 
@@ -88,13 +89,17 @@ def _dots(panel: Axes, records: Sequence[Record], column: str, text: Callable[[f
         fill = INK if record["gradients"] == "kept" else "white"
         error = record.get("metric_standard_error")
         panel.errorbar(value, row, xerr=error, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
-        panel.annotate(
-            text(value), (1.015, row), xycoords=("axes fraction", "data"), va="center", fontsize=8.5, color=INK
-        )
+        _beside(panel, row, 40, text(value))
     for record, value in zip(records, values, strict=True):
         if value is not None and (record["scheme"], record["gradients"]) == ("baseline", "kept"):
             panel.axvline(value, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
-    panel.margins(x=0.08)
+    panel.margins(x=0.06)
+
+
+def _beside(panel: Axes, row: int, points: float, text: str) -> None:
+    """Write a value to the right of the panel, ending at so many points from it."""
+    place: dict[str, Any] = {"xy": (1, row), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    panel.annotate(text, xytext=(points, 0), ha="right", va="center", fontsize=8.5, color=INK, **place)
 
 
 def _missing(panel: Axes, row: int, record: Record) -> None:
@@ -126,9 +131,9 @@ def _legend(figure: Figure, panel: Axes) -> None:
     for handle, name in zip(handles, names, strict=True):
         first.setdefault(name, handle)
     if first:
-        figure.legend(
-            first.values(), [words[name] for name in first], loc="outside upper center", ncols=5, frameon=False
-        )
+        shown = [name for name in words if name in first]
+        handles, names = [first[name] for name in shown], [words[name] for name in shown]
+        figure.legend(handles, names, loc="outside upper center", ncols=5, frameon=False)
 
 
 PANELS: dict[str, Callable[[Axes, Sequence[Record]], None]] = {

@@ -7,6 +7,7 @@ from benchmarks.cell import Cell
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ABSENT = "\N{EN DASH}"
+SCHEME_WORDS = {"none": "none (no residual)"}
 RARE = ("compressor", "residual_dtype", "density", "world_size", "backend", "steps")
 
 
@@ -40,7 +41,7 @@ def short_labels(settings: Sequence[Cell]) -> list[str]:
 
 def _label(setting: Cell, varying: Sequence[str]) -> str:
     plain = setting.compressor == "none"
-    parts = ["no compression" if plain else setting.scheme, setting.gradients]
+    parts = ["no compression" if plain else SCHEME_WORDS.get(setting.scheme, setting.scheme), setting.gradients]
     for name in varying:
         value = getattr(setting, name)
         if value is not None and not (plain and name in ("compressor", "density")):

@@ -1,13 +1,5 @@
 # One training run each. A cell runs again when the content of its spec, of the library or of the training code changes,
-# never because a file is younger. (ancient() for files that are there only: what it marks is not looked at further when the
-# job that makes it must run.)
-def get_checkpoint(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model)
-    if pretrained and os.path.exists(pretrained):
-        return ancient(pretrained)
-    return pretrained or []
-
-
+# never because a file is younger.
 rule cell:
     input:
         checkpoint=get_checkpoint,
@@ -17,12 +9,13 @@ rule cell:
         f"{RUN}/logs/{{cell}}.log",
     threads: 2
     params:
+        spec_file=f"{RUN}/specs/{{cell}}.json",
         spec=lambda wildcards: CELLS[wildcards.cell].to_dict(),
         library=f"resireduce/ {content_hash(LIBRARY)}",
         training=f"benchmarks/ {content_hash(TRAINING)}",
         checkpoint=lambda wildcards, input: f"--checkpoint {input.checkpoint}" if input.checkpoint else "",
     shell:
-        "if line=$({PYTHON:q} -m benchmarks run --cell {RUN:q}/specs/{wildcards.cell}.json --output {output:q} {params.checkpoint} 2> {log:q}); "
-        "then done=$(find {RUN}/cells -name '*.json' ! -name '*.failed.json' -newer {RUN}/.lock | wc -l); "
-        'echo "[$done/{PROGRESS[todo]}] $line"; '
+        "if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} {params.checkpoint} 2> {log:q}); "
+        "then cd $(dirname {output:q}); done=$(find . -name '*.json' ! -name '*.failed.json' -newer ../.lock | wc -l); "
+        'echo "[$done/${{CELLS_TO_RUN:-?}}] $line"; '
         'else echo "FAILED {wildcards.cell}: $(tail -n 1 {log:q}) (see {log})"; exit 1; fi'

@@ -5,13 +5,23 @@ import sys
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
-from benchmarks.workflow.settings import RUNS, get_cells, get_config, get_pretrained, get_run_name, write_specs
+from benchmarks.workflow.settings import (
+    RUNS,
+    check_records,
+    get_cells,
+    get_config,
+    get_pretrained,
+    get_run_name,
+    write_specs,
+)
 from resireduce.errors import ConfigError
 
-PYTHON = sys.executable
+# The interpreter that runs this one, also where no virtual environment is active.
+os.environ.update(PATH=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
@@ -23,12 +33,25 @@ except ConfigError as error:
 validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
+if workflow.is_main_process:
+    try:
+        check_records(RUN, CELLS)
+    except RecordError as error:
+        stop(error)
 LOCKS = []
-PROGRESS = {"todo": len(CELLS)}
 
 
 wildcard_constraints:
     cell="|".join(map(re.escape, CELLS)),
+
+
+# ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
+# when the job that makes it must run.
+def get_checkpoint(wildcards):
+    pretrained = get_pretrained(CELLS[wildcards.cell].model)
+    if pretrained and os.path.exists(pretrained):
+        return ancient(pretrained)
+    return pretrained or []
 
 
 onstart:
@@ -38,8 +61,9 @@ onstart:
         except FolderInUse as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())
-        PROGRESS["todo"] = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
+        to_run = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
+        os.environ.update(CELLS_TO_RUN=str(to_run))
         print(
-            f"{RUN}: {len(CELLS)} cells, {PROGRESS['todo']} to run. Ctrl-C stops; the same command goes on.",
+            f"{RUN}: {len(CELLS)} cells, {to_run} to run. Ctrl-C stops; the same command goes on.",
             flush=True,
         )

@@ -8,5 +8,5 @@ rule pretrained:
     threads: 2
     shell:
         "echo 'Pretraining {wildcards.model}, once for all its cells ...'; "
-        "{PYTHON:q} -m benchmarks pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "
+        "python -m benchmarks pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "
         "|| {{ echo 'FAILED pretraining of {wildcards.model}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

@@ -12,14 +12,14 @@ rule report:
     output:
         expand(f"{RUN}/tables/{{table}}.{{form}}", table=TABLES, form=("csv", "md")),
         expand(f"{RUN}/figures/{{table}}.png", table=TABLES),
-        f"{RUN}/report.html",
+        page=f"{RUN}/report.html",
     log:
         f"{RUN}/logs/report.log",
     params:
         config=get_config(config),
         report=f"benchmarks/report {content_hash(REPORT)}",
     shell:
-        "{PYTHON:q} -m benchmarks report --run {RUN:q} > {log:q} 2>&1 "
+        "python -m benchmarks report --run $(dirname {output.page:q}) > {log:q} 2>&1 "
         "|| {{ echo 'FAILED report, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
 
 
@@ -30,4 +30,4 @@ onsuccess:
 
 # Some cells failed: show what there is, and what is missing and why.
 onerror:
-    shell("{PYTHON:q} -m benchmarks report --run {RUN:q} && {PYTHON:q} -m benchmarks report --run {RUN:q} --show")
+    shell("python -m benchmarks report --run {RUN:q} && python -m benchmarks report --run {RUN:q} --show")

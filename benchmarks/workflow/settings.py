@@ -12,6 +12,7 @@ from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
 from benchmarks.files import save_json
 from benchmarks.matrix import expand
+from benchmarks.record import CellResult
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, choose
@@ -42,6 +43,14 @@ def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of config makes the matrix, as plain values: the same config again, whatever file it is read from."""
     return json.loads(json.dumps({key: config[key] for key in CONFIG_KEYS if key in config}))
+
+
+def check_records(folder: str, names: Iterable[str]) -> None:
+    """Raise RecordError, one line with the path, if a record that a run would count as finished cannot be read."""
+    for name in names:
+        path = Path(folder) / f"cells/{name}.json"
+        if path.exists():
+            CellResult.load(path)
 
 
 def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:
