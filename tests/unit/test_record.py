@@ -1,0 +1,176 @@
+import dataclasses
+import json
+import math
+
+import pytest
+
+from benchmarks.cell import CELL_FIELDS, Cell
+from benchmarks.record import BYTE_FIELDS, CellResult, RecordError, expand
+from resireduce.errors import ConfigError
+from tests.records import make_result
+
+BAD_FIELDS = [
+    ({"model": "gpt2-bites"}, "model: 'gpt2-bites' .*did you mean 'gpt2-bytes'"),
+    ({"compressor": "top"}, "compressor: 'top' .*did you mean 'topk'.* allowed: "),
+    ({"scheme": "w2d"}, "scheme: 'w2d' .*did you mean 'w[+]2d'"),
+    ({"gradients": "streaming"}, "gradients: 'streaming' .* allowed: kept, streamed"),
+    ({"residual_dtype": "float33"}, "residual_dtype: 'float33'"),
+    ({"backend": "mpi"}, "backend: 'mpi'"),
+    *(({"density": value}, f"density: {value!r}") for value in (0, 1.5, -0.1, "abc", math.nan, math.inf, True, None)),
+    *(({"seed": value}, f"seed: {value!r}") for value in (-1, 0.5, "0", True)),
+    ({"world_size": 0}, "world_size: 0 .* 1 or more"),
+    ({"steps": 0}, "steps: 0 .* 1 or more"),
+    ({"compressor": "none", "scheme": "w"}, "scheme: 'w' .* compressor 'none'"),
+    ({"backend": "local", "world_size": 2}, "world_size: 2 .* 'local'"),
+    ({"sheme": "w"}, "cell key: 'sheme' .*did you mean 'scheme'"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_FIELDS)
+def test_a_bad_field_is_named_in_one_line(change, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        Cell.from_dict({"model": "gpt2-bytes", **change})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("values", [None, 3, "gpt2-bytes", [], {}])
+def test_a_cell_needs_a_mapping_with_a_model(values):
+    with pytest.raises(ConfigError):
+        Cell.from_dict(values)
+
+
+def test_a_cell_comes_back_from_json():
+    cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="streamed", density=0.05, seed=3, steps=7)
+    assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+
+
+def test_names_are_unique_and_short_at_the_defaults():
+    assert Cell(model="gpt2-bytes", scheme="w+2d").name == "gpt2-bytes.topk.w+2d.kept.d0.01.s0"
+    changes = {"seed": 1, "density": 1e-7, "world_size": 4, "steps": 9, "residual_dtype": "bfloat16", "scheme": "w"}
+    changes |= {"gradients": "streamed", "model": "vgg-digits"}
+    cells = [Cell(**{"model": "gpt2-bytes", name: value}) for name, value in changes.items()]
+    cells += [Cell(model="gpt2-bytes"), Cell(model="gpt2-bytes", backend="local", world_size=1)]
+    cells += [Cell(model="gpt2-bytes", compressor="none", scheme="none")]
+    assert len({cell.name for cell in cells}) == len(cells)
+    assert not any(set(cell.name) & set("/\\ :*?'\"<>|") for cell in cells)
+
+
+def test_density_means_nothing_without_compression():
+    one, other = (Cell(model="gpt2-bytes", compressor="none", scheme="none", density=d) for d in (0.01, 0.1))
+    assert one == other
+    assert one.density == 1
+
+
+def test_expand_is_a_product_without_duplicates():
+    entry = {"model": ["gpt2-bytes", "vgg-digits"], "scheme": ["w", "2d"], "seed": [0, 1]}
+    cells = expand({"defaults": {"density": 0.1}, "matrix": [entry, {**entry, "seed": 0}]})
+    assert len(cells) == len(set(cells)) == 8
+    assert {cell.density for cell in cells} == {0.1}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({}, "matrix: None"),
+        ({"matrix": []}, "matrix: "),
+        ({"matrix": [3]}, "matrix entry 1: 3 is not a mapping"),
+        ({"matrx": []}, "config key: 'matrx' .* 'matrix'"),
+        ({"matrix": [{"model": "gpt2-bytes"}, {"scheme": "w"}]}, "matrix entry 2: model: missing"),
+        ({"matrix": [{"model": "gpt2-bytes", "seed": []}]}, "matrix entry 1: seed: "),
+        ({"matrix": [{"model": "gpt2-bytes", "density": [0.1, 2]}]}, "matrix entry 1: density: 2 "),
+        ({"matrix": [{"model": "gpt2-bytes", "density": "1e-3"}]}, "density: '1e-3' is text to YAML; write 0.001 "),
+        ({"matrix": [{"model": "gpt2-bytes", "schem": "w"}]}, "matrix entry 1 key: 'schem'"),
+        ({"defaults": {"foo": 1}, "matrix": [{"model": "gpt2-bytes"}]}, "defaults key: 'foo'"),
+    ],
+)
+def test_a_bad_matrix_is_named_in_one_line(config, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        expand(config)
+    assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def result():
+    return make_result(Cell(model="gpt2-bytes", scheme="w"))
+
+
+def test_a_record_comes_back_from_its_file(result, tmp_path):
+    result.save(tmp_path / "new/cell.json")
+    loaded = CellResult.load(tmp_path / "new/cell.json")
+    assert loaded == result
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["cell.json"]
+
+
+def test_a_record_cut_at_any_place_is_refused_in_one_line(result, tmp_path):
+    path = tmp_path / "cell.json"
+    result.save(path)
+    whole = path.read_bytes()
+    for length in range(0, len(whole) - 2, 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(RecordError, match="half written") as error:
+            CellResult.load(path)
+        assert str(path) in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
+    path = tmp_path / "cell.json"
+    result.save(path)
+    before = path.read_bytes()
+
+    def fail(_descriptor):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("benchmarks.files.os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        dataclasses.replace(result, steps=1).save(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"schema_version": 2}, "schema_version: 2"),
+        ({"status": "fine"}, "status: 'fine'"),
+        ({"status": "oom"}, "reason: "),
+        ({"reason": "why"}, "reason: "),
+        ({"metric": None}, "metric: missing"),
+        ({"metric": "4.2"}, "metric: '4.2' is not a number"),
+        ({"total_bytes": 1}, "total_bytes: 1 is not the sum"),
+        ({"residuals_bytes": -1}, "residuals_bytes: -1"),
+        ({"residuals_bytes": 1.5}, "residuals_bytes: 1.5"),
+        ({"metric_history": [[1, 2, 3]]}, "metric_history: "),
+        ({"per_rank": [3]}, "per_rank: "),
+        ({"provenance": None}, "provenance: "),
+        ({"cell": {"model": "no"}}, "model: 'no'"),
+        ({"extra": 1}, "record key: 'extra'"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_refused(result, change, message):
+    with pytest.raises(RecordError, match=message):
+        CellResult.from_dict({**result.to_dict(), **change})
+
+
+def test_nan_is_refused_in_an_ok_record_and_null_in_a_diverged_one(result, tmp_path):
+    with pytest.raises(RecordError, match="NaN"):
+        dataclasses.replace(result, metric=math.nan)
+    failed = dataclasses.replace(result, status="diverged", reason="loss is NaN", metric=math.nan)
+    failed.save(tmp_path / "cell.json")
+    assert CellResult.load(tmp_path / "cell.json").metric is None
+    (tmp_path / "cell.json").write_text(json.dumps({**result.to_dict(), "metric": math.nan}))
+    with pytest.raises(RecordError, match="NaN is not strict JSON"):
+        CellResult.load(tmp_path / "cell.json")
+
+
+def test_a_record_of_a_cell_that_got_nowhere_is_valid():
+    failed = CellResult(cell=Cell(model="gpt2-bytes"), status="error", reason="rank 1 was killed")
+    assert CellResult.from_dict(failed.to_dict()) == failed
+    assert all(getattr(failed, name) is None for name in BYTE_FIELDS)
+
+
+def test_the_schema_knows_the_same_fields():
+    from pathlib import Path
+
+    schema = json.loads((Path(__file__).parents[2] / "benchmarks/config/schema/run.schema.json").read_text())
+    assert set(schema["$defs"]["entry"]["properties"]) == set(CELL_FIELDS)

@@ -1,0 +1,216 @@
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from benchmarks.cell import Cell
+from benchmarks.matrix import expand
+from benchmarks.report import accuracy as accuracy_module
+from benchmarks.report.cli import screen_text, write_report
+from benchmarks.report.load import load_run
+from benchmarks.report.tables import TABLES
+from benchmarks.report.tell import load_tells
+from benchmarks.report.write import to_csv, to_markdown
+from resireduce.errors import ConfigError
+from tests.records import make_result
+
+MODELS = ["vgg-digits", "gpt2-bytes"]
+CONFIG = {
+    "run": "x",
+    "defaults": {"density": 0.01},
+    "matrix": [
+        {"model": MODELS, "compressor": "none", "scheme": "none", "gradients": ["kept", "streamed"]},
+        {"model": MODELS, "scheme": ["baseline", "none", "w+2d"], "seed": [0, 1, 2]},
+        {"model": MODELS, "scheme": "baseline", "gradients": "streamed"},
+    ],
+}
+
+
+def path_of(folder, cell):
+    return folder / "cells" / f"{cell.name}.json"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "x"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
+        make_result(cell).save(path_of(folder, cell))
+    return folder
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    """Figures take most of a report's time; one test draws them."""
+    monkeypatch.setattr("benchmarks.report.figures.draw", lambda table: b"\x89PNG")
+
+
+def rows(table):
+    return list(csv.DictReader(io.StringIO(to_csv(table))))
+
+
+def test_memory_is_the_arithmetic_of_the_records(folder):
+    table = TABLES["memory"](load_run(folder))
+    assert len(table.records) == 2 * 6
+    for row in rows(table):
+        raw = make_result(
+            Cell(model=row["model"], compressor=row["compressor"], scheme=row["scheme"], gradients=row["gradients"])
+        ).to_dict()
+        whole = make_result(Cell(model=row["model"])).to_dict()
+        parts = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
+        assert int(row["total_bytes"]) == sum(raw[part] for part in parts)
+        assert int(row["peak_states_bytes"]) == raw["total_bytes"] + raw["in_flight_bytes"]
+        assert float(row["normalised"]) == raw["total_bytes"] / sum(whole[part] for part in parts)
+        assert float(row["peak_normalised"]) == raw["peak_states_bytes"] / sum(whole[part] for part in parts)
+        assert row["seeds"] == ("3" if row["compressor"] == "topk" and row["gradients"] == "kept" else "1")
+
+
+def test_accuracy_is_mean_and_standard_error_over_seeds(folder):
+    table = TABLES["accuracy"](load_run(folder))
+    by_scheme = {(row["model"], row["compressor"], row["scheme"], row["gradients"]): row for row in rows(table)}
+    values = [4.2 * (1.05 + 0.01 * seed) for seed in range(3)]
+    average = sum(values) / 3
+    error = (sum((value - average) ** 2 for value in values) / 2 / 3) ** 0.5
+    row = by_scheme["gpt2-bytes", "topk", "none", "kept"]
+    assert float(row["metric_mean"]) == pytest.approx(average)
+    assert float(row["metric_standard_error"]) == pytest.approx(error)
+    assert float(row["difference_to_baseline"]) == pytest.approx(4.2 * 0.05)
+    assert by_scheme["gpt2-bytes", "none", "none", "kept"]["metric_standard_error"] == ""
+    assert "n = 3" in to_markdown(table, [])
+
+
+def test_throughput_is_compared_with_the_baseline(folder):
+    row = rows(TABLES["throughput"](load_run(folder)))[0]
+    assert float(row["ratio_to_baseline"]) == pytest.approx(21.5 / 20)
+
+
+def test_models_that_cannot_tell_are_marked(folder, tmp_path, monkeypatch):
+    tells = tmp_path / "tell.json"
+    tells.write_text(json.dumps({"vgg-digits": {"tells": False}, "gpt2-bytes": {"tells": True}}))
+    monkeypatch.setattr(accuracy_module, "load_tells", lambda: load_tells(tells))
+    table = TABLES["accuracy"](load_run(folder))
+    assert [heading for heading in table.head if "*" in heading] == ["vgg-digits *, accuracy ↑"]
+    assert any(note.startswith("* vgg-digits cannot tell") for note in table.notes)
+    assert not any("not been measured" in note for note in table.notes)
+    assert load_tells(tmp_path / "no.json") == {}
+
+
+def test_every_kind_of_hole_has_its_reason_and_command(folder, no_figures):
+    cells = [Cell(model="gpt2-bytes", scheme="w+2d", seed=seed) for seed in range(3)]
+    floor = [
+        Cell(model="gpt2-bytes", compressor="none", scheme="none", gradients=kind) for kind in ("kept", "streamed")
+    ]
+    path_of(folder, cells[0]).write_text(path_of(folder, cells[0]).read_text()[:500])
+    path_of(folder, cells[1]).unlink()
+    failed = path_of(folder, cells[1]).with_name(f"{cells[1].name}.failed.json")
+    failed.write_text(json.dumps({"status": "error", "reason": "rank 1 was killed"}))
+    replace(make_result(cells[2]), status="oom", reason="8 GiB asked, 2 GiB free").save(path_of(folder, cells[2]))
+    path_of(folder, floor[0]).unlink()
+    path_of(folder, floor[1]).unlink()
+    (folder / "logs" / f"{floor[1].name}.log").write_text("")
+    run = load_run(folder)
+    found = [(run.holes[cell].status, run.holes[cell].reason) for cell in (*cells, *floor)]
+    statuses, reasons = zip(*found, strict=True)
+    assert statuses == ("broken", "error", "oom", "not run", "unfinished")
+    assert "half written" in reasons[0]
+    assert reasons[1].startswith("rank 1 was killed")
+    assert reasons[2] == "8 GiB asked, 2 GiB free"
+    text = screen_text(run)
+    for cell in (*cells, *floor):
+        assert run.holes[cell].command.endswith(f"cells/{cell.name}.json")
+        assert run.holes[cell].command in text
+    assert " --force " in run.holes[cells[0]].command
+    assert " --force " not in run.holes[floor[0]].command
+    page = write_report(run).read_text()
+    assert "5 missing" in page
+    assert "rank 1 was killed" in page
+
+
+def test_without_a_baseline_nothing_is_normalised(folder):
+    for seed in range(3):
+        path_of(folder, Cell(model="gpt2-bytes", seed=seed)).unlink()
+    run = load_run(folder)
+    records = [record for record in TABLES["memory"](run).records if record["model"] == "gpt2-bytes"]
+    assert {record["normalised"] for record in records} == {None}
+    write_report(run)
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]", json.dumps({**CONFIG, "matrix": [{"model": "gone"}]})])
+def test_a_folder_with_a_broken_config_shows_its_records(folder, config, no_figures):
+    (folder / "config.json").unlink() if config is None else (folder / "config.json").write_text(config)
+    run = load_run(folder)
+    assert len(run.results) == len(list(folder.glob("cells/*.json")))
+    assert "config.json cannot be read" in run.notes[0]
+    assert "config.json cannot be read" in write_report(run).read_text()
+
+
+def test_an_empty_run_has_a_report(tmp_path, no_figures):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    run = load_run(tmp_path)
+    assert len(run.holes) == len(run.cells)
+    assert write_report(run).exists()
+    with pytest.raises(ConfigError, match="is not a folder"):
+        load_run(tmp_path / "none")
+
+
+class Collector(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.links, self.ids, self.open = [], set(), []
+
+    def handle_starttag(self, tag, attrs):
+        values = dict(attrs)
+        self.links += [values[name] for name in ("href", "src") if name in values]
+        self.ids.add(values.get("id"))
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_needs_nothing_but_itself(folder):
+    page = write_report(load_run(folder)).read_text()
+    parser = Collector()
+    parser.feed(page)
+    assert not parser.open
+    assert all(link.startswith(("#", "data:image/png;base64,")) for link in parser.links)
+    assert {link[1:] for link in parser.links if link.startswith("#")} <= parser.ids
+    assert sum(link.startswith("data:") for link in parser.links) == len(TABLES)
+    assert not re.search(r"https?://|@import|url\(|<script", page)
+    for name in TABLES:
+        assert (folder / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert (folder / f"tables/{name}.md").exists()
+
+
+def test_what_a_record_says_cannot_break_the_page(folder, no_figures):
+    cell = Cell(model="gpt2-bytes", scheme="w+2d")
+    failed = replace(make_result(cell), status="error", reason="<script>alert('x')</script> | a\nb")
+    failed.save(path_of(folder, cell))
+    page = write_report(load_run(folder)).read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_mixed_provenance_is_said(folder, no_figures):
+    assert "different commits" not in write_report(load_run(folder)).read_text()
+    cell = Cell(model="gpt2-bytes", scheme="w+2d")
+    other = make_result(cell)
+    replace(other, provenance={**other.provenance, "commit": "f" * 40}).save(path_of(folder, cell))
+    assert "different commits" in write_report(load_run(folder)).read_text()
+
+
+def test_reports_import_no_torch(folder):
+    code = (
+        "import sys; from benchmarks.__main__ import main; "
+        f"assert main(['report', '--run', {str(folder)!r}]) == 0; "
+        "heavy = {'torch', 'transformers', 'sklearn'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,207 @@
+"""Snakemake itself, on copies of the tree in which cells are made by arithmetic instead of training."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cell import Cell
+from benchmarks.report.load import load_run
+from benchmarks.workflow.content import content_hash
+from benchmarks.workflow.settings import get_run_name
+from resireduce.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+QUIET = ["--quiet", "rules", "progress", "host"]
+RUN = [*SNAKEMAKE, "--cores", "2", "--keep-going", "--rerun-incomplete", "--nolock", *QUIET]
+CONFIG = """
+matrix:
+  - model: [gpt2-bytes, vgg-digits]
+    scheme: [baseline, w]
+"""
+SLOW = Cell(model="vgg-digits", scheme="w").name
+
+
+@pytest.fixture
+def tree(tmp_path):
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in ("benchmarks", "resireduce"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests/records.py", tmp_path / "tests")
+    for name in ("run", "pretrain"):
+        shutil.copy(ROOT / f"tests/workflow/stand_in_{name}.py", tmp_path / f"benchmarks/{name}.py")
+    (tmp_path / "my.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def call(tree, *arguments, command=RUN):
+    return subprocess.run(
+        [*command, *arguments], cwd=tree, env=environment(tree), capture_output=True, text=True, check=False
+    )
+
+
+def environment(tree):
+    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def dry_run(tree, *arguments):
+    return call(tree, "--dry-run", "--quiet", "host", *arguments, command=SNAKEMAKE).stdout
+
+
+def planned(tree, *arguments):
+    """How many jobs of each rule a dry run would start."""
+    lines = dry_run(tree, *arguments).partition("Job stats:")[2].partition("total")[0].splitlines()
+    return {line.split()[0]: int(line.split()[1]) for line in lines if line.split()[1:2] and line.split()[1].isdigit()}
+
+
+MINE = ("--configfile", "my.yaml", "--config", "run=mine")
+BAD_CONFIGS = [
+    ("matrix: [{model: gpt2-bytes, density: .nan}]", "matrix entry 1: density: nan is not allowed"),
+    ("matrix: [{model: gpt2-bytes}]\nmodels: 3", "config key: 'models' is not known"),
+]
+
+
+def test_a_run_name_is_the_name_of_a_folder():
+    assert get_run_name({"run": 2026}) == "2026"
+    for name in ("", "a/b", "..", "a b", ".hidden"):
+        with pytest.raises(ConfigError, match="run: .* is not allowed"):
+            get_run_name({"run": name})
+
+
+def test_content_hashes_see_content_and_nothing_else(tmp_path):
+    (tmp_path / "package/__pycache__").mkdir(parents=True)
+    file = tmp_path / "package/code.py"
+    file.write_text("x = 1")
+    first = content_hash(("package", "missing.py"), tmp_path)
+    os.utime(file, (1, 1))
+    (tmp_path / "package/__pycache__/code.py").write_text("")
+    assert content_hash(("package", "missing.py"), tmp_path) == first
+    file.write_text("x = 2")
+    assert content_hash(("package", "missing.py"), tmp_path) != first
+    file.rename(tmp_path / "package/other.py")
+    (tmp_path / "package/other.py").write_text("x = 1")
+    assert content_hash(("package", "missing.py"), tmp_path) != first
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
+def test_bad_input_ends_in_one_line(tmp_path, text, message):
+    config = tmp_path / "bad.yaml"
+    config.write_text(text)
+    done = call(ROOT, "--configfile", str(config), command=[*SNAKEMAKE, "--dry-run"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+def test_the_default_is_the_smoke_matrix(tree):
+    assert planned(tree) == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
+    tell = planned(tree, "--configfile", "benchmarks/config/tell.yaml")
+    assert tell == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
+    assert not (tree / "results").exists()
+
+
+def test_a_run_and_what_makes_its_cells_run_again(tree):
+    done = call(tree, *MINE)
+    assert done.returncode == 0, done.stderr
+    folder = tree / "results/runs/mine"
+    assert "4 cells, 4 to run" in done.stdout
+    assert "[4/4] " in done.stdout
+    assert len(load_run(folder).results) == 4
+    for name in ("report.html", "tables/memory.csv", "tables/accuracy.md", "figures/memory.png"):
+        assert (folder / name).stat().st_size > 100
+    assert "Nothing to be done" in dry_run(tree, *MINE)
+
+    for file in [*tree.glob("resireduce/*.py"), *tree.glob("results/cache/*"), *folder.glob("specs/*")]:
+        os.utime(file)
+    assert "Nothing to be done" in dry_run(tree, *MINE)
+
+    (folder / f"cells/{SLOW}.json").unlink()
+    assert planned(tree, *MINE) == {"cell": 1, "report": 1, "all": 1}
+    command = load_run(folder).holes[Cell(model="vgg-digits", scheme="w")].command.split()
+    assert command[0] == ".venv/bin/snakemake"
+    assert (
+        call(tree, *[str(word).replace(str(tree) + "/", "") for word in command[1:]], command=SNAKEMAKE).returncode == 0
+    )
+    assert (folder / f"cells/{SLOW}.json").exists()
+    assert call(tree, *MINE).returncode == 0
+
+    (tree / "my.yaml").write_text(CONFIG.replace("[baseline, w]", "[baseline, w, 2d]"))
+    assert planned(tree, *MINE) == {"cell": 2, "report": 1, "all": 1}
+    with (tree / "resireduce/errors.py").open("a") as file:
+        file.write("# a comment\n")
+    assert planned(tree, *MINE) == {"cell": 6, "report": 1, "all": 1}
+    assert "Params have changed since last execution" in dry_run(tree, *MINE)
+
+
+def test_failed_cells_leave_partial_tables_with_reasons(tree):
+    (tree / "fail.txt").write_text(SLOW)
+    done = call(tree, *MINE)
+    assert done.returncode != 0
+    assert f"FAILED {SLOW}" in done.stdout
+    assert f"{SLOW}: error, rank 1 was killed (SIGKILL)" in done.stdout
+    assert "MEMORY" in done.stdout
+    assert "Traceback" not in done.stderr
+    run = load_run(tree / "results/runs/mine")
+    assert len(run.results) == 3
+    assert "rank 1 was killed" in (run.folder / "report.html").read_text()
+    (tree / "fail.txt").unlink()
+    done = call(tree, *MINE)
+    assert done.returncode == 0
+    assert "4 cells, 1 to run" in done.stdout
+    assert not load_run(run.folder).holes
+
+
+def test_one_run_of_a_folder_at_a_time_and_a_kill_loses_nothing(tree):
+    (tree / "slow.txt").write_text(SLOW)
+    folder = tree / "results/runs/mine"
+    first = subprocess.Popen(
+        [*RUN, "--cores", "4", *MINE],
+        cwd=tree,
+        env=environment(tree),
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 40
+        while len(list(folder.glob("cells/*.json"))) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        second = call(tree, *MINE)
+        assert second.returncode == 2
+        assert second.stderr.strip() == (
+            f"error: results/runs/mine is in use by process {first.pid}; wait for it, or choose another run name"
+        )
+        assert planned(tree, *MINE)["cell"] == 1
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        first.wait()
+    finished = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
+    assert len(finished) == 3
+    (tree / "slow.txt").unlink()
+    done = call(tree, *MINE)
+    assert done.returncode == 0, done.stderr
+    assert "4 cells, 1 to run" in done.stdout
+    assert all(path.read_bytes() == content for path, content in finished.items())
+    assert len((tree / "trained.txt").read_text().split()) == 4
+
+
+def test_a_half_written_record_stops_the_run(tree):
+    cell = Cell(model="vgg-digits", scheme="w")
+    path = tree / f"results/runs/mine/cells/{cell.name}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(cell.to_dict())[:30])
+    done = call(tree, *MINE)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: results/runs/mine/cells/{cell.name}.json: half written")
+    assert done.stderr.count("\n") == 1
