@@ -1,0 +1,99 @@
+"""`python -m benchmarks run`: trains one cell, and always leaves a validated record. Imports no torch."""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cell import Cell
+from benchmarks.files import file_hash, load_json
+from benchmarks.launch import launch, overall
+from benchmarks.measure.provenance import provenance
+from benchmarks.record import BYTE_FIELDS, CellResult
+from benchmarks.workflow.settings import get_pretrained
+from resireduce.errors import ConfigError
+
+RESULTS = ("ok", "oom", "timeout", "diverged")
+"""Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--cell", type=Path, required=True, help="JSON file that describes the cell")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for its record")
+    parser.add_argument("--checkpoint", type=Path, help="pretrained weights (default: made once, in results/cache)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Return 0 if the record says something of the cell, 1 if it could not be run."""
+    cell = read_cell(args.cell)
+    weights = _weights(cell, args.checkpoint)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
+        outcomes = launch(cell, Path(folder), weights)
+    result = to_result(cell, outcomes, time.monotonic() - started, weights)
+    failed = args.output.with_suffix(".failed.json")
+    if result.status not in RESULTS:
+        result.save(failed)
+        print(f"{cell.name}: {result.status}: {result.reason}", file=sys.stderr, flush=True)
+        return 1
+    result.save(args.output)
+    failed.unlink(missing_ok=True)
+    print(summary(result), flush=True)
+    return 0
+
+
+def read_cell(path: Path) -> Cell:
+    """The cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
+    try:
+        return Cell.from_dict(load_json(path))
+    except OSError as error:
+        raise ConfigError(f"cell: {path}: {error.strerror}") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"cell: {path} is no JSON: {error}") from None
+
+
+def _weights(cell: Cell, given: Path | None) -> Path | None:
+    """The weights that the cell starts from: those given, or those of its recipe, made now if they are not there."""
+    usual = get_pretrained(cell.model)
+    if given is not None:
+        if usual is None:
+            raise ConfigError(f"checkpoint: {given} is of no use: {cell.model} starts from scratch; leave it out")
+        if not given.is_file():
+            raise ConfigError(f"checkpoint: {given} is not there; make it with: python -m benchmarks pretrain")
+        return given
+    if usual is None:
+        return None
+    if not Path(usual).is_file():
+        command = [sys.executable, "-m", "benchmarks", "pretrain", "--model", cell.model, "--output", usual]
+        subprocess.run(command, check=True)
+    return Path(usual)
+
+
+def to_result(cell: Cell, outcomes: list[dict[str, Any]], seconds: float, weights: Path | None) -> CellResult:
+    """The record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most."""
+    said = overall(outcomes)
+    values = {key: said[key] for key in ("status", "reason")}
+    source = provenance() | {"weights_hash": file_hash(weights) if weights else None}
+    if said["status"] == "ok":
+        first, memories = outcomes[0], [outcome.pop("memory") for outcome in outcomes]
+        source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
+        fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
+        values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
+    return CellResult(cell=cell, wall_seconds=seconds, provenance=source, **values)
+
+
+def summary(result: CellResult) -> str:
+    """One line for the screen."""
+    if result.status != "ok":
+        return f"{result.cell.name}: {result.status}: {result.reason}"
+    total = (result.total_bytes or 0) / 2**20
+    return (
+        f"{result.cell.name}: {result.metric_name} {result.metric:.3f}, model states {total:.2f} MiB, "
+        f"{result.steps_per_second:.1f} steps/s, {result.wall_seconds:.0f} s"
+    )
