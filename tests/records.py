@@ -54,11 +54,12 @@ def make_result(cell: Cell) -> CellResult:
         provenance={
             "commit": "0123456789abcdef0123456789abcdef01234567",
             "dirty": False,
-            "versions": {"python": "3.11.9", "torch": "2.13.0+cpu"},
+            "python": "3.11.9",
+            "packages": {"torch": "2.13.0+cpu", "numpy": "2.4.6"},
             "cpu": "Example CPU @ 2.00GHz",
             "threads": 1,
             "data_hash": "ab" * 32,
-            "seed": cell.seed,
+            "date": f"2026-01-0{1 + cell.seed}T12:00:00+00:00",
         },
         **states,
     )

@@ -53,7 +53,7 @@ def _text(record: Record) -> str:
         text += f" ± {metric_value(record['metric_standard_error'])}, n = {record['seeds']}"
     difference = record["difference_to_baseline"]
     is_baseline = (record["compressor"], record["scheme"], record["gradients"]) == ("topk", "baseline", "kept")
-    return text if difference is None or is_baseline else f"{text} ({signed(difference)})"
+    return text if difference is None or is_baseline else f"{text} ({signed(difference, record['metric_mean'])})"
 
 
 def _headings(records: Sequence[Record]) -> dict[str, str]:

@@ -34,7 +34,7 @@ def draw(table: Table) -> bytes:
     for panel in panels[len(models) :]:
         panel.set_visible(False)
     if table.name == "memory":
-        _legend(figure, panels[0])
+        _legend(figure, panels[0], columns=5 if columns > 1 else 3)
     file = BytesIO()
     figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     return file.getvalue()
@@ -118,7 +118,7 @@ def _frame(panel: Axes, model: str, records: Sequence[Record]) -> None:
     panel.set_axisbelow(True)
 
 
-def _legend(figure: Figure, panel: Axes) -> None:
+def _legend(figure: Figure, panel: Axes, columns: int) -> None:
     handles, names = panel.get_legend_handles_labels()
     words = {
         "P": "P parameters",
@@ -133,7 +133,7 @@ def _legend(figure: Figure, panel: Axes) -> None:
     if first:
         shown = [name for name in words if name in first]
         handles, names = [first[name] for name in shown], [words[name] for name in shown]
-        figure.legend(handles, names, loc="outside upper center", ncols=5, frameon=False)
+        figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
 
 
 PANELS: dict[str, Callable[[Axes, Sequence[Record]], None]] = {

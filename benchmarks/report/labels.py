@@ -26,10 +26,10 @@ def metric_value(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1 else f"{value:.3f}"
 
 
-def signed(value: float) -> str:
-    """Return a difference with its sign, as a metric is written."""
-    text = metric_value(abs(value))
-    return f"±{text}" if float(text) == 0 else f"{'+' if value > 0 else MINUS}{text}"
+def signed(difference: float, value: float) -> str:
+    """Return a difference with its sign, to as many digits as value is written."""
+    text = f"{abs(difference):.{4 if abs(value) < 1 else 3}f}"
+    return f"±{text}" if float(text) == 0 else f"{'+' if difference > 0 else MINUS}{text}"
 
 
 def short_labels(settings: Sequence[Cell]) -> list[str]:

@@ -10,6 +10,8 @@ from benchmarks.report.load import Run
 from benchmarks.report.provenance import is_mixed, provenance_rows
 from benchmarks.report.table import Table
 
+PIXELS = 1.55
+"""Of a figure, for one of the page."""
 HERE = Path(__file__).parent
 
 
@@ -24,6 +26,7 @@ def render_page(run: Run, tables: Sequence[Table], figures: Mapping[str, bytes])
             run=run,
             tables=tables,
             images={name: base64.b64encode(data).decode() for name, data in figures.items()},
+            widths={name: round(int.from_bytes(data[16:20], "big") / PIXELS) for name, data in figures.items()},
             holes=list(run.holes.values()),
             provenance=provenance_rows(results),
             mixed=is_mixed(results),

@@ -8,34 +8,35 @@ from benchmarks.record import CellResult
 WORDS = {
     "commit": "Commit",
     "dirty": "Uncommitted changes",
-    "versions": "Versions",
+    "python": "Python",
+    "packages": "Packages",
+    "system": "System",
     "cpu": "Processor",
-    "cpu_count": "Processors",
+    "cores": "Cores",
+    "device": "Device",
     "threads": "Threads a rank",
     "data_hash": "Data (SHA-256)",
-    "checkpoint_hash": "Weights started from (SHA-256)",
+    "weights_hash": "Weights started from (SHA-256)",
+    "date": "Measured",
 }
-SKIPPED = ("seed",)
+SOFTWARE = ("commit", "python", "packages", "device")
 
 
 def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]]:
-    """Return (fact, its different values); data differ by model, so theirs name the model."""
+    """Return (fact, its different values); hashes differ by model, so theirs name it."""
     found: dict[str, dict[str, None]] = {}
     for result in results:
         for key, value in result.provenance.items():
-            if key not in SKIPPED:
+            if key in WORDS and value is not None:
                 found.setdefault(key, {})[_text(key, value, result)] = None
-    known = [key for key in WORDS if key in found]
-    return [
-        (WORDS.get(key, key.replace("_", " ").capitalize()), list(found[key]))
-        for key in dict.fromkeys([*known, *found])
-    ]
+    if "date" in found:
+        found["date"] = dict.fromkeys([f"{min(found['date'])} to {max(found['date'])}"])
+    return [(word, list(found[key])) for key, word in WORDS.items() if key in found]
 
 
 def is_mixed(results: Iterable[CellResult]) -> bool:
     """Say whether the records come from different commits or software versions, so that they compare less well."""
-    keys = {(str(r.provenance.get("commit")), str(r.provenance.get("versions"))) for r in results}
-    return len(keys) > 1
+    return len({str([result.provenance.get(key) for key in SOFTWARE]) for result in results}) > 1
 
 
 def _text(key: str, value: Any, result: CellResult) -> str:

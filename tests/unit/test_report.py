@@ -14,6 +14,7 @@ from benchmarks.matrix import expand
 from benchmarks.report import accuracy as accuracy_module
 from benchmarks.report.cli import screen_text, write_report
 from benchmarks.report.load import load_run
+from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.tables import TABLES
 from benchmarks.report.tell import load_tells
 from benchmarks.report.write import to_csv, to_markdown
@@ -197,6 +198,14 @@ def test_what_a_record_says_cannot_break_the_page(folder, no_figures):
     page = write_report(load_run(folder)).read_text()
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_provenance_shows_each_fact_once(folder):
+    facts = dict(provenance_rows(load_run(folder).results.values()))
+    assert facts["Packages"] == ["torch 2.13.0+cpu, numpy 2.4.6"]
+    assert facts["Uncommitted changes"] == ["no"]
+    assert facts["Measured"] == ["2026-01-01T12:00:00+00:00 to 2026-01-03T12:00:00+00:00"]
+    assert [value.split(":")[0] for value in facts["Data (SHA-256)"]] == MODELS
 
 
 def test_mixed_provenance_is_said(folder, no_figures):

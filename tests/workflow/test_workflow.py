@@ -73,7 +73,7 @@ BAD_CONFIGS = [
 def test_a_run_name_is_the_name_of_a_folder():
     assert get_run_name({"run": 2026}) == "2026"
     for name in ("", "a/b", "..", "a b", ".hidden"):
-        with pytest.raises(ConfigError, match="run: .* is not allowed"):
+        with pytest.raises(ConfigError, match=r"run: .* is not allowed"):
             get_run_name({"run": name})
 
 
