@@ -1,0 +1,229 @@
+"""The dependency rule, read from the imports: which part of the project may know which."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# --- the rule, as data ---
+
+LAYERS = (
+    ("errors", "payload"),
+    ("comm", "compressors", "grouping", "kernels", "residuals"),
+    ("error_feedback",),
+    ("launch",),
+    ("optimizer",),
+    ("scheme",),
+    ("api", "memory", "plan", "zoo", ""),
+    ("__main__",),
+)
+"""Units of resireduce (a module, or a package with all in it; "" is the package itself). Each may import lower layers."""
+
+SIDEWAYS = {("compressors", "kernels"), ("residuals", "grouping"), ("plan", "api"), ("plan", "memory")}
+"""Within a layer, only these: (who imports, what)."""
+
+ONLY_IN = {"horovod": ("resireduce/comm/horovod.py",)}
+"""Modules that only these files of the project may import."""
+
+FORBIDDEN_CALLS = {
+    "print": ("resireduce/__main__.py",),
+    ".cuda": (),
+    "torch.manual_seed": (),
+    "torch.cuda.manual_seed_all": (),
+    "random.seed": (),
+    "np.random.seed": (),
+}
+"""Calls that the library does not make, and where it may. A leading dot: a method of anything."""
+
+LIGHT = {"resireduce/scheme.py": ("resireduce.errors",), "resireduce/errors.py": (), "resireduce/__init__.py": ()}
+"""What these may import when they are loaded, beside the standard library."""
+
+TORCH_FREE = (
+    "resireduce/__init__.py",
+    "resireduce/__main__.py",
+    "resireduce/errors.py",
+    "resireduce/scheme.py",
+    "benchmarks/__main__.py",
+    "benchmarks/cell.py",
+    "benchmarks/checks.py",
+    "benchmarks/files.py",
+    "benchmarks/launch.py",
+    "benchmarks/matrix.py",
+    "benchmarks/measure/provenance.py",
+    "benchmarks/models/__init__.py",
+    "benchmarks/record.py",
+    "benchmarks/report/*.py",
+    "benchmarks/run.py",
+    "benchmarks/tasks/__init__.py",
+    "benchmarks/workflow/*.py",
+    "benchmarks/workloads.py",
+)
+"""Loading these loads none of HEAVY, not even through others: tables need no training environment."""
+
+HEAVY = ("torch", "transformers", "sklearn")
+
+# --- how it is read ---
+
+
+def imports(tree: ast.AST, module: str, whole: bool = True) -> Iterator[tuple[int, str]]:
+    """Line and full name of what is imported, but for `if TYPE_CHECKING`; without `whole`, not within functions."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            for branch in node.orelse:
+                yield from imports(ast.Module([branch], []), module, whole)
+        elif isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            source = ".".join([*package, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{source}.{alias.name}") for alias in node.names)
+        elif whole or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            yield from imports(node, module, whole)
+
+
+def module_of(path: str) -> str:
+    """Dotted name of a file; a package's own code counts as its `__init__`, so that relative imports come out right."""
+    return path.removesuffix(".py").replace("/", ".")
+
+
+def unit_of(name: str) -> str:
+    """Unit of resireduce that a dotted name lies in; what is no submodule comes from the package itself."""
+    unit = (name.split(".") + [""])[1]
+    return unit if any(unit in layer for layer in LAYERS) or (ROOT / "resireduce" / f"{unit}.py").exists() else ""
+
+
+def layer_of(unit: str) -> int:
+    return next((number for number, layer in enumerate(LAYERS) if unit in layer), -1)
+
+
+def broken_imports(path: str, source: str) -> list[str]:
+    """What a file of the project imports against the rule."""
+    found, tree, module = [], ast.parse(source), module_of(path)
+    for line, name in imports(tree, module):
+        top = name.split(".")[0]
+        if path not in ONLY_IN.get(top, (path,)):
+            found.append(f"{path}:{line} imports {name}: only {', '.join(ONLY_IN[top])} may")
+        if path.startswith("resireduce/") and top == "benchmarks":
+            found.append(f"{path}:{line} imports {name}: the library knows nothing of the experiments")
+        if path.startswith("resireduce/") and top == "resireduce":
+            own, other = unit_of(module.removesuffix(".__init__")), unit_of(name)
+            below = layer_of(other) < layer_of(own) or (own, other) in SIDEWAYS or own == other
+            if not below or layer_of(other) < 0:
+                found.append(f"{path}:{line} imports {name}: {own or 'the package'} may not know {other or 'it'}")
+    return found
+
+
+def heavy_imports(path: str, source: str) -> list[str]:
+    """What a file of LIGHT imports, when it is loaded, beside the standard library and what LIGHT allows."""
+    names = imports(ast.parse(source), module_of(path), whole=False)
+    return [
+        f"{path}:{line} imports {name} when it is loaded"
+        for line, name in names
+        if name.split(".")[0] not in sys.stdlib_module_names and not name.startswith(LIGHT[path] or ("-",))
+    ]
+
+
+def forbidden_calls(path: str, source: str) -> list[str]:
+    """Calls in a file of the library that it does not make."""
+    calls = [
+        (node.lineno, ast.unparse(node.func)) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)
+    ]
+    return [
+        f"{path}:{line} calls {called}()"
+        for line, called in calls
+        for name, where in FORBIDDEN_CALLS.items()
+        if (called.endswith(name) if name.startswith(".") else called == name) and path not in where
+    ]
+
+
+def sources(*patterns: str) -> list[tuple[str, str]]:
+    files = sorted(file for pattern in patterns for file in ROOT.glob(pattern))
+    return [(file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")) for file in files]
+
+
+# --- the rule holds ---
+
+
+def test_imports_follow_the_layers() -> None:
+    files = sources("resireduce/**/*.py", "benchmarks/**/*.py")
+    assert [problem for path, source in files for problem in broken_imports(path, source)] == []
+
+
+def test_every_unit_of_the_library_has_a_layer() -> None:
+    units = {
+        path.stem for path in (ROOT / "resireduce").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert units - {"__init__"} == {unit for layer in LAYERS for unit in layer if unit}
+
+
+def test_light_modules_import_the_standard_library_only() -> None:
+    assert [problem for path, source in sources(*LIGHT) for problem in heavy_imports(path, source)] == []
+
+
+def test_the_library_does_not_print_seed_or_choose_devices() -> None:
+    assert [p for path, source in sources("resireduce/**/*.py") for p in forbidden_calls(path, source)] == []
+
+
+def test_torch_free_modules_load_without_torch() -> None:
+    modules = [module_of(path).removesuffix(".__init__") for path, _ in sources(*TORCH_FREE)]
+    assert len(modules) > len(TORCH_FREE), "patterns that match nothing check nothing"
+    code = (
+        "import importlib, sys\n"
+        f"for module in {modules}:\n"
+        "    importlib.import_module(module)\n"
+        f"    heavy = [name for name in {HEAVY} if name in sys.modules]\n"
+        "    if heavy: sys.exit(f'{module} loads {heavy}')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# --- and would be seen if it did not ---
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("resireduce/payload.py", "from resireduce.compressors.base import Compressor"),
+        ("resireduce/payload.py", "from resireduce import errors"),
+        ("resireduce/comm/local.py", "import resireduce.residuals.full"),
+        ("resireduce/compressors/topk.py", "from ..residuals import base"),
+        ("resireduce/launch.py", "def f():\n    from resireduce.optimizer import DistributedOptimizer"),
+        ("resireduce/optimizer.py", "from resireduce import distribute"),
+        ("resireduce/optimizer.py", "if True:\n    from .api import distribute"),
+        ("resireduce/memory.py", "from resireduce.plan import plan"),
+        ("resireduce/api.py", "from benchmarks.models import MODELS"),
+        ("resireduce/comm/torch.py", "import horovod.torch as hvd"),
+        ("benchmarks/train.py", "from horovod import torch"),
+    ],
+)
+def test_a_forbidden_import_is_found(path: str, source: str) -> None:
+    assert len(broken_imports(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("resireduce/comm/horovod.py", "import horovod.torch as hvd"),
+        ("resireduce/compressors/topk.py", "from resireduce.kernels.select import largest_magnitudes"),
+        ("resireduce/residuals/full.py", "from .base import Residual"),
+        ("resireduce/payload.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import resireduce.api"),
+        ("benchmarks/train.py", "import resireduce"),
+    ],
+)
+def test_an_allowed_import_is_not(path: str, source: str) -> None:
+    assert broken_imports(path, source) == []
+
+
+def test_other_violations_are_found() -> None:
+    assert heavy_imports("resireduce/scheme.py", "import torch\ndef f():\n    import torch") != []
+    assert heavy_imports("resireduce/scheme.py", "def f():\n    import torch") == []
+    assert heavy_imports("resireduce/scheme.py", "from resireduce.api import distribute") != []
+    for call in ("print(1)", "tensor.cuda()", "torch.manual_seed(0)"):
+        assert len(forbidden_calls("resireduce/api.py", call)) == 1
+    assert forbidden_calls("resireduce/api.py", "torch.Generator().manual_seed(0); torch.cuda.current_device()") == []
