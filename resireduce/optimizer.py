@@ -43,7 +43,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             Slot(index, name, parameter, dense=feedback.compressor_of(name).collective == "all_reduce")
             for index, (name, parameter) in enumerate(parameters.items())
         ]
-        self._chunk_bytes = max(slot.nbytes for slot in self._slots)
+        self._chunk_bytes = _largest_layer(self._slots)
         limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
         self._queue = LaunchQueue(self._slots, feedback, limit)
         self._restart()
@@ -200,8 +200,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def bounds(self) -> dict[str, int]:
         """Bytes alive at most beside the model states, at any time of a step in streamed mode.
 
-        dense_bytes: gradients, dense payloads and averaged gradients. Tied parameters come on top: autograd holds
-        their gradient from their last use to their first. local_bytes: this rank's compressed payloads.
+        dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes
+        the gradients of weight and bias together). Tied parameters come on top: autograd holds their gradient from
+        their last use to their first. local_bytes: this rank's compressed payloads.
         gathered_bytes: all ranks' payloads of the tensors under way. For the first step this holds if gradients arrive
         in the reverse order of the model's parameters, afterwards always.
         """
@@ -215,3 +216,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
             "gathered_bytes": max(self._queue.gathered_limit, *gathered),
         }
+
+
+def _largest_layer(slots: list[Slot]) -> int:
+    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
+    layers: dict[str, int] = {}
+    for slot in slots:
+        layer = slot.name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + slot.nbytes
+    return max(layers.values())

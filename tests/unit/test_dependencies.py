@@ -22,7 +22,7 @@ LAYERS = (
     ("api", "memory", "plan", "zoo", ""),
     ("__main__",),
 )
-"""Units of resireduce (a module, or a package with all in it; "" is the package itself). Each may import lower layers."""
+"""Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
 
 SIDEWAYS = {("compressors", "kernels"), ("residuals", "grouping"), ("plan", "api"), ("plan", "memory")}
 """Within a layer, only these: (who imports, what)."""
@@ -93,8 +93,8 @@ def module_of(path: str) -> str:
 
 def unit_of(name: str) -> str:
     """Unit of resireduce that a dotted name lies in; what is no submodule comes from the package itself."""
-    unit = (name.split(".") + [""])[1]
-    return unit if any(unit in layer for layer in LAYERS) or (ROOT / "resireduce" / f"{unit}.py").exists() else ""
+    unit = name.split(".")[1] if "." in name else ""
+    return unit if layer_of(unit) >= 0 or (ROOT / "resireduce" / f"{unit}.py").exists() else ""
 
 
 def layer_of(unit: str) -> int:
@@ -155,9 +155,7 @@ def test_imports_follow_the_layers() -> None:
 
 
 def test_every_unit_of_the_library_has_a_layer() -> None:
-    units = {
-        path.stem for path in (ROOT / "resireduce").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-    }
+    units = {path.split("/")[1].removesuffix(".py") for path, _ in sources("resireduce/**/*.py")}
     assert units - {"__init__"} == {unit for layer in LAYERS for unit in layer if unit}
 
 

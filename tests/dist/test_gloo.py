@@ -1,0 +1,92 @@
+"""The same contracts between processes, over gloo."""
+
+import copy
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from resireduce.comm.torch import TorchCommunicator
+from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
+
+Checks = Callable[[TorchCommunicator], None]
+
+
+def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
+    checks(TorchCommunicator())
+    dist.destroy_process_group()
+
+
+def on_processes(world_size: int, checks: Checks) -> None:
+    """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (world_size, folder, checks), nprocs=world_size)
+
+
+def _all_equal(model: nn.Module) -> bool:
+    """Whether all ranks hold the same parameters."""
+    for parameter in model.parameters():
+        theirs = [torch.empty_like(parameter.data) for _ in range(dist.get_world_size())]
+        dist.all_gather(theirs, parameter.data)
+        if not all(torch.equal(parameter.data, other) for other in theirs):
+            return False
+    return True
+
+
+def check_ddp(communicator: TorchCommunicator) -> None:
+    """None = DistributedDataParallel, and top-k of everything = none."""
+    for optimizer in ("nesterov", "adamw"):
+        start = seeded(lambda: nn.Sequential(nn.Linear(600, 72), nn.ReLU(), nn.Linear(72, 150), nn.Linear(150, 10)))
+        plain = copy.deepcopy(start)
+        parallel = DistributedDataParallel(plain)
+        reference = OPTIMIZERS[optimizer](list(plain.parameters()))
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(10):
+            reference.zero_grad()
+            loss_of(parallel, generator).backward()
+            reference.step()
+        for gradients in ("kept", "streamed"):
+            for options in ({"compressor": "none"}, {"density": 1.0, "scheme": "baseline"}, {"density": 1.0}):
+                model, _ = train(
+                    communicator, start, optimizer=optimizer, steps=10, gradients=gradients, **options
+                )  # fmt: skip
+                assert same(model, plain), (optimizer, gradients, options)
+
+
+def check_lifetimes(communicator: TorchCommunicator) -> None:
+    """Streamed = kept, ranks agree, and gloo = the local world (of two ranks: more are summed in another order)."""
+    start = seeded(Net)
+    for scheme, compressor in (("baseline", "topk"), ("w+2d", "topk"), ("none", "none")):
+        options = {"scheme": scheme, "compressor": compressor, "steps": 10}
+        kept, _ = train(communicator, start, gradients="kept", **options)
+        streamed, _ = train(communicator, start, gradients="streamed", **options)
+        assert same(kept, streamed) and _all_equal(streamed) and not same(streamed, start)
+        if communicator.world_size == 2:
+            local = train_world(2, start, gradients="streamed", **options)
+            assert same(local[0][0], streamed)
+
+
+def check_start(communicator: TorchCommunicator) -> None:
+    """Ranks that start from different parameters, buffers and optimizer states go on from rank 0's."""
+    model = seeded(Net, seed=communicator.rank)
+    model.norm.running_mean.fill_(communicator.rank)
+    assert not _all_equal(model)
+    trained, _ = train(communicator, model, steps=0)
+    assert _all_equal(trained) and trained.norm.running_mean.sum() == 0
+
+
+@pytest.mark.parametrize("checks", [check_ddp, check_lifetimes, check_start])
+def test_two_processes(checks: Checks) -> None:
+    on_processes(2, checks)
+
+
+def test_four_processes() -> None:
+    on_processes(4, check_lifetimes)

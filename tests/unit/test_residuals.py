@@ -1,0 +1,184 @@
+"""Contracts of every scheme, and the paper's formulas computed independently."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from resireduce.compressors.topk import TopK
+from resireduce.grouping import Grouping
+from resireduce.residuals.base import Residual
+from resireduce.residuals.rows_columns import RowsColumnsResidual
+from resireduce.residuals.weighted import WeightedResidual
+from resireduce.scheme import SCHEMES, build_residual
+
+SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
+GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
+
+
+def registered(residual: Residual, dtype: torch.dtype = torch.float64) -> Residual:
+    for name, shape in SHAPES.items():
+        residual.register(name, torch.empty(shape, dtype=dtype))
+    return residual
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float64) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    return {name: torch.randn(shape, generator=generator, dtype=dtype) * (i + 1)
+            for i, (name, shape) in enumerate(SHAPES.items())}  # fmt: skip
+
+
+def step(residual: Residual, number: int, order: list[str], density: float = 0.1) -> dict[str, torch.Tensor]:
+    """One step with gradients arriving in `order`. Returns what each tensor sent."""
+    compressor, sent, inputs = TopK(density), {}, gradients(number)
+    for name in order:
+        grad = residual.compensate_(inputs[name], name)
+        payload = compressor.compress(grad, name, number)
+        sent[name] = compressor.decompress(payload)
+        residual.update(name, lambda grad=grad, payload=payload: compressor.error_(grad, payload))
+    residual.end_step()
+    return sent
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_order_of_arrival_does_not_matter(scheme: str) -> None:
+    names, states = list(SHAPES), []
+    for order in itertools.islice(itertools.permutations(names), 0, 120, 7):
+        residual = registered(build_residual(scheme, GROUPING))
+        for number in range(3):
+            step(residual, number, list(order))
+        states.append({name: tensor.clone() for name, tensor in residual.tensors().items()})
+    for state in states[1:]:
+        assert all(torch.equal(states[0][name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nbytes_counts_the_tensors_held_and_does_not_change(scheme: str) -> None:
+    residual = registered(build_residual(scheme, GROUPING))
+    before = residual.nbytes()
+    step(residual, 0, list(SHAPES))
+    assert residual.nbytes() == before == sum(t.nbytes for t in residual.tensors().values())
+
+
+def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
+    def nbytes(scheme: str) -> int:
+        return registered(build_residual(scheme, GROUPING)).nbytes()
+
+    element = 8
+    everything = (3 * 1200 + 3000 + 200) * element
+    block = 25 * 30 * element + (25 + 30) * 4
+    assert nbytes("baseline") == everything and nbytes("none") == 0
+    assert nbytes("w") == everything - 2 * 1200 * element
+    assert nbytes("2d") == everything - 3000 * element + block
+    assert nbytes("w+2d") == nbytes("w") + nbytes("2d") - everything
+
+
+def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str, np.ndarray]]:
+    """The paper's formulas, section 2.2, 4.2 and 4.3, in NumPy. Returns what is sent in each step."""
+    stored = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    history = []
+    for number in range(steps):
+        sent, left = {}, {}
+        for name, grad in gradients(number).items():
+            total = grad.numpy() + stored[name]
+            k = max(1, int(np.floor(density * total.size)))
+            keep = np.argsort(-np.abs(total).ravel(), kind="stable")[:k]
+            mask = np.zeros(total.size, dtype=bool)
+            mask[keep] = True
+            sent[name] = np.where(mask.reshape(total.shape), total, 0)
+            left[name] = total - sent[name]
+        kinds = SCHEMES[scheme]
+        if kinds.grouped == "weighted":
+            weight = {n: 0.5 * np.abs(left[n]).sum() / left[n].size
+                      + 0.5 * np.sqrt((left[n] ** 2).sum()) / np.sqrt(left[n].size) for n in "abc"}  # fmt: skip
+            average = sum(weight[n] * left[n] for n in "abc") / sum(weight.values())
+            left |= dict.fromkeys("abc", average)
+        if kinds.specific == "rows_columns":
+            full, block = left["big"], np.zeros(SHAPES["big"])
+            rows = np.argsort(-np.abs(full).sum(1))[: SHAPES["big"][0] // 2]
+            columns = np.argsort(-np.abs(full).sum(0))[: SHAPES["big"][1] // 2]
+            block[np.ix_(rows, columns)] = full[np.ix_(rows, columns)]
+            left["big"] = block
+        stored = {n: np.zeros_like(v) for n, v in left.items()} if kinds.other == "none" else left
+        history.append(sent)
+    return history
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_agrees_with_the_formulas_over_five_steps(scheme: str) -> None:
+    residual = registered(build_residual(scheme, GROUPING))
+    for number, expected in enumerate(numpy_scheme(scheme, 5)):
+        sent = step(residual, number, list(reversed(SHAPES)))
+        for name in SHAPES:
+            np.testing.assert_allclose(sent[name].numpy(), expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+def one_group() -> WeightedResidual:
+    residual = WeightedResidual(grouping=GROUPING)
+    for name in GROUPING.grouped:
+        residual.register(name, torch.empty(SHAPES[name], dtype=torch.float64))
+    return residual
+
+
+def test_equal_weights_conserve_mass_as_an_average_does() -> None:
+    residual = one_group()
+    error = torch.randn(30, 40, dtype=torch.float64)
+    for name in "abc":
+        residual.update(name, lambda: error.clone())
+    stored = residual.tensors()["weighted.a"]
+    torch.testing.assert_close(stored, error)
+
+
+def test_a_group_of_zeros_stays_zero() -> None:
+    residual = one_group()
+    for name in "cba":
+        residual.update(name, lambda: torch.zeros(30, 40, dtype=torch.float64))
+    assert torch.equal(residual.tensors()["weighted.a"], torch.zeros(30, 40, dtype=torch.float64))
+
+
+def test_a_group_without_all_members_averages_those_that_came() -> None:
+    residual = one_group()
+    only = torch.randn(30, 40, dtype=torch.float64)
+    residual.update("a", only.clone)
+    residual.end_step()
+    torch.testing.assert_close(residual.tensors()["weighted.a"], only)
+    residual.end_step()
+    torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
+
+
+def test_2d_with_all_rows_and_columns_is_error_feedback() -> None:
+    grouping = Grouping(specific=("big",))
+    whole = RowsColumnsResidual(grouping=grouping, row_ratio=1, column_ratio=1)
+    whole.register("big", torch.empty(50, 60, dtype=torch.float64))
+    error = torch.randn(50, 60, dtype=torch.float64)
+    whole.update("big", error.clone)
+    grad = torch.randn(50, 60, dtype=torch.float64)
+    assert torch.equal(whole.compensate_(grad.clone(), "big"), grad + error)
+
+
+def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
+    residual = RowsColumnsResidual(grouping=Grouping(specific=("conv",)))
+    residual.register("conv", nn.Conv2d(16, 10, 3).weight)
+    error = torch.zeros(10, 16, 3, 3)
+    error[2, 5, 1, 1], error[7, 0, 0, 0] = 3.0, -2.0
+    residual.update("conv", error.clone)
+    assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
+    assert residual.tensors()["rows_columns.conv.values"].shape == (5, 72)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_storage_in_another_precision_is_within_its_rounding(scheme: str, dtype: str) -> None:
+    exact, stored = registered(build_residual(scheme, GROUPING)), registered(build_residual(scheme, GROUPING, dtype))
+    for number in range(2):
+        step(exact, number, list(SHAPES)), step(stored, number, list(SHAPES))
+    width = {"bfloat16": 2, "float16": 2, "float64": 8}[dtype]
+    values = [name for name in exact.tensors() if exact.tensors()[name].is_floating_point()]
+    for name in values:
+        assert stored.tensors()[name].nbytes * 8 == exact.tensors()[name].nbytes * width
+    if scheme in ("baseline", "w"):
+        for name in values:
+            a, b = exact.tensors()[name], stored.tensors()[name].double()
+            assert ((a - b).abs() <= 0.05 * a.abs().max()).float().mean() > 0.99

@@ -1,0 +1,248 @@
+"""Streamed = kept, bit for bit; and how both are used rightly and wrongly."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.scheme import SCHEMES
+from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_streamed_is_kept_for_every_optimizer(optimizer: str, world_size: int) -> None:
+    model = seeded(Net)
+    for scheme, compressor in (("baseline", "topk"), ("w+2d", "topk"), ("none", "none")):
+        options = {"optimizer": optimizer, "scheme": scheme, "compressor": compressor}
+        kept = train_world(world_size, model, gradients="kept", **options)
+        streamed = train_world(world_size, model, gradients="streamed", **options)
+        assert same(kept[0][0], streamed[0][0]), (scheme, compressor)
+        assert not same(kept[0][0], model)
+        assert all(same(streamed[0][0], other) for other, _ in streamed), "ranks drifted apart"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_streamed_is_kept_for_every_scheme_on_three_ranks(scheme: str) -> None:
+    model = seeded(Net)
+    kept, streamed = (train_world(3, model, scheme=scheme, gradients=g, steps=10) for g in ("kept", "streamed"))
+    assert same(kept[0][0], streamed[2][0])
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_tied_parameters_are_one(gradients: str) -> None:
+    def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
+        tokens = torch.randint(600, (7,), generator=generator)
+        return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
+
+    model = seeded(lambda: Net(tied=True))
+    trained = train_world(2, model, gradients=gradients, loss=loss, steps=5)
+    dense = train_world(2, model, gradients=gradients, loss=loss, steps=5, density=1.0)
+    plain = train_world(2, model, gradients=gradients, loss=loss, steps=5, compressor="none")
+    assert same(trained[0][0], trained[1][0]) and not same(trained[0][0], dense[0][0])
+    assert same(dense[0][0], plain[0][0])
+
+
+class Branching(nn.Module):
+    """`odd` is used by odd ranks only, `never` by none, `frozen` is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
+        self.frozen.requires_grad_(False)
+        self.use_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.shared(x))
+        return self.odd(x) if self.use_odd else x
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
+    start = seeded(Branching)
+
+    def rank(communicator: LocalCommunicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        model.use_odd = communicator.rank == 1  # type: ignore[assignment]
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = resireduce.distribute(
+            model, wrapped, backend=communicator, gradients=gradients, compressor=compressor, scheme="none", density=1.0
+        )
+        x = torch.ones(2, 120) * (communicator.rank + 1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert wrapped.state.keys() == {p for n, p in model.named_parameters() if n.split(".")[0] in ("shared", "odd")}
+        return model
+
+    models = LocalWorld(2).run(rank)
+    assert same(models[0], models[1])
+    for name in ("never", "frozen"):
+        assert same(getattr(models[0], name), getattr(start, name)), "weight decay must not touch what is not used"
+    assert not same(models[0].odd, start.odd), "rank 0 must apply what rank 1 has found"
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str) -> None:
+    start = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 3)))
+    x, y = torch.randn(8, 150, dtype=torch.float64), torch.randint(3, (8,))
+    start.double()
+
+    def run(parts: int, passes: int) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(
+            model, wrapped, backend="local", gradients=gradients, compressor=compressor, density=0.5,
+            backward_passes_per_step=passes,
+        )  # fmt: skip
+        for _ in range(3):
+            optimizer.zero_grad()
+            for i, (xs, ys) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+                loss = nn.functional.cross_entropy(model(xs), ys, reduction="sum")
+                if passes == 1 and i < parts - 1:
+                    with optimizer.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            optimizer.step()
+        return model
+
+    whole = run(1, 1)
+    for other in (run(4, 4), run(4, 1)):
+        for a, b in zip(whole.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_calls_in_a_wrong_order_are_refused_with_the_cure(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1), backend="local", gradients=gradients
+    )
+    generator = torch.Generator().manual_seed(0)
+    loss_of(model, generator).backward()
+    with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step"):
+        loss_of(model, generator).backward()
+    with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step"):
+        optimizer.zero_grad()
+    with pytest.raises(UsageError, match="before resireduce.distribute"):
+        optimizer.add_param_group({"params": []})
+
+
+def test_a_nan_names_its_parameter_and_stays_out_of_the_residual() -> None:
+    model = seeded(Net)
+    optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local")
+    for parameter in model.head.parameters():
+        parameter.grad = torch.full_like(parameter, torch.nan)
+    with pytest.raises(NonFiniteGradient, match=r"head\."):
+        loss_of(model, torch.Generator().manual_seed(0)).backward()
+    assert all(tensor.isfinite().all() for tensor in optimizer.residual_state_dict().values())
+
+
+def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
+    for gradients, left in (("streamed", 0), ("kept", 15)):
+        model = seeded(Net)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), backend="local", gradients=gradients
+        )
+        loss_of(model, torch.Generator().manual_seed(0)).backward()
+        held = [p for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        assert len(held) == left + 3 * (gradients == "kept")
+        assert len([p for p in model.parameters() if p.grad is not None]) == len(held)
+
+
+def test_a_scheduler_and_a_closure_work_as_with_the_wrapped_optimizer() -> None:
+    model = seeded(Net)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, backend="local")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    generator = torch.Generator().manual_seed(0)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model, generator)
+        loss.backward()
+        return loss.item()
+
+    assert isinstance(optimizer.step(closure), float)
+    scheduler.step()
+    assert wrapped.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.05
+    assert optimizer.state is wrapped.state and optimizer.state_dict().keys() == wrapped.state_dict().keys()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_channels_last_gradients_are_the_same(gradients: str) -> None:
+    start = seeded(lambda: nn.Sequential(nn.Conv2d(16, 80, 3), nn.Flatten(), nn.Linear(720, 3))).double()
+    x = torch.randn(2, 16, 5, 5, dtype=torch.float64)
+    trained = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = copy.deepcopy(start).to(memory_format=memory_format)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.01), backend="local", gradients=gradients, density=0.2
+        )
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x.contiguous(memory_format=memory_format)).square().mean().backward()
+            optimizer.step()
+        trained.append(model)
+    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b.contiguous(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, baseline"),
+        ({"compressor": "top"}, "compressor: 'top' .*allowed: none, topk"),
+        ({"density": 0}, "density: 0 .*0 < density <= 1"),
+        ({"density": 1.5}, "density: 1.5"),
+        ({"density": float("nan")}, "density: nan"),
+        ({"density": "abc"}, "density: 'abc'"),
+        ({"gradients": "stream"}, "gradients: 'stream' .*did you mean 'streamed'"),
+        ({"backend": "mpi"}, "backend: 'mpi'"),
+        ({"backend": "torch"}, "backend: 'torch' needs torch.distributed.init_process_group"),
+        ({"groups": "all"}, "groups: 'all'"),
+        ({"groups": resireduce.Grouping(groups=(("first.weight", "no.such"),))}, "groups: 'no.such'"),
+        ({"groups": resireduce.Grouping(groups=(("first.weight", "blocks.0.up.weight"),))}, "one shape"),
+        ({"residual_dtype": "int7"}, "residual_dtype: 'int7'"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step: 0"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_refused_before_anything_changes(
+    options: dict[str, object], message: str
+) -> None:
+    model = seeded(Net)
+    with pytest.raises(ConfigError, match=message):
+        resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), **{"backend": "local", **options}  # type: ignore[arg-type]
+        )  # fmt: skip
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_an_optimizer_that_does_not_fit_is_refused() -> None:
+    model, other = seeded(Net), seeded(Net)
+    with pytest.raises(ConfigError, match="not the model's"):
+        resireduce.distribute(model, torch.optim.SGD(other.parameters(), 0.1), backend="local")
+    with pytest.raises(ConfigError, match="LBFGS.*'kept'"):
+        resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local")
+
+
+def test_residuals_are_saved_and_loaded() -> None:
+    model = seeded(Net)
+    _, optimizer = train(LocalCommunicator(), model, steps=3)
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    assert sum(tensor.nbytes for tensor in state.values()) == optimizer.feedback.residual.nbytes() > 0
+    _, fresh = train(LocalCommunicator(), model, steps=0)
+    fresh.load_residual_state_dict(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
+    _, baseline = train(LocalCommunicator(), model, steps=0, scheme="baseline")
+    with pytest.raises(ConfigError, match="does not fit"):
+        baseline.load_residual_state_dict(state)

@@ -1,0 +1,106 @@
+"""Small models and training loops that the tests of the library share."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.optimizer import DistributedOptimizer
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+    "nesterov": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "weight-decay": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2),
+    "adam": lambda p: torch.optim.Adam(p, 1e-3),
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2),
+}
+
+
+class Block(nn.Module):
+    """Two equal-shaped matrices in each block: groups across blocks."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Net(nn.Module):
+    """Embedding-like specific layer, a run of equal blocks, a layer that shares its weight with another, small tensors.
+
+    Widths are such that no activation (batch 6 or 7) has the shape of a parameter.
+    """
+
+    def __init__(self, width: int = 72, blocks: int = 3, tied: bool = False):
+        super().__init__()
+        self.first = nn.Linear(600, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, 600 if tied else 10, bias=not tied)
+        if tied:
+            self.head.weight = nn.Parameter(torch.empty(600, width).normal_(std=0.05))
+            self.first = nn.Embedding(600, width)
+            self.first.weight = self.head.weight
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    """A model with the same parameters every time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+def loss_of(model: nn.Module, generator: torch.Generator, size: int = 6) -> Tensor:
+    """The loss of a batch that the generator makes."""
+    x, y = torch.randn(size, 600, generator=generator), torch.randint(10, (size,), generator=generator)
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def train(
+    communicator: Communicator,
+    model: nn.Module,
+    *,
+    optimizer: str = "momentum",
+    steps: int = 30,
+    loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
+    **options: object,
+) -> tuple[nn.Module, DistributedOptimizer]:
+    """Train a copy of `model` on this rank's own batches; at density 0.05 unless told."""
+    model = copy.deepcopy(model)
+    wrapped = OPTIMIZERS[optimizer](list(model.parameters()))
+    distributed = resireduce.distribute(
+        model,
+        wrapped,
+        backend=communicator,
+        **{"density": 0.05, **options},  # type: ignore[arg-type]
+    )
+    generator = torch.Generator().manual_seed(communicator.rank)
+    for _ in range(steps):
+        distributed.zero_grad()
+        loss(model, generator).backward()
+        distributed.step()
+    return model, distributed
+
+
+def train_world(size: int, model: nn.Module, **options: object) -> list[tuple[nn.Module, DistributedOptimizer]]:
+    """`train` on every rank of a local world."""
+    return LocalWorld(size).run(lambda communicator: train(communicator, model, **options))  # type: ignore[arg-type]
+
+
+def same(first: nn.Module, second: nn.Module) -> bool:
+    """Whether all parameters are equal bit for bit."""
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
