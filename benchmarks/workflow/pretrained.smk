@@ -5,7 +5,7 @@ rule pretrained:
         "results/cache/{model}-{content}.pt",
     log:
         "results/cache/{model}-{content}.log",
-    threads: 2
+    threads: 1
     shell:
         "echo 'Pretraining {wildcards.model}, once for all its cells ...'; "
         "python -m benchmarks pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "

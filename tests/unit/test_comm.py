@@ -25,7 +25,7 @@ def test_collectives_in_different_order_are_found() -> None:
         for handle in [communicator.all_reduce(torch.zeros(1), name) for name in names]:
             handle.wait()
 
-    with pytest.raises(UsageError, match="on one rank and .* on rank"):
+    with pytest.raises(UsageError, match=r"on one rank and .* on rank"):
         LocalWorld(2).run(rank)
 
 

@@ -126,7 +126,7 @@ def test_equal_weights_conserve_mass_as_an_average_does() -> None:
     residual = one_group()
     error = torch.randn(30, 40, dtype=torch.float64)
     for name in "abc":
-        residual.update(name, lambda: error.clone())
+        residual.update(name, error.clone)
     stored = residual.tensors()["weighted.a"]
     torch.testing.assert_close(stored, error)
 

@@ -132,7 +132,7 @@ def test_calls_in_a_wrong_order_are_refused_with_the_cure(gradients: str) -> Non
         loss_of(model, generator).backward()
     with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step"):
         optimizer.zero_grad()
-    with pytest.raises(UsageError, match="before resireduce.distribute"):
+    with pytest.raises(UsageError, match=r"before resireduce.distribute"):
         optimizer.add_param_group({"params": []})
 
 
@@ -231,7 +231,7 @@ def test_an_optimizer_that_does_not_fit_is_refused() -> None:
     model, other = seeded(Net), seeded(Net)
     with pytest.raises(ConfigError, match="not the model's"):
         resireduce.distribute(model, torch.optim.SGD(other.parameters(), 0.1), backend="local")
-    with pytest.raises(ConfigError, match="LBFGS.*'kept'"):
+    with pytest.raises(ConfigError, match=r"LBFGS.*'kept'"):
         resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local")
 
 
