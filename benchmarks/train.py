@@ -3,6 +3,7 @@
 import argparse
 import math
 import os
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -61,10 +62,8 @@ class Trainer:
                 self.history.append([step + 1, self.evaluate()])
             if self.communicator.rank == 0 and time.monotonic() - reported > PROGRESS_SECONDS:
                 reported = time.monotonic()
-                print(
-                    f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {reported - started:.0f} s",
-                    flush=True,
-                )
+                line = f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {reported - started:.0f} s"
+                print(line, file=sys.stderr, flush=True)
 
     def _step(self, step: int, steps: int, batch: Batch) -> float:
         for group in self.optimizer.param_groups:

@@ -101,9 +101,14 @@ def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
     Activations are not counted; it is taken that none has the shape of a parameter.
     """
     held = held_tensors(optimizer)
-    shapes = {p.shape for p in held["parameters"]}
+    shapes = {_squeezed(p) for p in held["parameters"]}
     everything = [tensor for tensors in held.values() for tensor in tensors]
-    return LiveBytes(lambda tensor: tensor.shape in shapes or _called_by_library(), everything)
+    return LiveBytes(lambda tensor: _squeezed(tensor) in shapes or _called_by_library(), everything)
+
+
+def _squeezed(tensor: Tensor) -> tuple[int, ...]:
+    """The shape without ones: autograd makes some gradients of vectors as matrices of one row."""
+    return tuple(size for size in tensor.shape if size != 1)
 
 
 def _key(tensor: Tensor) -> int:
