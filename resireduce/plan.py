@@ -8,7 +8,7 @@ from torch import nn
 
 from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 from resireduce.memory import measure_states, track_states
 from resireduce.optimizer import DistributedOptimizer
 
@@ -44,6 +44,8 @@ def plan(
         in_flight: peak_states - total. peak_normalised: peak_states / baseline_total.
     """
     make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
+        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 or more")
     shared = {"compressor": compressor, "density": density}
     result = _run(build, make, world_size, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, **shared)
     baseline = _run(build, make, world_size, scheme="baseline", gradients="kept", compressor="topk", density=density)
@@ -64,8 +66,10 @@ def _run(
     """Two steps: the first makes the optimizer's states, the second is watched."""
     with torch.device("meta"):
         model = build()
-    wrapped = make([parameter for parameter in model.parameters() if parameter.requires_grad])
-    optimizer = distribute(model, wrapped, backend=PretendCommunicator(world_size), **options)  # type: ignore[arg-type]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
+    optimizer = distribute(model, make(trainable), backend=PretendCommunicator(world_size), **options)  # type: ignore[arg-type]
     _step(model, optimizer)
     states = measure_states(optimizer)
     optimizer.zero_grad()

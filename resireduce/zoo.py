@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from typing import Any
 
 from torch import nn
 
@@ -10,6 +11,7 @@ from resireduce.scheme import load
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
+CURE = "give a known name, or module:callable that needs no arguments and returns the model"
 
 
 def known_models() -> dict[str, str]:
@@ -21,12 +23,33 @@ def known_models() -> dict[str, str]:
 
 
 def find_builder(name: str) -> Callable[[], nn.Module]:
-    """The function that builds model `name`. ConfigError if there is none."""
+    """The function that builds model `name`. ConfigError if there is none, and from the function if it builds none."""
     target = name
     if ":" not in name:
         models = known_models()
         target = models[choose("model", name, models)]
+    module, _, attribute = target.partition(":")
+    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
+        raise ConfigError(f"model: {name!r} is not allowed; {CURE}")
+    build = _attempt(name, "cannot be loaded", lambda: load(target))
+    if not callable(build):
+        raise ConfigError(f"model: {name!r} is of type {type(build).__name__} and cannot be called; {CURE}")
+    return lambda: _built(name, build)
+
+
+def _built(name: str, build: Callable[[], Any]) -> nn.Module:
+    model = _attempt(name, "cannot be built", build)
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            f"model: {name!r} returns an object of type {type(model).__name__}, no torch.nn.Module; {CURE}"
+        )
+    return model
+
+
+def _attempt(name: str, what_failed: str, act: Callable[[], Any]) -> Any:
+    """What `act` returns. The code is the user's and can raise anything; its message is cut to one line."""
     try:
-        return load(target)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model: {name!r} cannot be loaded: {error}; give a known name or module:callable") from error
+        return act()
+    except Exception as error:
+        said = next(iter(str(error).strip().splitlines()), "no message")
+        raise ConfigError(f"model: {name!r} {what_failed}: {type(error).__name__}: {said}; {CURE}") from error

@@ -1,0 +1,81 @@
+"""The command line of the library: what it prints, and that bad input ends it in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from torch import nn
+
+from benchmarks.models import MODELS
+from resireduce.__main__ import main
+from resireduce.plan import plan
+from resireduce.zoo import find_builder
+
+BAD_MODELS = [
+    ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
+    (":x", "model: ':x' is not allowed; give a known name, or module:callable "),
+    ("a:b:c", "model: 'a:b:c' is not allowed; give "),
+    (".a:b", "model: '.a:b' is not allowed; give "),
+    ("torch:", "model: 'torch:' is not allowed; give "),
+    ("no_such_module:x", "model: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: "),
+    ("torch:no_such_name", "model: 'torch:no_such_name' cannot be loaded: AttributeError: "),
+    ("torch:__version__", "model: 'torch:__version__' is of type TorchVersion and cannot be called; give "),
+    ("torch.nn:Linear", "model: 'torch.nn:Linear' cannot be built: TypeError: "),
+    ("torch:randn", "model: 'torch:randn' cannot be built: TypeError: "),  # its own message has several lines
+    ("builtins:int", "model: 'builtins:int' returns an object of type int, no torch.nn.Module; give "),
+    ("tests.unit.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
+]
+BAD_OPTIONS = [
+    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 or more"),
+    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 or more"),
+    (("--density", "abc"), "density: 'abc' is not allowed"),
+    (("--optimizer", "adam"), "optimizer: 'adam' is not known (did you mean 'adamw'?)"),
+    (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
+]
+
+
+def without_a_message() -> nn.Module:
+    raise RuntimeError
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that the command ends with."""
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+@pytest.mark.parametrize("command", ["plan", "groups"])
+@pytest.mark.parametrize(("model", "message"), BAD_MODELS)
+def test_a_bad_model_is_named_in_one_line(capsys, command, model, message):
+    assert message in refused(capsys, command, "--model", model)
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_a_bad_option_is_named_in_one_line(capsys, options, message):
+    assert message in refused(capsys, "plan", "--model", "vgg-digits", *options)
+
+
+def test_the_exit_status_is_that_of_the_process():
+    command = [sys.executable, "-m", "resireduce", "plan", "--model", ":x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_prints_what_the_function_returns(capsys):
+    options = ["--optimizer", "adamw", "--world-size", "1", "--json"]
+    assert main(["plan", "--model", MODELS["vgg-digits"], *options]) == 0
+    planned = plan(find_builder("vgg-digits"), optimizer="adamw", world_size=1)
+    assert json.loads(capsys.readouterr().out) == planned
+
+
+def test_groups_and_others_are_all_tensors(capsys):
+    assert main(["groups", "--model", "vgg-digits", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kinds = [name for group in found["groups"] for name in group] + found["specific"] + found["others"]
+    assert sorted(kinds) == sorted(found["bytes"])
