@@ -22,7 +22,8 @@ def accuracy(run: Run) -> Table:
     tells = load_tells()
     records = [accuracy_record(run, setting, results, tells) for setting, results in run.settings().items()]
     head, body = by_model(run, cell_texts(run, records, _text), _headings(records))
-    return Table("accuracy", "Accuracy", READING, records, head, body, notes=_notes(records))
+    panel = "benchmarks.report.figures:accuracy_panel"
+    return Table("accuracy", "Accuracy", READING, records, head, body, panel, notes=_notes(records))
 
 
 def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tells: dict[str, bool]) -> Record:

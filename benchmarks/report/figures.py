@@ -12,6 +12,7 @@ from benchmarks.cell import Cell
 from benchmarks.record import STATE_FIELDS
 from benchmarks.report.labels import metric_value, percent, short_labels
 from benchmarks.report.table import CELL_COLUMNS, Record, Table
+from resireduce.scheme import load
 
 matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10, "hatch.linewidth": 0.6, "svg.hashsalt": "report"})
 
@@ -29,18 +30,17 @@ def draw(table: Table) -> bytes:
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, model in zip(panels, models, strict=False):
         records = [record for record in table.records if record["model"] == model]
-        PANELS[table.name](panel, records)
+        load(table.panel)(panel, records)
         _frame(panel, model, records)
     for panel in panels[len(models) :]:
         panel.set_visible(False)
-    if table.name == "memory":
-        _legend(figure, panels[0], columns=5 if columns > 1 else 3)
+    _legend(figure, panels[0], columns=5 if columns > 1 else 3)
     file = BytesIO()
     figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     return file.getvalue()
 
 
-def _memory(panel: Axes, records: Sequence[Record]) -> None:
+def memory_panel(panel: Axes, records: Sequence[Record]) -> None:
     """Draw the four states as parts of a bar, in per cent of the baseline; a diamond stands at the fullest moment."""
     for row, record in enumerate(records):
         if record["normalised"] is None:
@@ -63,14 +63,16 @@ def _memory(panel: Axes, records: Sequence[Record]) -> None:
     panel.set_xlabel("% of baseline, kept")
 
 
-def _accuracy(panel: Axes, records: Sequence[Record]) -> None:
+def accuracy_panel(panel: Axes, records: Sequence[Record]) -> None:
+    """Draw the mean metric, with its standard error where there are several seeds."""
     name = next((record["metric_name"] for record in records if record["metric_name"]), "metric")
     better = {True: "higher is better →", False: "← lower is better"}.get(records[0]["higher_is_better"], "")
     _dots(panel, records, "metric_mean", metric_value)
     panel.set_xlabel(f"{name}   {better}")
 
 
-def _throughput(panel: Axes, records: Sequence[Record]) -> None:
+def throughput_panel(panel: Axes, records: Sequence[Record]) -> None:
+    """Draw the steps per second, from zero on."""
     _dots(panel, records, "steps_per_second", lambda value: f"{value:.1f}")
     panel.set_xlim(0, 1.06 * max((record["steps_per_second"] or 0 for record in records), default=0) or 1)
     panel.set_xlabel("steps per second   higher is better →")
@@ -130,14 +132,7 @@ def _legend(figure: Figure, panel: Axes, columns: int) -> None:
     first: dict[str, Any] = {}
     for handle, name in zip(handles, names, strict=True):
         first.setdefault(name, handle)
-    if first:
-        shown = [name for name in words if name in first]
+    shown = [name for name in words if name in first]
+    if shown:
         handles, names = [first[name] for name in shown], [words[name] for name in shown]
         figure.legend(handles, names, loc="outside upper center", ncols=columns, frameon=False)
-
-
-PANELS: dict[str, Callable[[Axes, Sequence[Record]], None]] = {
-    "memory": _memory,
-    "accuracy": _accuracy,
-    "throughput": _throughput,
-}

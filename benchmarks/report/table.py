@@ -36,6 +36,8 @@ class Table:
     records: list[Record]
     head: list[str]
     body: list[list[str]]
+    panel: str
+    """The function that draws one model's records, as "module:function": matplotlib is loaded only for figures."""
     text_columns: int = 1
     """How many columns at the left are text."""
     group_starts: tuple[int, ...] = ()

@@ -19,7 +19,8 @@ def throughput(run: Run) -> Table:
     """Return the throughput table of a run."""
     records = [throughput_record(run, setting, results) for setting, results in run.settings().items()]
     head, body = by_model(run, cell_texts(run, records, _text), {})
-    return Table("throughput", "Throughput", READING, records, head, body)
+    panel = "benchmarks.report.figures:throughput_panel"
+    return Table("throughput", "Throughput", READING, records, head, body, panel)
 
 
 def throughput_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> Record:

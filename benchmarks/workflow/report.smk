@@ -1,9 +1,9 @@
 # Tables, figures and one page, from the records alone.
+from benchmarks.report.tables import TABLES
+
+
 localrules:
     report,
-
-
-TABLES = ("memory", "accuracy", "throughput")
 
 
 rule report:

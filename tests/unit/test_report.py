@@ -92,6 +92,14 @@ def test_throughput_is_compared_with_the_baseline(folder):
     assert float(row["ratio_to_baseline"]) == pytest.approx(21.5 / 20)
 
 
+def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch):
+    steps = replace(TABLES["throughput"](load_run(folder)), name="steps")
+    monkeypatch.setitem(TABLES, "steps", lambda run: steps)
+    page = write_report(load_run(folder)).read_text()
+    assert page.count("data:image/png") == len(TABLES)
+    assert all((folder / path).exists() for path in ("tables/steps.csv", "tables/steps.md", "figures/steps.png"))
+
+
 def test_models_that_cannot_tell_are_marked(folder, tmp_path, monkeypatch):
     tells = tmp_path / "tell.json"
     tells.write_text(json.dumps({"vgg-digits": {"tells": False}, "gpt2-bytes": {"tells": True}}))

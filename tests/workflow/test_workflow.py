@@ -111,6 +111,13 @@ def test_the_default_is_the_smoke_matrix(tree):
     assert not (tree / "results").exists()
 
 
+def test_a_new_table_is_expected_from_the_report(tree):
+    with (tree / "benchmarks/report/tables.py").open("a") as file:
+        file.write('TABLES["extra"] = throughput\n')
+    lines = dry_run(tree, *MINE)
+    assert all(name in lines for name in ("tables/memory.csv", "tables/extra.csv", "figures/extra.png"))
+
+
 def test_a_run_and_what_makes_its_cells_run_again(tree):
     done = call(tree, *MINE)
     assert done.returncode == 0, done.stderr
