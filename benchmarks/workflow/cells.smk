@@ -1,5 +1,5 @@
-# One training run each. A cell runs again when the content of its spec, of the library or of the training code changes,
-# never because a file is younger.
+# One training run each. A cell runs again when the content of its spec, of the library or of the training code changes, or
+# the version of a package that they compute with; never because a file is younger.
 rule cell:
     input:
         checkpoint=get_checkpoint,
@@ -13,6 +13,7 @@ rule cell:
         spec=lambda wildcards: CELLS[wildcards.cell].to_dict(),
         library=f"resireduce/ {content_hash(LIBRARY)}",
         training=f"benchmarks/ {content_hash(TRAINING)}",
+        packages=get_packages(),
         checkpoint=lambda wildcards, input: f"--checkpoint {input.checkpoint}" if input.checkpoint else "",
     shell:
         "if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} {params.checkpoint} 2> {log:q}); "

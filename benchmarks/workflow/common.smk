@@ -14,6 +14,7 @@ from benchmarks.workflow.settings import (
     check_records,
     get_cells,
     get_config,
+    get_packages,
     get_pretrained,
     get_run_name,
     write_specs,

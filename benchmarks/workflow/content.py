@@ -14,6 +14,8 @@ TRAINING = (
     "benchmarks/run.py",
     "benchmarks/launch.py",
     "benchmarks/cell.py",
+    "benchmarks/checks.py",
+    "benchmarks/files.py",
     "benchmarks/record.py",
     "benchmarks/workloads.py",
 )

@@ -20,6 +20,8 @@ from resireduce.errors import ConfigError, choose
 RUNS = Path("results/runs")
 CACHE = Path("results/cache")
 CONFIG_KEYS = ("run", "defaults", "matrix")
+PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
+"""What the data and the arithmetic come from."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -43,6 +45,11 @@ def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of config makes the matrix, as plain values: the same config again, whatever file it is read from."""
     return json.loads(json.dumps({key: config[key] for key in CONFIG_KEYS if key in config}))
+
+
+def get_packages() -> str:
+    """Return the versions of PACKAGES as one line."""
+    return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
 
 
 def check_records(folder: str, names: Iterable[str]) -> None:
@@ -69,6 +76,5 @@ def get_pretrained(model: str) -> str | None:
     if not workload.pretrain_steps:
         return None
     recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
-    packages = [version(package) for package in ("torch", "transformers", "scikit-learn")]
-    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {packages}")
+    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {get_packages()}")
     return f"{CACHE}/{model}-{content}.pt"

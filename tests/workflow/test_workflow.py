@@ -13,8 +13,8 @@ import pytest
 
 from benchmarks.cell import Cell
 from benchmarks.report.load import load_run
-from benchmarks.workflow.content import content_hash
-from benchmarks.workflow.settings import get_run_name
+from benchmarks.workflow.content import TRAINING, content_hash
+from benchmarks.workflow.settings import PACKAGES, get_packages, get_pretrained, get_run_name
 from resireduce.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -92,6 +92,29 @@ def test_content_hashes_see_content_and_nothing_else(tmp_path):
     assert content_hash(("package", "missing.py"), tmp_path) != first
 
 
+def test_the_code_that_trains_a_cell_is_in_its_hash():
+    code = (
+        "import sys, benchmarks.run, benchmarks.train; print(*(m for m in sys.modules if m.startswith('benchmarks.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    paths = {name.replace(".", "/") for name in done.stdout.split()}
+    # Which cells there are, and which weights they get, is in their other parameters.
+    others = {path for path in paths if path.startswith(("benchmarks/matrix", "benchmarks/workflow"))}
+    known = tuple(path.removesuffix(".py") for path in TRAINING)
+    assert sorted(path for path in paths - others if not path.startswith(known)) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_cells_run_again_with_another_version_of_what_they_compute_with(tmp_path, monkeypatch, package):
+    before, weights = get_packages(), get_pretrained("gpt2-bytes")
+    assert f"{package} " in before
+    (tmp_path / f"{package.replace('-', '_')}-99.0.dist-info").mkdir()
+    (tmp_path / f"{package.replace('-', '_')}-99.0.dist-info/METADATA").write_text(f"Name: {package}\nVersion: 99.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert f"{package} 99.0" in get_packages()
+    assert get_pretrained("gpt2-bytes") != weights
+
+
 @pytest.mark.parametrize(("text", "message"), BAD_CONFIGS)
 def test_bad_input_ends_in_one_line(tmp_path, text, message):
     config = tmp_path / "bad.yaml"
@@ -129,7 +152,12 @@ def test_a_run_and_what_makes_its_cells_run_again(tree):
         assert (folder / name).stat().st_size > 100
     assert "Nothing to be done" in dry_run(tree, *MINE)
 
-    for file in [*tree.glob("resireduce/*.py"), *tree.glob("results/cache/*"), *folder.glob("specs/*")]:
+    for file in [
+        tree / "my.yaml",
+        *tree.glob("resireduce/*.py"),
+        *tree.glob("results/cache/*"),
+        *folder.glob("specs/*"),
+    ]:
         os.utime(file)
     assert "Nothing to be done" in dry_run(tree, *MINE)
 
@@ -145,6 +173,15 @@ def test_a_run_and_what_makes_its_cells_run_again(tree):
 
     (tree / "my.yaml").write_text(CONFIG.replace("[baseline, w]", "[baseline, w, 2d]"))
     assert planned(tree, *MINE) == {"cell": 2, "report": 1, "all": 1}
+    assert call(tree, *MINE).returncode == 0
+
+    metadata = tree / "numpy-99.0.dist-info/METADATA"
+    metadata.parent.mkdir()
+    metadata.write_text("Name: numpy\nVersion: 99.0\n")
+    assert planned(tree, *MINE) == {"cell": 6, "pretrained": 1, "report": 1, "all": 1}
+    assert "numpy 99.0" in dry_run(tree, *MINE).partition("Params have changed since last execution")[2]
+    shutil.rmtree(metadata.parent)
+    assert "Nothing to be done" in dry_run(tree, *MINE)
     with (tree / "resireduce/errors.py").open("a") as file:
         file.write("# a comment\n")
     assert planned(tree, *MINE) == {"cell": 6, "report": 1, "all": 1}
