@@ -1,5 +1,7 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -7,8 +9,9 @@ from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.optimizer import DistributedOptimizer
-from resireduce.scheme import BACKENDS, GRADIENTS, build_compressor, build_residual
+from resireduce.optimizer import DISTRIBUTED, DistributedOptimizer
+from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual
+from resireduce.start import broadcast_start
 
 
 def distribute(
@@ -33,7 +36,9 @@ def distribute(
         density: share of each tensor's elements that is sent.
         backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
         groups: "auto", or a Grouping of parameter names.
-        gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`.
+        gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
+            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late (kept
+            says so; streamed has nothing left to clip).
         residual_dtype: storage precision of residuals; None is the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
 
@@ -46,12 +51,13 @@ def distribute(
     if gradients == "streamed" and isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("gradients: 'streamed' cannot serve LBFGS, which needs all gradients at once; use 'kept'")
     compressed = {name: p for name, p in compressible(model).items() if name in parameters}
-    grouping = _grouping(model, groups)
+    grouping = _grouping(model, groups, compressed)
     grouping.check(compressed)
     lossy = build_compressor(compressor, density)
     residual = build_residual(scheme, grouping, residual_dtype)
+    _warn_if_nothing_is_reduced(scheme, grouping)
     communicator = _communicator(backend)
-    _broadcast(model, optimizer, communicator)
+    broadcast_start(model, optimizer, communicator)
     dense = frozenset(parameters.keys() - compressed.keys())
     feedback = ErrorFeedback(lossy, residual, communicator, dense)
     return DistributedOptimizer(
@@ -69,16 +75,37 @@ def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(parameters) < len(held):
         raise ConfigError("optimizer: it holds parameters that are not the model's; give distribute() the whole model")
+    twice = next((name for name, p in parameters.items() if hasattr(p, DISTRIBUTED)), None)
+    if twice is not None:
+        raise ConfigError(
+            f"model: {twice!r} is distributed already; use the optimizer of that call, or build the model anew"
+        )
     if not parameters:
         raise ConfigError("optimizer: it holds no trainable parameter of the model")
     return parameters
 
 
-def _grouping(model: nn.Module, groups: str | Grouping) -> Grouping:
+def _grouping(model: nn.Module, groups: str | Grouping, compressed: dict[str, nn.Parameter]) -> Grouping:
     if isinstance(groups, Grouping):
         return groups
     choose("groups", groups, ("auto",))
-    return find_groups(model)
+    return find_groups(model, compressed)
+
+
+def _warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
+    """A scheme that reduces groups or specific layers saves nothing in a model that has none."""
+    kinds = SCHEMES[scheme]
+    reduced = [
+        members
+        for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
+        if kind != kinds.other
+    ]
+    if reduced and not any(reduced):
+        warnings.warn(
+            f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)",
+            stacklevel=3,
+        )
 
 
 def _communicator(backend: str | Communicator) -> Communicator:
@@ -91,14 +118,3 @@ def _communicator(backend: str | Communicator) -> Communicator:
     from resireduce.comm.torch import TorchCommunicator
 
     return TorchCommunicator()
-
-
-@torch.no_grad()
-def _broadcast(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Rank 0's parameters, buffers and optimizer state to all ranks."""
-    states = [(str(i), s) for i, s in enumerate(optimizer.state.values())]
-    named = [*model.named_parameters(), *model.named_buffers()]
-    named += [(f"state.{i}.{key}", t) for i, s in states for key, t in s.items() if isinstance(t, torch.Tensor)]
-    for name, tensor in named:
-        if communicator.world_size > 1:
-            communicator.broadcast_(tensor.data, f"resireduce.start.{name}")

@@ -1,6 +1,7 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -11,6 +12,31 @@ from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
+
+
+class _Shared:
+    """The handle of one collective for several messages: waits for it once."""
+
+    def __init__(self, handle: Handle):
+        self._handle = handle
+        self._result: Tensor | None = None
+
+    def wait(self) -> Tensor:
+        if self._result is None:
+            self._result = self._handle.wait()
+        return self._result
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The elements `start` to `stop` of what a shared collective brings."""
+
+    whole: _Shared
+    start: int
+    stop: int
+
+    def wait(self) -> Tensor:
+        return self.whole.wait()[self.start : self.stop]
 
 
 @dataclass(frozen=True)
@@ -64,13 +90,22 @@ class ErrorFeedback:
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return self.compressor_of(name).compress(zeros, name, 0)
 
-    def send(self, payload: Payload, name: str) -> Message:
-        """Launch the collective."""
+    def send(self, payloads: list[Payload], name: str) -> list[Message]:
+        """Launch the collective of tensor `name`, or one for several dense tensors of which it is the first."""
         compressor = self.compressor_of(name)
-        if compressor.collective == "all_reduce":
-            payload.buffer.mul_(1 / self.communicator.world_size)
-            return Message(payload, compressor, self.communicator.all_reduce(payload.buffer, name))
-        return Message(payload, compressor, self.communicator.all_gather(payload.buffer, name))
+        if compressor.collective == "all_gather":
+            (payload,) = payloads
+            return [Message(payload, compressor, self.communicator.all_gather(payload.buffer, name))]
+        # A single tensor is summed in its own memory.
+        buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
+        buffer.mul_(1 / self.communicator.world_size)
+        whole = _Shared(self.communicator.all_reduce(buffer, name))
+        stops = list(accumulate(payload.buffer.numel() for payload in payloads))
+        parts = [_Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+        return [
+            Message(replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
+            for payload, part in zip(payloads, parts, strict=True)
+        ]
 
     def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
         """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""

@@ -68,16 +68,15 @@ def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in named if parameter.requires_grad and not is_dense(parameter)}
 
 
-def find_groups(model: nn.Module) -> Grouping:
-    """Groups and specific layers of any model.
+def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
+    """Groups and specific layers of any model, among `parameters` (by name; None: all that are compressed).
 
     A run is made of children of one Sequential or ModuleList that hold a parameter of the same shape under the same
     relative name. Between its neighbours lie children of the same types each time (convolution, norm, activation), no
-    layer of their own type and no pooling layer. The outermost
-    container that makes a run of two or more wins. Specific is the largest tensor outside all groups, if it is larger
-    than every grouped one.
+    layer of their own type and no pooling layer. The outermost container that makes a run of two or more wins.
+    Specific is the largest tensor outside all groups, if it is larger than every grouped one.
     """
-    parameters = compressible(model)
+    parameters = compressible(model) if parameters is None else parameters
     groups: list[tuple[str, ...]] = []
     taken: set[str] = set()
     for prefix, container in model.named_modules():
@@ -91,7 +90,7 @@ def find_groups(model: nn.Module) -> Grouping:
 
 
 def _runs(
-    prefix: str, container: nn.Module, parameters: dict[str, nn.Parameter], taken: set[str]
+    prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
 ) -> Iterator[list[str]]:
     """Runs of two or more among the container's children, one relative name after the other."""
     start = f"{prefix}." if prefix else ""
@@ -114,7 +113,7 @@ def _runs(
 
 
 def _continues(
-    run: list[tuple[int, str]], position: int, name: str, parameters: dict[str, nn.Parameter], types: list[type]
+    run: list[tuple[int, str]], position: int, name: str, parameters: Mapping[str, nn.Parameter], types: list[type]
 ) -> bool:
     last, last_name = run[-1]
     if parameters[name].shape != parameters[last_name].shape or types[position] is not types[last]:
@@ -137,7 +136,7 @@ def _cut(run: list[str]) -> list[tuple[str, ...]]:
     return [tuple(run[i : i + 3]) if i != cuts[-1] else tuple(run[i:]) for i in cuts]
 
 
-def _specific(parameters: dict[str, nn.Parameter], grouped: set[str]) -> tuple[str, ...]:
+def _specific(parameters: Mapping[str, nn.Parameter], grouped: set[str]) -> tuple[str, ...]:
     outside = {name: p.numel() for name, p in parameters.items() if name not in grouped}
     if not outside:
         return ()

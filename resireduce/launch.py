@@ -1,37 +1,37 @@
 """In which order messages leave and come back, and how many bytes of them are under way at once."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from resireduce.error_feedback import ErrorFeedback, Message
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.payload import Payload
+from resireduce.slot import Slot
+
+BUCKET_BYTES = 1 << 18
+"""Small dense tensors (biases, norms) travel together in messages of up to this size: each message costs time."""
 
 
-@dataclass(eq=False)
-class Slot:
-    """One parameter's way through a step."""
+def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """Cut `order` into messages: each tensor has its own, but small ones of one kind wait for each other."""
+    waiting: list[Slot] = []
+    for slot in order:
+        if not slot.small:
+            yield [slot]
+            continue
+        if waiting and (not _alike(waiting[0], slot) or sum(s.nbytes for s in waiting) + slot.nbytes > BUCKET_BYTES):
+            yield waiting
+            waiting = []
+        waiting.append(slot)
+    if waiting:
+        yield waiting
 
-    index: int
-    name: str
-    parameter: nn.Parameter
-    dense: bool
-    """Whether its payload is as large as its gradient."""
-    passes: int = 0
-    """Backward passes since the last step."""
-    present: bool = False
-    """Whether this rank has taken a gradient of it in this step."""
-    payload: Payload | None = None
-    """This rank's message, from its compression to its launch."""
-    message: Message | None = None
-    """The message under way, from its launch to its receipt."""
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its dense gradient."""
-        return self.parameter.nbytes
+def _alike(first: Slot, second: Slot) -> bool:
+    a, b = first.parameter, second.parameter
+    return a.dtype == b.dtype and a.device == b.device
 
 
 class LaunchQueue:
@@ -44,27 +44,39 @@ class LaunchQueue:
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int):
         self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
-        self._order, self._order_is_learnt = list(reversed(slots)), False
+        self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
         self._restart()
 
     def _restart(self) -> None:
-        self._launched = self._received = self._gathered_bytes = 0
+        self._launched = self._gathered_bytes = 0
+        self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
 
     def launch(self, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
-        while self._launched < len(self._order):
-            slot = self._order[self._launched]
-            if slot.payload is None:
-                if not complete:
-                    return
+        while self._launched < len(self._buckets):
+            bucket = self._buckets[self._launched]
+            missing = [slot for slot in bucket if slot.payload is None]
+            if missing and not complete:
+                return
+            for slot in missing:
                 slot.payload = self.feedback.absent(slot.parameter, slot.name)
-            nbytes = self.gathered_nbytes(slot, slot.payload)
+            nbytes = sum(self.gathered_nbytes(slot, slot.payload) for slot in bucket if slot.payload)
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
-            slot.message, slot.payload = self.feedback.send(slot.payload, slot.name), None
+            self._send(bucket)
             self._gathered_bytes += nbytes
             self._launched += 1
+
+    def _send(self, bucket: list[Slot]) -> None:
+        for slot in bucket:
+            slot.check_seal()
+        messages = self.feedback.send([slot.payload for slot in bucket if slot.payload], bucket[0].name)
+        for slot, message in zip(bucket, messages, strict=True):
+            slot.payload, slot.message = None, message
+            if slot.version is not None:  # an all-reduce works in the gradient's own memory
+                slot.seal()
+        self._under_way.extend(bucket)
 
     def gathered_nbytes(self, slot: Slot, payload: Payload) -> int:
         """Bytes of all ranks' payloads of a tensor, if it is gathered; an all-reduce works in place."""
@@ -72,16 +84,15 @@ class LaunchQueue:
 
     def next(self) -> Slot | None:
         """The tensor whose message is the oldest under way, if any is."""
-        return self._order[self._received] if self._received < self._launched else None
+        return self._under_way[0] if self._under_way else None
 
     def receive(self) -> Slot:
         """Bring the oldest message back into its parameter's `.grad`.
 
         A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks.
         """
-        slot = self._order[self._received]
+        slot = self._under_way.popleft()
         assert slot.message is not None
-        self._received += 1
         self._gathered_bytes -= self.gathered_nbytes(slot, slot.message.payload)
         if slot.present:
             self._deliver(slot)
@@ -91,6 +102,7 @@ class LaunchQueue:
 
     def _deliver(self, slot: Slot) -> None:
         assert slot.message is not None
+        slot.check_seal()
         kept = slot.parameter.grad
         if kept is None:
             slot.parameter.grad = self.feedback.receive(slot.message)
@@ -98,7 +110,7 @@ class LaunchQueue:
             self.feedback.receive(slot.message, into=kept)
         else:
             kept.copy_(self.feedback.receive(slot.message))
-        slot.message = None
+        slot.message = slot.version = None
 
     def settle(self) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
@@ -118,8 +130,9 @@ class LaunchQueue:
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
         if not self._order_is_learnt:
-            indices = [slot.index for slot in arrived] + [s.index for s in self._order if not s.present]
+            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.present]
             order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)
             self.feedback.communicator.broadcast_(order, "resireduce.order")
-            self._order, self._order_is_learnt = [self.slots[index] for index in order.tolist()], True
+            self._buckets = list(buckets(self.slots[index] for index in order.tolist()))
+            self._order_is_learnt = True
         self._restart()

@@ -7,21 +7,23 @@ number of bytes at a time, and lets the wrapped optimizer update just those para
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError
-from resireduce.launch import LaunchQueue, Slot
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.grouping import is_dense
+from resireduce.launch import BUCKET_BYTES, LaunchQueue
+from resireduce.slot import Slot
+from resireduce.wrapper import OptimizerWrapper
+
+DISTRIBUTED = "_resireduce_distributed"
+"""Attribute of the parameters that have a DistributedOptimizer: a second one would compress them twice."""
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
-    """Wraps an optimizer, and shares its `param_groups` and `state`, so that schedulers work on either.
-
-    Made by `resireduce.distribute`. Used where the wrapped one was: `zero_grad()`, `backward()`, `step()`.
-    """
+class DistributedOptimizer(OptimizerWrapper):
+    """Made by `resireduce.distribute`, and used where the wrapped one was: `zero_grad()`, `backward()`, `step()`."""
 
     def __init__(
         self,
@@ -33,16 +35,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gathered_limit: int | None = None,
         backward_passes_per_step: int = 1,
     ):
-        self.wrapped = optimizer
-        super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
+        super().__init__(optimizer)
         self.feedback, self.streamed = feedback, streamed
         self.backward_passes_per_step = backward_passes_per_step
         self.steps = 0
-        self._syncing = True
-        self._slots = [
-            Slot(index, name, parameter, dense=feedback.compressor_of(name).collective == "all_reduce")
-            for index, (name, parameter) in enumerate(parameters.items())
-        ]
+        self._syncing, self._failed = True, False
+        self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
         self._chunk_bytes = _largest_layer(self._slots)
         limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
         self._queue = LaunchQueue(self._slots, feedback, limit)
@@ -50,6 +48,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for slot in self._slots:
             if feedback.keeps_residual(slot.name):
                 feedback.residual.register(slot.name, slot.parameter)
+        for slot in self._slots:
+            slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
+            setattr(slot.parameter, DISTRIBUTED, True)
             slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._on_gradient(slot))
 
     def _restart(self) -> None:
@@ -58,32 +59,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._dense_bytes = 0  # of dense payloads between their gradient's arrival and their update
         self._held = False  # whether an earlier pass of this step left gradients in .grad
         for slot in self._slots:
-            slot.present, slot.passes = False, 0
-
-    # --- what the wrapped optimizer owns ---
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.wrapped.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.wrapped.state
-
-    @property
-    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's."""
-        return self.wrapped.defaults
-
-    def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's: the same on every rank. Residuals are in `residual_state_dict`."""
-        return self.wrapped.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer."""
-        self.wrapped.load_state_dict(state_dict)
+            slot.present, slot.passes, slot.version = False, 0, None
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals. They differ between ranks: save one file a rank."""
@@ -93,23 +69,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """This rank's residuals, as this rank of a job of the same size saved them."""
         self.feedback.residual.load_state_dict(state)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: residuals and groups are set up for the parameters known at the start."""
-        raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")
-
     # --- the backward pass ---
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Within it, backward passes only add to `.grad`; the next one outside sends the sum. Holds all gradients."""
-        self._syncing = False
+        outer, self._syncing = self._syncing, False
         try:
             yield
         finally:
-            self._syncing = True
+            self._syncing = outer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; not between `backward` and `step`, when gradients are already under way."""
+        self._refuse_if_failed()
         if self._arrived:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
@@ -121,6 +94,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has finished with this parameter's gradient."""
+        self._refuse_if_failed()
         if slot.present:
             raise UsageError(
                 f"a second backward() reached {slot.name!r} before step(). To add up several passes, run all but the "
@@ -141,13 +115,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _take(self, slot: Slot) -> None:
         """Compress the gradient; streamed, its payload is all that is left of it."""
         grad = slot.parameter.grad
-        assert grad is not None
-        slot.payload = self.feedback.compress(grad.contiguous(), slot.name, self.steps)
+        if grad is None:
+            raise UsageError(
+                f"the gradient of {slot.name!r} was dropped between two backward passes of one step: call zero_grad() "
+                "only before the first"
+            )
+        if grad.layout != torch.strided:
+            raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
+        try:
+            slot.payload = self.feedback.compress(grad.contiguous(), slot.name, self.steps)
+        except NonFiniteGradient:
+            self._failed = True
+            raise
         slot.present = True
         self._arrived.append(slot)
         if self.streamed:
             slot.parameter.grad = None
             self._dense_bytes += slot.nbytes if slot.dense else 0
+        else:
+            slot.seal()
+
+    def _refuse_if_failed(self) -> None:
+        if self._failed:
+            raise UsageError(
+                "an earlier gradient held NaN or infinity, and this step's messages are half sent: build model and "
+                "optimizer anew, on every rank, from a checkpoint"
+            )
 
     # --- the step ---
 
@@ -158,6 +151,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._refuse_if_failed()
         for slot in self._slots:
             if slot.passes and not slot.present:  # its only gradients came in earlier passes of this step
                 self._take(slot)
@@ -201,21 +195,30 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Bytes alive at most beside the model states, at any time of a step in streamed mode.
 
         dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes
-        the gradients of weight and bias together). Tied parameters come on top: autograd holds their gradient from
-        their last use to their first. local_bytes: this rank's compressed payloads.
-        gathered_bytes: all ranks' payloads of the tensors under way. For the first step this holds if gradients arrive
-        in the reverse order of the model's parameters, afterwards always.
+        the gradients of weight and bias together), and a message of small tensors with its parts. Tied parameters come
+        on top: autograd holds their gradient from their last use to their first. local_bytes: this rank's compressed
+        payloads. gathered_bytes: all ranks' payloads of the tensors under way.
+
+        Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
+        reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
+        behind it: dense payloads then wait for `step()`, and so do messages of tensors that had no gradient here.
         """
         payloads = {}
         for slot in self._slots:
             like = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype, device="meta")
             payloads[slot] = self.feedback.compressor_of(slot.name).compress(like, slot.name, 0)
         gathered = [self._queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
+        small = sum(slot.nbytes for slot in self._slots if slot.small)
         return {
-            "dense_bytes": 2 * self._chunk_bytes,
+            "dense_bytes": 2 * (self._chunk_bytes + min(BUCKET_BYTES, small)),
             "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
             "gathered_bytes": max(self._queue.gathered_limit, *gathered),
         }
+
+
+def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Slot:
+    dense = feedback.compressor_of(name).collective == "all_reduce"
+    return Slot(index, name, parameter, dense=dense, small=dense and is_dense(parameter))
 
 
 def _largest_layer(slots: list[Slot]) -> int:

@@ -21,7 +21,8 @@ class _Launched:
 
 
 class TorchCommunicator(Communicator):
-    """The ranks of `group` (None: all). The process group must have been initialised."""
+    """The ranks of `group`; None makes a new group of all ranks, so that a collective of the user's own, between
+    `backward` and `step`, cannot be taken for one of these. The process group must have been initialised."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not dist.is_available() or not dist.is_initialized():
@@ -29,7 +30,7 @@ class TorchCommunicator(Communicator):
                 "backend: 'torch' needs torch.distributed.init_process_group(...) first; "
                 "start the script with torchrun, or choose backend='local' for one process"
             )
-        self.group = group
+        self.group = group = dist.new_group() if group is None else group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())

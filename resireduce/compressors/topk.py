@@ -1,6 +1,5 @@
 """Top-k sparsification: Aji and Heafield, "Sparse communication for distributed gradient descent", EMNLP 2017."""
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,14 +9,7 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor
 from resireduce.kernels.select import largest_magnitudes
 from resireduce.payload import Payload
-
-
-def elements_to_send(numel: int, density: float) -> int:
-    """k = max(1, floor(density x numel)); a product that is whole but for rounding (0.29 x 100) counts as whole."""
-    product = density * numel
-    nearest = round(product)
-    whole = nearest if math.isclose(product, nearest, rel_tol=1e-12) else math.floor(product)
-    return max(1, whole)
+from resireduce.share import share
 
 
 @dataclass(frozen=True)
@@ -35,7 +27,7 @@ class TopK(Compressor):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """The k largest: 8 bytes each in float32 (below 2^31 elements, which is what int32 can number)."""
         flat = grad.view(-1)
-        indices = largest_magnitudes(flat, elements_to_send(flat.numel(), self.density))
+        indices = largest_magnitudes(flat, share(self.density, flat.numel()))
         values = flat[indices]
         narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return Payload.pack(values, indices.to(narrow), shape=grad.shape)

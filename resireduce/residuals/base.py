@@ -10,6 +10,11 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 
 
+def norm_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype in which norms and sums over many elements of `tensor` are formed: float32 at least."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
@@ -62,5 +67,14 @@ class Residual(ABC):
             tensor.copy_(state[name])
 
     def zeros(self, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros on `like`'s device, in the storage dtype if one was chosen, else in `like`'s."""
-        return torch.zeros(shape, dtype=self.dtype or like.dtype, device=like.device)
+        """Zeros on `like`'s device, in the storage dtype if one was chosen, else in `like`'s.
+
+        Raises ConfigError if the storage dtype is wider: the sum is formed in the gradient's, so nothing would be won.
+        """
+        dtype = self.dtype or like.dtype
+        if torch.promote_types(dtype, like.dtype) != like.dtype:
+            raise ConfigError(
+                f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its values; "
+                "give the gradients' own dtype, a narrower one, or None"
+            )
+        return torch.zeros(shape, dtype=dtype, device=like.device)

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, norm_dtype
+from resireduce.share import share
 
 
 @dataclass
@@ -39,8 +40,8 @@ class RowsColumnsResidual(Residual):
     def register(self, name: str, parameter: Tensor) -> None:
         """A block of zeros with the first rows and columns: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
-        rows = torch.arange(_kept(n_rows, self.row_ratio), dtype=torch.int32, device=parameter.device)
-        columns = torch.arange(_kept(n_columns, self.column_ratio), dtype=torch.int32, device=parameter.device)
+        rows = torch.arange(share(self.row_ratio, n_rows), dtype=torch.int32, device=parameter.device)
+        columns = torch.arange(share(self.column_ratio, n_columns), dtype=torch.int32, device=parameter.device)
         self._blocks[name] = _Block(self.zeros((len(rows), len(columns)), parameter), rows, columns)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
@@ -53,10 +54,10 @@ class RowsColumnsResidual(Residual):
         """Choose rows and columns anew, and keep what is there."""
         left = error()
         block, matrix = self._blocks[name], left.view(len(left), -1)
-        dtype = block.values.dtype
+        dtype, wide = block.values.dtype, norm_dtype(left)
         block.values = matrix.new_empty(0)  # the old block has been used; free it before the new one is made
-        block.rows = _largest(torch.linalg.vector_norm(matrix, 1, dim=1), len(block.rows))
-        block.columns = _largest(torch.linalg.vector_norm(matrix, 1, dim=0), len(block.columns))
+        block.rows = _largest(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide), len(block.rows))
+        block.columns = _largest(torch.linalg.vector_norm(matrix, 1, dim=0, dtype=wide), len(block.columns))
         block.values = matrix[block.index()].to(dtype)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -67,10 +68,6 @@ class RowsColumnsResidual(Residual):
             named[f"rows_columns.{name}.rows"] = block.rows
             named[f"rows_columns.{name}.columns"] = block.columns
         return named
-
-
-def _kept(size: int, ratio: float) -> int:
-    return max(1, int(ratio * size))
 
 
 def _largest(norms: Tensor, count: int) -> Tensor:

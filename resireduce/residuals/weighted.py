@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, norm_dtype
 
 
 @dataclass
@@ -27,7 +27,8 @@ class WeightedResidual(Residual):
 
     w_i = phi |r_i|_1 / n_i + (1 - phi) |r_i|_2 / sqrt(n_i). The sum is folded from the last member to the first, which
     is the order of the backward pass; a member that comes early waits. So the sum's rounding is always the same, and
-    in the usual order nothing waits: beside the stored average, one sum is alive while a group is on its way.
+    in the usual order nothing waits: beside the stored average, one sum is alive while a group is on its way. Norms
+    and sum are formed in float32 at least: in 16 bits both lose what small elements add.
     """
 
     def __init__(self, *, phi: float = 0.5, **options: object):
@@ -71,11 +72,12 @@ class WeightedResidual(Residual):
             group.turn = 0
 
     def _fold(self, group: _Group, error: Tensor) -> None:
-        weight = self._weight(error)
+        wide = error.to(norm_dtype(error))
+        weight = self._weight(wide)
         if group.total is None or group.weights is None:
-            group.total, group.weights = torch.mul(error, weight), weight
+            group.total, group.weights = torch.mul(wide, weight), weight
         else:
-            group.total.addcmul_(error, weight)
+            group.total.addcmul_(wide, weight)
             group.weights = group.weights + weight
 
     def _weight(self, error: Tensor) -> Tensor:

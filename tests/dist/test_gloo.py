@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import resireduce
 from resireduce.comm.torch import TorchCommunicator
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
@@ -83,7 +84,41 @@ def check_start(communicator: TorchCommunicator) -> None:
     assert _all_equal(trained) and trained.norm.running_mean.sum() == 0
 
 
-@pytest.mark.parametrize("checks", [check_ddp, check_lifetimes, check_start])
+def check_optimizer_of_rank_0(communicator: TorchCommunicator) -> None:
+    """Only rank 0 has loaded a checkpoint: the others take its state and its learning rate."""
+    model = seeded(Net)
+    wrapped = OPTIMIZERS["adamw"](list(model.parameters()))
+    if communicator.rank == 0:
+        loss_of(model, torch.Generator()).backward()
+        wrapped.step()
+        wrapped.param_groups[0]["lr"] = 0.25
+    optimizer = resireduce.distribute(model, wrapped, backend=communicator)
+    assert wrapped.param_groups[0]["lr"] == 0.25
+    loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+    optimizer.step()
+    assert all(state["step"] == 2 for state in wrapped.state.values()) and _all_equal(model)
+
+
+def check_collectives_of_the_user(communicator: TorchCommunicator) -> None:
+    """Between backward and step, when the ranks have launched different numbers of messages."""
+    model = seeded(lambda: nn.ModuleList(nn.Linear(120, 120) for _ in range(4)))
+    optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline")
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = torch.ones(2, 120)
+        for layer in model if communicator.rank else [model[0], model[3]]:
+            x = layer(x)
+        x.square().mean().backward()
+        total = torch.ones(())
+        dist.all_reduce(total)
+        assert total == communicator.world_size
+        optimizer.step()
+    assert _all_equal(model)
+
+
+@pytest.mark.parametrize(
+    "checks", [check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user]
+)
 def test_two_processes(checks: Checks) -> None:
     on_processes(2, checks)
 

@@ -2,9 +2,15 @@
 
 import pytest
 import torch
+from torch import Tensor
 
+from resireduce.comm.base import Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
+from resireduce.grouping import is_dense
+from resireduce.launch import BUCKET_BYTES, buckets
+from resireduce.slot import Slot
+from tests.worlds import Net, seeded, train
 
 
 def test_collectives_of_three_ranks() -> None:
@@ -37,3 +43,35 @@ def test_the_failure_of_one_rank_is_what_is_raised() -> None:
 
     with pytest.raises(KeyError, match="of rank 1"):
         LocalWorld(2).run(rank)
+
+
+class _Counting(LocalCommunicator):
+    """Remembers what was launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[str, int]] = []
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+        self.launched.append((name, tensor.numel()))
+        return super().all_reduce(tensor, name)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_small_tensors_travel_together(compressor: str) -> None:
+    communicator, start = _Counting(), seeded(Net)
+    train(communicator, start, steps=1, compressor=compressor)
+    small = [p for p in start.parameters() if is_dense(p)]
+    assert len(small) == 11
+    assert [numel for _, numel in communicator.launched].count(sum(p.numel() for p in small)) == 1
+    large = 0 if compressor == "topk" else len(list(start.parameters())) - len(small)
+    assert len(communicator.launched) == large + 2, "and one message that says which gradients there were"
+
+
+def test_messages_of_small_tensors_are_bounded_and_of_one_kind() -> None:
+    def slot(index: int, numel: int, dtype: torch.dtype = torch.float32, small: bool = True) -> Slot:
+        return Slot(index, str(index), torch.nn.Parameter(torch.zeros(numel, dtype=dtype)), dense=True, small=small)
+
+    most = BUCKET_BYTES // 4
+    order = [slot(0, most // 2), slot(1, 10, small=False), slot(2, most // 2), slot(3, 1), slot(4, 1, torch.float64)]
+    assert [[s.index for s in bucket] for bucket in buckets(order)] == [[1], [0, 2], [3], [4]]

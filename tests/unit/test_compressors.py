@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from resireduce.compressors.topk import TopK, elements_to_send
+from resireduce.compressors.topk import TopK
 from resireduce.kernels.select import largest_magnitudes
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS, build_compressor
+from resireduce.share import share
 
 SHAPES = [(1, 1), (3, 5), (101, 100), (16, 8, 3, 3), (1, 70_000)]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -48,7 +49,7 @@ def test_a_payload_survives_the_wire(name: str) -> None:
 @settings(deadline=None, max_examples=200)
 def test_topk_takes_the_largest_with_any_ties(values: list[float], density: float, piece: int) -> None:
     flat = torch.tensor(values)
-    k = elements_to_send(flat.numel(), density)
+    k = share(density, flat.numel())
     indices = largest_magnitudes(flat, k, piece)
     assert indices.tolist() == sorted(set(indices.tolist())) and len(indices) == k
     expected = np.sort(np.abs(np.array(values, dtype=np.float32)))[::-1][:k]
@@ -59,7 +60,7 @@ def test_topk_takes_the_largest_with_any_ties(values: list[float], density: floa
     ("numel", "density", "k"), [(1, 0.01, 1), (99, 0.01, 1), (100, 0.29, 29), (199, 0.01, 1), (200, 0.01, 2), (7, 1, 7)]
 )
 def test_number_of_elements_sent(numel: int, density: float, k: int) -> None:
-    assert elements_to_send(numel, density) == k
+    assert share(density, numel) == k
 
 
 def test_topk_payload_is_eight_bytes_an_element_in_float32() -> None:

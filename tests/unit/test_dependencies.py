@@ -13,9 +13,10 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("errors", "payload"),
+    ("errors", "payload", "share"),
     ("comm", "compressors", "grouping", "kernels", "residuals"),
     ("error_feedback",),
+    ("slot", "start", "wrapper"),
     ("launch",),
     ("optimizer",),
     ("scheme",),

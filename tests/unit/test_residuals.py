@@ -182,3 +182,20 @@ def test_storage_in_another_precision_is_within_its_rounding(scheme: str, dtype:
         for name in values:
             a, b = exact.tensors()[name], stored.tensors()[name].double()
             assert ((a - b).abs() <= 0.05 * a.abs().max()).float().mean() > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_and_sums_of_half_precision_are_formed_in_float32(dtype: torch.dtype) -> None:
+    # 30,000 equal errors: their L1 norm, 30,000 x 0.125, is not a number that 16 bits can add up to.
+    grouping = Grouping(groups=(("a", "b"),))
+    residual = WeightedResidual(grouping=grouping)
+    errors = {"a": torch.full((100, 300), 0.125, dtype=dtype), "b": torch.full((100, 300), 0.25, dtype=dtype)}
+    for name, error in errors.items():
+        residual.register(name, error)
+    for name, error in errors.items():
+        residual.update(name, lambda error=error: error)
+    residual.end_step()
+    (stored,) = residual.tensors().values()
+    exact = (0.125 * 0.125 + 0.25 * 0.25) / (0.125 + 0.25)
+    assert stored.dtype == dtype
+    assert torch.equal(stored, torch.full_like(stored, exact))

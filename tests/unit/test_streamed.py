@@ -99,7 +99,7 @@ def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str)
         model = copy.deepcopy(start)
         wrapped = torch.optim.SGD(model.parameters(), 0.1)
         optimizer = resireduce.distribute(
-            model, wrapped, backend="local", gradients=gradients, compressor=compressor, density=0.5,
+            model, wrapped, "baseline", backend="local", gradients=gradients, compressor=compressor, density=0.5,
             backward_passes_per_step=passes,
         )  # fmt: skip
         for _ in range(3):
@@ -186,7 +186,12 @@ def test_channels_last_gradients_are_the_same(gradients: str) -> None:
     for memory_format in (torch.contiguous_format, torch.channels_last):
         model = copy.deepcopy(start).to(memory_format=memory_format)
         optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.01), backend="local", gradients=gradients, density=0.2
+            model,
+            torch.optim.SGD(model.parameters(), 0.01),
+            "baseline",
+            density=0.2,
+            backend="local",
+            gradients=gradients,
         )
         for _ in range(3):
             optimizer.zero_grad()

@@ -1,0 +1,90 @@
+"""The command that trains one cell: real ranks that end in time, hang, or fail, and the record that each leaves."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import launch as launch_module
+from benchmarks.__main__ import main
+from benchmarks.cell import Cell
+from benchmarks.launch import launch, overall
+from benchmarks.record import CellResult
+
+CELL = Cell(model="vgg-digits", scheme="w", steps=2)
+ENDS = {
+    "ok": "save({'status': 'ok', 'reason': None})",
+    "diverged": "save({'status': 'diverged', 'reason': 'the loss was nan in step 3 of 9'})",
+    "crashed": "sys.exit(3)",
+    "hung": "time.sleep(60)",
+}
+
+
+@pytest.fixture
+def spec(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps(CELL.to_dict()))
+    return path
+
+
+def run(spec: Path, *options: str) -> int:
+    return main(["run", "--cell", str(spec), "--output", str(spec.parent / "out/cell.json"), *options])
+
+
+def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: float) -> list[dict[str, Any]]:
+    """Outcomes of ranks that end as told, as soon as they can."""
+
+    def start(_cell: Cell, rank: int, spec: Path, _weights: Path | None) -> subprocess.Popen[bytes]:
+        code = (
+            "import sys, time; from pathlib import Path; from benchmarks.files import save_json;"
+            f"save = lambda outcome: save_json(outcome, Path({str(spec.parent / f'rank{rank}.json')!r}));"
+        )
+        return subprocess.Popen([sys.executable, "-c", code + ENDS[ends[rank]]])
+
+    monkeypatch.setattr(launch_module, "_start", start)
+    monkeypatch.setattr(launch_module, "GRACE_SECONDS", 2.0)
+    started = time.monotonic()
+    outcomes = launch(Cell(model="vgg-digits", world_size=len(ends)), folder, None, **options)
+    assert time.monotonic() - started < 30, "a rank that hangs was waited for"
+    return outcomes
+
+
+@pytest.mark.parametrize(
+    ("ends", "statuses", "reason"),
+    [
+        (("ok", "ok"), "ok ok", None),
+        (("ok", "crashed"), "ok error", "rank 1 ended with exit status 3 and left no result; its log says more"),
+        (("hung", "crashed"), "error error", "rank 1 ended with exit status 3 and left no result; its log says more"),
+        (("hung", "diverged"), "error diverged", "the loss was nan in step 3 of 9"),
+        (("diverged", "ok", "hung"), "diverged ok error", "the loss was nan in step 3 of 9"),
+    ],
+)
+def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, ends, statuses, reason):
+    outcomes = launch_ranks(monkeypatch, tmp_path, *ends)
+    assert [outcome["status"] for outcome in outcomes] == statuses.split()
+    assert overall(outcomes)["reason"] == reason
+
+
+def test_ranks_that_hang_are_stopped_when_the_time_is_over(monkeypatch, tmp_path):
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "ok", timeout_seconds=3)
+    assert [outcome["status"] for outcome in outcomes] == ["timeout", "ok"]
+
+
+def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
+    assert run(spec, "--timeout", "0.2") == 0
+    record = CellResult.load(spec.parent / "out/cell.json")
+    assert (record.status, record.reason) == ("timeout", "not done after 0.2 s; its log says how far it came")
+    assert capsys.readouterr().out == f"{CELL.name}: timeout: {record.reason}\n"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
+def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
+    assert run(spec, f"--timeout={value}") == 2
+    assert capsys.readouterr().err == (
+        f"error: timeout: {value!r} is not allowed; give seconds, a number greater than 0\n"
+    )
+    assert not (spec.parent / "out").exists()
