@@ -1,5 +1,6 @@
 """Checks of plain values from files: each returns the value, or raises a ConfigError of one line."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,17 @@ def integer(field: str, value: object, minimum: int) -> int:
     if is_count(value) and value >= minimum:  # type: ignore[operator]
         return value  # type: ignore[return-value]
     raise ConfigError(f"{field}: {value!r} is not allowed; give a whole number, {minimum} or more")
+
+
+def seconds(field: str, value: str | float) -> float:
+    """Return value, a number or its text, if it is finite and more than 0."""
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isfinite(number) and number > 0:
+        return number
+    raise ConfigError(f"{field}: {value!r} is not allowed; give seconds, a number greater than 0")
 
 
 def is_count(value: object) -> bool:

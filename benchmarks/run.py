@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cell import Cell
+from benchmarks.checks import seconds
 from benchmarks.files import file_hash, load_json
-from benchmarks.launch import launch, overall
+from benchmarks.launch import TIMEOUT_SECONDS, launch, overall
 from benchmarks.measure.provenance import provenance
 from benchmarks.record import BYTE_FIELDS, CellResult
 from benchmarks.workflow.settings import get_pretrained
@@ -25,15 +26,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path, required=True, help="JSON file that describes the cell")
     parser.add_argument("--output", type=Path, required=True, help="JSON file for its record")
     parser.add_argument("--checkpoint", type=Path, help="pretrained weights (default: made once, in results/cache)")
+    limit = "seconds after which training is stopped, with status timeout (default: %(default)g)"
+    parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=limit)
 
 
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run."""
-    cell = read_cell(args.cell)
+    cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
     weights = _weights(cell, args.checkpoint)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
-        outcomes = launch(cell, Path(folder), weights)
+        outcomes = launch(cell, Path(folder), weights, timeout_seconds)
     result = to_result(cell, outcomes, time.monotonic() - started, weights)
     failed = args.output.with_suffix(".failed.json")
     if result.status not in RESULTS:
