@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
 from benchmarks.files import file_hash, load_json
-from benchmarks.launch import TIMEOUT_SECONDS, launch, overall
+from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
 from benchmarks.measure.provenance import provenance
 from benchmarks.record import BYTE_FIELDS, CellResult
 from benchmarks.workflow.settings import get_pretrained
@@ -33,17 +33,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run."""
     cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
-    weights = _weights(cell, args.checkpoint)
+    try:
+        weights = _weights(cell, args.checkpoint)
+    except subprocess.CalledProcessError as error:
+        reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
+        return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
         outcomes = launch(cell, Path(folder), weights, timeout_seconds)
-    result = to_result(cell, outcomes, time.monotonic() - started, weights)
-    failed = args.output.with_suffix(".failed.json")
+    return _leave(to_result(cell, outcomes, time.monotonic() - started, weights), args.output)
+
+
+def _leave(result: CellResult, output: Path) -> int:
+    """Write the record, to a name of its own if the cell could not be run, and say how it went. The exit status."""
+    failed = output.with_suffix(".failed.json")
     if result.status not in RESULTS:
         result.save(failed)
-        print(f"{cell.name}: {result.status}: {result.reason}", file=sys.stderr, flush=True)
+        print(summary(result), file=sys.stderr, flush=True)
         return 1
-    result.save(args.output)
+    result.save(output)
     failed.unlink(missing_ok=True)
     print(summary(result), flush=True)
     return 0

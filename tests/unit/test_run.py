@@ -81,6 +81,17 @@ def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
     assert capsys.readouterr().out == f"{CELL.name}: timeout: {record.reason}\n"
 
 
+def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.run.get_pretrained", lambda model: str(tmp_path / "weights.pt"))
+    monkeypatch.setattr(sys, "executable", "false")
+    assert run(spec) == 1
+    record = CellResult.load(tmp_path / "out/cell.failed.json")
+    assert record.status == "error"
+    assert record.reason.startswith("pretraining of vgg-digits ended with exit status 1 ")
+    assert capsys.readouterr() == ("", f"{CELL.name}: error: {record.reason}\n")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["cell.failed.json"]
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
     assert run(spec, f"--timeout={value}") == 2
