@@ -1,4 +1,4 @@
-"""The command that trains one cell: real ranks that end in time, hang, or fail, and the record that each leaves."""
+"""The command that trains one cell: real ranks that end in time, hang, or fail, and the record each leaves."""
 
 import json
 import subprocess
@@ -8,12 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import launch as launch_module
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
 from benchmarks.record import CellResult
+from benchmarks.run import to_result
+from benchmarks.train import run_rank
+from benchmarks.workloads import WORKLOADS
+from resireduce.comm.local import LocalCommunicator
+from resireduce.plan import plan
+from resireduce.zoo import find_builder
 
 CELL = Cell(model="vgg-digits", scheme="w", steps=2)
 ENDS = {
@@ -99,3 +106,26 @@ def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
         f"error: timeout: {value!r} is not allowed; give seconds, a number greater than 0\n"
     )
     assert not (spec.parent / "out").exists()
+
+
+@pytest.fixture
+def own_settings():
+    """Put back what a rank sets for its whole process."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "streamed"), ("baseline", "kept")])
+@pytest.mark.parametrize("model", WORKLOADS)
+def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, model, scheme, gradients):
+    # Takes nearly all of the time, and holds nothing at a step boundary.
+    monkeypatch.setattr("benchmarks.train.Trainer.evaluate", lambda trainer: 0.5)
+    cell = Cell(model=model, scheme=scheme, gradients=gradients, backend="local", world_size=1, steps=2)
+    record = to_result(cell, [run_rank(cell, LocalCommunicator(), None)], 1.0, None)
+    optimizer = WORKLOADS[model].optimizer
+    planned = plan(find_builder(model), optimizer=optimizer, scheme=scheme, gradients=gradients, world_size=1)
+    for state in ("parameters", "gradients", "residuals", "optimizer_states", "total"):
+        assert getattr(record, f"{state}_bytes") == planned[state], state
