@@ -41,19 +41,20 @@ def main(args: argparse.Namespace) -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
         outcomes = launch(cell, Path(folder), weights, timeout_seconds)
-    return _leave(to_result(cell, outcomes, time.monotonic() - started, weights), args.output)
+    baseline_bytes = outcomes[0].pop("baseline_bytes", None)
+    return _leave(to_result(cell, outcomes, time.monotonic() - started, weights), args.output, baseline_bytes)
 
 
-def _leave(result: CellResult, output: Path) -> int:
+def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) -> int:
     """Write the record, to a name of its own if the cell could not be run, and say how it went. The exit status."""
     failed = output.with_suffix(".failed.json")
     if result.status not in RESULTS:
         result.save(failed)
-        print(summary(result), file=sys.stderr, flush=True)
+        print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
     result.save(output)
     failed.unlink(missing_ok=True)
-    print(summary(result), flush=True)
+    print(summary(result, baseline_bytes), flush=True)
     return 0
 
 
@@ -86,7 +87,7 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
     return Path(usual)
 
 
-def to_result(cell: Cell, outcomes: list[dict[str, Any]], seconds: float, weights: Path | None) -> CellResult:
+def to_result(cell: Cell, outcomes: list[dict[str, Any]], wall_seconds: float, weights: Path | None) -> CellResult:
     """The record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most."""
     said = overall(outcomes)
     values = {key: said[key] for key in ("status", "reason")}
@@ -96,15 +97,17 @@ def to_result(cell: Cell, outcomes: list[dict[str, Any]], seconds: float, weight
         source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
         fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
         values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
-    return CellResult(cell=cell, wall_seconds=seconds, provenance=source, **values)
+    return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
 
 
-def summary(result: CellResult) -> str:
-    """One line for the screen."""
+def summary(result: CellResult, baseline_bytes: int | None = None) -> str:
+    """One line for the screen; `baseline_bytes` is what model states are normalised by."""
     if result.status != "ok":
         return f"{result.cell.name}: {result.status}: {result.reason}"
-    total = (result.total_bytes or 0) / 2**20
+    total_bytes = result.total_bytes or 0
+    share = f", normalised {total_bytes / baseline_bytes:.1%}" if baseline_bytes else ""
     return (
-        f"{result.cell.name}: {result.metric_name} {result.metric:.3f}, model states {total:.2f} MiB, "
+        f"{result.cell.name}: {result.metric_name} {result.metric:.3f}, "
+        f"model states {total_bytes / 2**20:.2f} MiB{share}, "
         f"{result.steps_per_second:.1f} steps/s, {result.wall_seconds:.0f} s"
     )

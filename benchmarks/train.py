@@ -18,7 +18,7 @@ import resireduce
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
 from benchmarks.measure.clock import StepClock
-from benchmarks.measure.memory import measure_memory
+from benchmarks.measure.memory import baseline_bytes, measure_memory
 from benchmarks.models import MODELS
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Batch, Task
@@ -99,7 +99,7 @@ class Trainer:
                 self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
 
     def result(self) -> dict[str, Any]:
-        """What this rank measured, by the names of CellResult."""
+        """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
         batch = next(self.batches())
         memory = measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch))
         return {
@@ -111,6 +111,7 @@ class Trainer:
             "steps_per_second": self.clock.steps_per_second,
             "step_seconds": self.clock.step_seconds,
             "memory": memory.as_dict(),
+            "baseline_bytes": baseline_bytes(self.model, memory),
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
         }

@@ -15,7 +15,7 @@ from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
 from benchmarks.record import CellResult
-from benchmarks.run import to_result
+from benchmarks.run import summary, to_result
 from benchmarks.train import run_rank
 from benchmarks.workloads import WORKLOADS
 from resireduce.comm.local import LocalCommunicator
@@ -99,6 +99,16 @@ def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, cap
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["cell.failed.json"]
 
 
+def test_a_trained_cell_is_summed_up_in_one_line(spec, capsys):
+    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=1)
+    spec.write_text(json.dumps(cell.to_dict()))
+    assert run(spec) == 0
+    line = capsys.readouterr().out
+    total_bytes = CellResult.load(spec.parent / "out/cell.json").total_bytes
+    assert f"model states {total_bytes / 2**20:.2f} MiB, normalised 100.0%, " in line
+    assert line.count("\n") == 1
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])
 def test_a_bad_timeout_is_named_in_one_line(spec, capsys, value):
     assert run(spec, f"--timeout={value}") == 2
@@ -124,8 +134,12 @@ def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, mode
     # Takes nearly all of the time, and holds nothing at a step boundary.
     monkeypatch.setattr("benchmarks.train.Trainer.evaluate", lambda trainer: 0.5)
     cell = Cell(model=model, scheme=scheme, gradients=gradients, backend="local", world_size=1, steps=2)
-    record = to_result(cell, [run_rank(cell, LocalCommunicator(), None)], 1.0, None)
+    outcome = run_rank(cell, LocalCommunicator(), None)
+    baseline_bytes = outcome.pop("baseline_bytes")
+    record = to_result(cell, [outcome], 1.0, None)
     optimizer = WORKLOADS[model].optimizer
     planned = plan(find_builder(model), optimizer=optimizer, scheme=scheme, gradients=gradients, world_size=1)
     for state in ("parameters", "gradients", "residuals", "optimizer_states", "total"):
         assert getattr(record, f"{state}_bytes") == planned[state], state
+    assert baseline_bytes == planned["baseline_total"]
+    assert f" MiB, normalised {planned['normalised']:.1%}, " in summary(record, baseline_bytes)
