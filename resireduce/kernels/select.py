@@ -1,6 +1,7 @@
 """Exact selection of the largest magnitudes in bounded extra memory."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,11 +24,14 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
     piece = max(k, piece or max(SMALLEST, -(-flat.numel() // ROUNDS)))
     magnitudes, indices = _largest(flat[:piece].abs, min(k, flat.numel()))
     for start in range(piece, flat.numel(), piece):
-        rest, best = flat[start : start + piece], magnitudes
-        magnitudes, winners = _largest(lambda best=best, rest=rest: torch.cat((best, rest.abs())), k)  # type: ignore[misc]
+        magnitudes, winners = _largest(partial(_joined, magnitudes, flat[start : start + piece]), k)
         # A winner below k is one of the candidates so far, any other is element start + winner - k.
         indices = torch.where(winners < k, indices[winners.clamp(max=k - 1)], winners + (start - k))
     return indices.sort().values
+
+
+def _joined(magnitudes: Tensor, rest: Tensor) -> Tensor:
+    return torch.cat((magnitudes, rest.abs()))
 
 
 def _largest(candidates: Callable[[], Tensor], k: int) -> tuple[Tensor, Tensor]:
