@@ -51,7 +51,7 @@ def _largest(candidates: Callable[[], Tensor], k: int) -> tuple[Tensor, Tensor]:
     indices = torch.from_numpy(np.flatnonzero(reaches.numpy()))
     if indices.numel() > k:  # several magnitudes are that of the border
         at_border = (values[indices] == border).nonzero().view(-1)
-        chosen = torch.ones_like(indices, dtype=torch.bool)
-        chosen[at_border[: indices.numel() - k]] = False
-        indices = indices[chosen]
+        needed = torch.ones_like(indices, dtype=torch.bool)
+        needed[at_border[: indices.numel() - k]] = False
+        indices = indices[needed]
     return values[indices], indices
