@@ -102,7 +102,7 @@ def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch):
 
 def test_models_that_cannot_tell_are_marked(folder, tmp_path, monkeypatch):
     tells = tmp_path / "tell.json"
-    tells.write_text(json.dumps({"vgg-digits": {"tells": False}, "gpt2-bytes": {"tells": True}}))
+    tells.write_text(json.dumps({"models": {"vgg-digits": {"tells": False}, "gpt2-bytes": {"tells": True}}}))
     monkeypatch.setattr(accuracy_module, "load_tells", lambda: load_tells(tells))
     table = TABLES["accuracy"](load_run(folder))
     assert [heading for heading in table.head if "*" in heading] == ["vgg-digits *, accuracy ↑"]

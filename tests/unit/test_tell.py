@@ -1,0 +1,56 @@
+"""Which models can tell schemes apart: the rule, in both directions of a metric."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.__main__ import main
+from benchmarks.matrix import expand
+from benchmarks.report.tell import load_tells
+from tests.records import make_result
+
+CONFIG = yaml.safe_load((Path(__file__).parents[2] / "benchmarks/config/tell.yaml").read_text())
+METRICS = {  # of three seeds: with residuals, without
+    "resnet-digits": ([90.0, 91.0, 92.0], [80.0, 81.0, 82.0]),
+    "vgg-digits": ([90.0, 91.0, 92.0], [89.0, 90.0, 91.0]),
+    "gpt2-bytes": ([5.0, 5.1, 5.2], [6.0, 6.1, 6.2]),
+    "bert-questions": ([30.0, 31.0, 32.0], [40.0, 41.0, 42.0]),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    config = {key: value for key, value in CONFIG.items() if key != "run"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for cell in expand(config):
+        baseline, without = METRICS[cell.model]
+        values = make_result(cell).to_dict() | {"metric": (without if cell.scheme == "none" else baseline)[cell.seed]}
+        (tmp_path / "cells").mkdir(exist_ok=True)
+        (tmp_path / f"cells/{cell.name}.json").write_text(json.dumps(values))
+    return tmp_path
+
+
+def test_a_model_tells_if_no_residuals_are_worse_by_three_standard_errors(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = folder / "tell.json"
+    assert main(["tell", "--run", str(folder), "--output", str(output)]) == 0
+    assert load_tells(output) == {
+        "resnet-digits": True,
+        "vgg-digits": False,
+        "gpt2-bytes": True,
+        "bert-questions": False,
+    }
+    entry = json.loads(output.read_text())["models"]["resnet-digits"]
+    assert entry["baseline"] == {"mean": 91.0, "standard_error": pytest.approx(3**-0.5), "values": [90.0, 91.0, 92.0]}
+    assert entry["standard_errors"] == pytest.approx(10 / (2 / 3) ** 0.5)
+    assert "bert-questions: does not tell: worse by -12.2 standard errors" in capsys.readouterr().out
+
+
+def test_a_seed_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    next(folder.glob("cells/vgg-digits.topk.none.*s1.json")).unlink()
+    assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 2
+    assert "vgg-digits, none: 2 seeds are there, needed are 3" in capsys.readouterr().err
+    assert not (folder / "tell.json").exists()
