@@ -1,18 +1,18 @@
 """Train a model densely in one process, once, on its task's pretraining part: the starting point of all its cells."""
 
 import argparse
-import difflib
-import importlib
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checks import integer
 from benchmarks.models import MODELS
 from benchmarks.tasks import TASKS
 from benchmarks.workloads import WORKLOADS, Workload
+from resireduce.errors import ConfigError, choose
+from resireduce.scheme import load
 
 SEED = 0
 """The same for every cell: what varies between seeds is the training, not where it starts."""
@@ -28,27 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def find_workload(model: str) -> Workload:
-    """Return the model's recipe.
-
-    Raises:
-        ValueError: if the model is unknown, or starts from scratch.
-    """
-    if model not in WORKLOADS:
-        close = difflib.get_close_matches(model, WORKLOADS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"model is {model!r}, allowed are {', '.join(WORKLOADS)}{hint}")
-    workload = WORKLOADS[model]
-    if workload.pretrain_steps == 0:
-        pretrained = ", ".join(name for name, other in WORKLOADS.items() if other.pretrain_steps)
-        raise ValueError(
-            f"model {model!r} starts from scratch, allowed are {pretrained}: run its cells without weights"
-        )
+    """Return the recipe of a model that is pretrained. Raises ConfigError for one that is not, or is unknown."""
+    workload = WORKLOADS[choose("model", model, WORKLOADS)]
+    if not workload.pretrain_steps:
+        raise ConfigError(f"model: {model!r} starts from scratch; run its cells without weights")
     return workload
-
-
-def _load(entry: str) -> Callable[..., Any]:
-    module, _, name = entry.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def _batches(count: int, size: int) -> Iterator[Any]:
@@ -73,10 +57,10 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
     """
     import torch
 
-    task = _load(TASKS[workload.task])("pretrain")
+    task = load(TASKS[workload.task])("pretrain")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = _load(MODELS[workload.model])()
+        model = load(MODELS[workload.model])()
     steps = workload.pretrain_steps
     optimizer = torch.optim.AdamW(model.parameters(), workload.pretrain_learning_rate, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -101,17 +85,11 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the pretrained weights; return 0, or 2 for input that cannot be used."""
-    try:
-        workload = find_workload(args.model)
-        if args.threads < 1:
-            raise ValueError(f"threads is {args.threads}, allowed are 1 and more")
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    """Write the pretrained weights; return 0. Raises ConfigError for input that cannot be used."""
+    workload, threads = find_workload(args.model), integer("threads", args.threads, 1)
     import torch
 
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(threads)
     state = pretrain(workload, lambda line: print(line, flush=True))
     args.output.parent.mkdir(parents=True, exist_ok=True)
     partial = args.output.with_name(f"{args.output.name}.{os.getpid()}.partial")

@@ -1,19 +1,17 @@
 """Dense pretraining: what it writes, that it repeats itself, and what it refuses."""
 
-import argparse
 import dataclasses
 
 import pytest
 import torch
 
 from benchmarks import pretrain
+from benchmarks.__main__ import main
 from benchmarks.workloads import WORKLOADS
 
 
 def run(tmp_path, *arguments: str) -> int:
-    parser = argparse.ArgumentParser()
-    pretrain.add_arguments(parser)
-    return pretrain.main(parser.parse_args([*arguments, "--output", str(tmp_path / "weights" / "model.pt")]))
+    return main(["pretrain", *arguments, "--output", str(tmp_path / "weights" / "model.pt")])
 
 
 @pytest.fixture
@@ -41,9 +39,9 @@ def test_training_repeats_itself_and_leaves_the_global_generator_alone(short):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--model", "gpt2-byte"), "model is 'gpt2-byte', allowed are"),
-        (("--model", "vgg-digits"), "model 'vgg-digits' starts from scratch, allowed are gpt2-bytes, bert-questions"),
-        (("--model", "gpt2-bytes", "--threads", "0"), "threads is 0, allowed are 1 and more"),
+        (("--model", "gpt2-byte"), "model: 'gpt2-byte' is not known (did you mean 'gpt2-bytes'?)"),
+        (("--model", "vgg-digits"), "model: 'vgg-digits' starts from scratch"),
+        (("--model", "gpt2-bytes", "--threads", "0"), "threads: 0 is not allowed; give a whole number, 1 or more"),
     ],
 )
 def test_wrong_input_is_refused_before_any_training(tmp_path, arguments, message, capsys):
