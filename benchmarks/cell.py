@@ -5,8 +5,8 @@ from typing import Any, Self
 
 from benchmarks.checks import integer, known_keys
 from benchmarks.models import MODELS
-from resireduce.errors import ConfigError, choose
-from resireduce.scheme import BACKENDS, COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, check_density
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.scheme import BACKENDS, COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Cell:
         choose("backend", self.backend, BACKENDS)
         if self.residual_dtype is not None:
             choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
-        object.__setattr__(self, "density", check_density(self.density))
+        object.__setattr__(self, "density", check_share("density", self.density))
         integer("seed", self.seed, 0)
         integer("world_size", self.world_size, 1)
         if self.steps is not None:

@@ -31,7 +31,8 @@ def distribute(
     Args:
         model: on its device already; its parameters and buffers are overwritten with rank 0's.
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
-        scheme: which residuals are stored: baseline, none, w, 2d, w+2d.
+        scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
+            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half.
         compressor: none or topk.
         density: share of each tensor's elements that is sent.
         backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.

@@ -1,6 +1,7 @@
 """What the library raises, beside Python's own exceptions. Imports no torch."""
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -24,3 +25,12 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names)}")
+
+
+def check_share(field: str, value: object) -> float:
+    """`value` as a float in (0, 1], or a ConfigError."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = float(value)
+        if math.isfinite(number) and 0 < number <= 1:
+            return number
+    raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")

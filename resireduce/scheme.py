@@ -1,11 +1,10 @@
 """Names to objects: the one place that knows the registries. Imports no torch until something is built."""
 
-import math
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import check_share, choose
 
 if TYPE_CHECKING:
     from resireduce.compressors.base import Compressor
@@ -20,8 +19,12 @@ COMPRESSORS = {
 RESIDUALS = {
     "none": "resireduce.residuals.none:NoResidual",
     "full": "resireduce.residuals.full:FullResidual",
+    "average": "resireduce.residuals.average:AverageResidual",
     "weighted": "resireduce.residuals.weighted:WeightedResidual",
+    "member": "resireduce.residuals.member:MemberResidual",
+    "rows": "resireduce.residuals.rows:RowsResidual",
     "rows_columns": "resireduce.residuals.rows_columns:RowsColumnsResidual",
+    "partial": "resireduce.residuals.partial:PartialResidual",
 }
 
 
@@ -37,9 +40,13 @@ class Scheme:
 SCHEMES = {
     "baseline": Scheme(grouped="full", specific="full", other="full"),
     "none": Scheme(grouped="none", specific="none", other="none"),
+    "a": Scheme(grouped="average", specific="full", other="full"),
     "w": Scheme(grouped="weighted", specific="full", other="full"),
+    "member": Scheme(grouped="member", specific="full", other="full"),
+    "d": Scheme(grouped="full", specific="rows", other="full"),
     "2d": Scheme(grouped="full", specific="rows_columns", other="full"),
     "w+2d": Scheme(grouped="weighted", specific="rows_columns", other="full"),
+    "partial": Scheme(grouped="partial", specific="partial", other="partial"),
 }
 
 GRADIENTS = ("kept", "streamed")
@@ -53,18 +60,10 @@ def load(target: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def check_density(density: object) -> float:
-    """`density` as a float in (0, 1], or a ConfigError."""
-    number = isinstance(density, (int, float)) and not isinstance(density, bool)
-    if not number or not math.isfinite(float(density)) or not 0 < float(density) <= 1:  # type: ignore[arg-type]
-        raise ConfigError(f"density: {density!r} is not allowed; give the share of elements sent, 0 < density <= 1")
-    return float(density)  # type: ignore[arg-type]
-
-
 def build_compressor(name: str, density: float) -> "Compressor":
     """The compressor called `name`, sending a share `density` of the elements where it selects any."""
     kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)])
-    return kind.from_density(check_density(density))
+    return kind.from_density(check_share("density", density))
 
 
 def build_residual(name: str, grouping: "Grouping", dtype: str | None = None) -> "Residual":

@@ -15,6 +15,11 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
+def largest(norms: Tensor, count: int) -> Tensor:
+    """Which `count` of the 1-D `norms` are the largest: int32, ascending."""
+    return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
+
+
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 

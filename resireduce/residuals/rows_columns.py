@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError
-from resireduce.residuals.base import Residual, norm_dtype
+from resireduce.errors import check_share
+from resireduce.residuals.base import Residual, largest, norm_dtype
 from resireduce.share import share
 
 
@@ -31,10 +31,8 @@ class RowsColumnsResidual(Residual):
 
     def __init__(self, *, row_ratio: float = 0.5, column_ratio: float = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        for name, ratio in (("row_ratio", row_ratio), ("column_ratio", column_ratio)):
-            if not 0 < ratio <= 1:
-                raise ConfigError(f"{name}: {ratio!r} is not allowed; give the share that is kept, 0 < {name} <= 1")
-        self.row_ratio, self.column_ratio = row_ratio, column_ratio
+        self.row_ratio = check_share("row_ratio", row_ratio)
+        self.column_ratio = check_share("column_ratio", column_ratio)
         self._blocks: dict[str, _Block] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
@@ -56,8 +54,8 @@ class RowsColumnsResidual(Residual):
         block, matrix = self._blocks[name], left.view(len(left), -1)
         dtype, wide = block.values.dtype, norm_dtype(left)
         block.values = matrix.new_empty(0)  # the old block has been used; free it before the new one is made
-        block.rows = _largest(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide), len(block.rows))
-        block.columns = _largest(torch.linalg.vector_norm(matrix, 1, dim=0, dtype=wide), len(block.columns))
+        block.rows = largest(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide), len(block.rows))
+        block.columns = largest(torch.linalg.vector_norm(matrix, 1, dim=0, dtype=wide), len(block.columns))
         block.values = matrix[block.index()].to(dtype)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -68,7 +66,3 @@ class RowsColumnsResidual(Residual):
             named[f"rows_columns.{name}.rows"] = block.rows
             named[f"rows_columns.{name}.columns"] = block.columns
         return named
-
-
-def _largest(norms: Tensor, count: int) -> Tensor:
-    return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)

@@ -8,8 +8,13 @@ import torch
 from torch import nn
 
 from resireduce.compressors.topk import TopK
+from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
+from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import Residual
+from resireduce.residuals.member import MemberResidual
+from resireduce.residuals.partial import PartialResidual
+from resireduce.residuals.rows import RowsResidual
 from resireduce.residuals.rows_columns import RowsColumnsResidual
 from resireduce.residuals.weighted import WeightedResidual
 from resireduce.scheme import SCHEMES, build_residual
@@ -73,6 +78,16 @@ def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
     assert nbytes("w") == everything - 2 * 1200 * element
     assert nbytes("2d") == everything - 3000 * element + block
     assert nbytes("w+2d") == nbytes("w") + nbytes("2d") - everything
+    assert nbytes("a") == nbytes("member") == nbytes("w")
+    assert nbytes("d") == everything - 3000 * element + 12 * 60 * element + 12 * 4
+    assert nbytes("partial") == everything / 2
+
+
+def partial_mask(name: str) -> np.ndarray:
+    """Which elements `partial` stores of a tensor: those that come back out of a residual into which ones were put."""
+    residual = registered(build_residual("partial", GROUPING))
+    residual.update(name, lambda: torch.ones(SHAPES[name], dtype=torch.float64))
+    return residual.compensate_(torch.zeros(SHAPES[name], dtype=torch.float64), name).numpy() == 1
 
 
 def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str, np.ndarray]]:
@@ -95,6 +110,17 @@ def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str
                       + 0.5 * np.sqrt((left[n] ** 2).sum()) / np.sqrt(left[n].size) for n in "abc"}  # fmt: skip
             average = sum(weight[n] * left[n] for n in "abc") / sum(weight.values())
             left |= dict.fromkeys("abc", average)
+        if kinds.grouped == "average":
+            left |= dict.fromkeys("abc", sum(left[n] for n in "abc") / 3)
+        if kinds.grouped == "member":
+            left |= dict.fromkeys("abc", max((left[n] for n in "abc"), key=lambda r: np.abs(r).sum()))
+        if kinds.specific == "rows":
+            rows = np.argsort(-np.abs(left["big"]).sum(1))[: SHAPES["big"][0] // 4]
+            block = np.zeros(SHAPES["big"])
+            block[rows] = left["big"][rows]
+            left["big"] = block
+        if kinds.other == "partial":
+            left = {n: np.where(partial_mask(n), v, 0) for n, v in left.items()}
         if kinds.specific == "rows_columns":
             full, block = left["big"], np.zeros(SHAPES["big"])
             rows = np.argsort(-np.abs(full).sum(1))[: SHAPES["big"][0] // 2]
@@ -199,3 +225,55 @@ def test_norms_and_sums_of_half_precision_are_formed_in_float32(dtype: torch.dty
     exact = (0.125 * 0.125 + 0.25 * 0.25) / (0.125 + 0.25)
     assert stored.dtype == dtype
     assert torch.equal(stored, torch.full_like(stored, exact))
+
+
+def test_an_average_conserves_mass() -> None:
+    residual = AverageResidual(grouping=GROUPING)
+    errors = {name: torch.randn(30, 40, dtype=torch.float64) for name in "abc"}
+    for name, error in errors.items():
+        residual.register(name, error)
+        residual.update(name, error.clone)
+    added = sum(residual.compensate_(torch.zeros(30, 40, dtype=torch.float64), name) for name in "abc")
+    torch.testing.assert_close(added, sum(errors.values()))
+
+
+@pytest.mark.parametrize(
+    ("norm", "smallest", "expected"), [(1, False, "b"), (2, False, "c"), (1, True, "c"), (2, True, "a")]
+)
+def test_the_member_with_the_wanted_norm_is_stored(norm: int, smallest: bool, expected: str) -> None:
+    zero = torch.zeros(30, 40, dtype=torch.float64)
+    errors = {"a": zero + 0.1, "b": zero + 1, "c": zero.clone()}
+    errors["c"][0, 0] = 100.0  # its L1 norm is less than that of 1,200 ones, its L2 norm more
+    residual = MemberResidual(grouping=GROUPING, norm=norm, smallest=smallest)
+    for name, error in errors.items():
+        residual.register(name, error)
+    for name, error in errors.items():
+        residual.update(name, error.clone)
+    assert torch.equal(residual.tensors()["member.a"], errors[expected])
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.5, 0.75, 1.0])
+def test_a_random_part_is_of_the_right_size_and_always_the_same(ratio: float) -> None:
+    residual = PartialResidual(grouping=GROUPING, ratio=ratio)
+    error = torch.arange(1.0, 1001.0, dtype=torch.float64).view(10, 100)
+    for name in ("x", "y"):
+        residual.register(name, error)
+        residual.update(name, error.clone)
+    back = {name: residual.compensate_(torch.zeros_like(error), name) for name in ("x", "y")}
+    for value in back.values():
+        kept = value != 0
+        assert kept.sum() == max(1, int(ratio * 1000)) and torch.equal(value[kept], error[kept])
+    assert ratio == 1 or not torch.equal(back["x"], back["y"]), "each tensor has a draw of its own"
+    assert torch.equal(residual.compensate_(torch.zeros_like(error), "x"), back["x"])
+
+
+def test_options_that_cannot_be_used_are_refused() -> None:
+    for residual, options, message in (
+        (PartialResidual, {"ratio": 0}, "ratio: 0 is not allowed"),
+        (RowsResidual, {"row_ratio": 1.5}, "row_ratio: 1.5 is not allowed"),
+        (RowsColumnsResidual, {"column_ratio": float("nan")}, "column_ratio: nan is not allowed"),
+        (MemberResidual, {"norm": 3}, "norm: 3 is not allowed; give 1 or 2"),
+        (WeightedResidual, {"phi": -1}, "phi: -1 is not allowed"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            residual(grouping=GROUPING, **options)

@@ -205,7 +205,7 @@ def test_channels_last_gradients_are_the_same(gradients: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, baseline"),
+        ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, a, baseline"),
         ({"compressor": "top"}, "compressor: 'top' .*allowed: none, topk"),
         ({"density": 0}, "density: 0 .*0 < density <= 1"),
         ({"density": 1.5}, "density: 1.5"),

@@ -1,0 +1,26 @@
+"""ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2)."""
+
+import torch
+from torch import Tensor
+
+from resireduce.residuals.group import GroupResidual
+
+
+class AverageResidual(GroupResidual):
+    """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed."""
+
+    def weight(self, error: Tensor) -> Tensor:
+        """The weight of a member with this error: 0-D, on the error's device, so that nothing waits for a GPU."""
+        return error.new_ones(())
+
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
+        """Weighted sum, and sum of weights."""
+        weight = self.weight(error)
+        if folded is None:
+            return torch.mul(error, weight), weight
+        total, weights = folded
+        return total.addcmul_(error, weight), weights + weight
+
+    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
+        """The average. All errors zero: the sum is zero and so must the average be, not 0 / 0."""
+        return total.div_(weight.clamp(min=torch.finfo(weight.dtype).tiny))

@@ -1,0 +1,93 @@
+"""What residuals that are shared by a reusable group have in common: one stored tensor, a fixed order of members."""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from resireduce.residuals.base import Residual, norm_dtype
+
+
+@dataclass
+class Group:
+    """One reusable group on its way through a step."""
+
+    members: tuple[str, ...]
+    stored: Tensor
+    waiting: dict[str, Tensor] = field(default_factory=dict)
+    """Errors of this step that arrived before their turn."""
+    turn: int = 0
+    """How many members, counted from the last, have been folded."""
+    folded: tuple[Tensor, Tensor] | None = None
+    """What the errors have been folded into so far, of the residual's shape, and what weighs it, 0-D."""
+
+
+class GroupResidual(Residual):
+    """Folds the errors of a group's members into one tensor, and adds it to the gradient of each in the next step.
+
+    Errors are folded from the last member to the first, which is the order of the backward pass; a member that comes
+    early waits. So rounding is always the same, and in the usual order nothing waits: beside the stored tensor, one
+    more is alive while a group is on its way. Folding is done in float32 at least: in 16 bits norms and sums lose what
+    small elements add.
+    """
+
+    def __init__(self, **options: object):
+        super().__init__(**options)  # type: ignore[arg-type]
+        self._groups: dict[str, Group] = {}
+        self._group_of: dict[str, Group] = {}
+
+    @abstractmethod
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
+        """One more member's error put to those `folded` before, if any, whose memory may be used."""
+
+    @abstractmethod
+    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
+        """What is stored, once all members that had a gradient are folded; may use `total`'s memory."""
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """One tensor for the whole group, allocated with its first member."""
+        members = self.grouping.group_of(name)
+        key = members[0]
+        if key not in self._groups:
+            self._groups[key] = Group(members, self.zeros(parameter.shape, parameter))
+        self._group_of[name] = self._groups[key]
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """G + what the last step stored for the group, in the gradient's memory."""
+        return grad.add_(self._group_of[name].stored)
+
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """Fold this member's error in, if it is its turn; the last one closes the group."""
+        group = self._group_of[name]
+        group.waiting[name] = error()
+        while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
+            self._fold(group, group.waiting.pop(member))
+            group.turn += 1
+        if group.turn == len(group.members):
+            self._close(group)
+
+    def end_step(self) -> None:
+        """Close the groups of which not all members had a gradient in this step: the others make the average."""
+        for group in self._groups.values():
+            for member in reversed(group.members):
+                if member in group.waiting:
+                    self._fold(group, group.waiting.pop(member))
+            if group.folded is not None:
+                self._close(group)
+            group.turn = 0
+
+    def _fold(self, group: Group, error: Tensor) -> None:
+        group.folded = self.fold(group.folded, error.to(norm_dtype(error)))
+
+    def _close(self, group: Group) -> None:
+        assert group.folded is not None
+        total, weight = group.folded
+        group.folded = None
+        group.stored = self.finish(total, weight).to(group.stored.dtype)
+        group.turn = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """One for each group, named for its first member."""
+        kind = type(self).__name__.removesuffix("Residual").lower()
+        return {f"{kind}.{key}": group.stored for key, group in self._groups.items()}

@@ -1,0 +1,33 @@
+"""One member's residual in place of all of a reusable group's (paper, section 4.2, Fig. 6)."""
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError
+from resireduce.residuals.group import GroupResidual
+
+
+class MemberResidual(GroupResidual):
+    """Stores the residual of the member whose L1 or L2 norm is the largest (or the smallest), and reuses it for all.
+
+    The paper's comparison of members, which led to the weights of `w`. Of equal norms the later member's is stored.
+    """
+
+    def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):
+        super().__init__(**options)
+        if norm not in (1, 2):
+            raise ConfigError(f"norm: {norm!r} is not allowed; give 1 or 2")
+        self.norm, self.smallest = norm, smallest
+
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
+        """The better one, and its norm. Chosen without asking a GPU for the result of the comparison."""
+        norm = torch.linalg.vector_norm(error, self.norm)
+        if folded is None:
+            return error.clone(), norm
+        best, best_norm = folded
+        better = norm < best_norm if self.smallest else norm > best_norm
+        return torch.where(better, error, best, out=best), torch.where(better, norm, best_norm)
+
+    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
+        """As it is."""
+        return total

@@ -1,0 +1,64 @@
+"""A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed?"""
+
+import zlib
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import check_share
+from resireduce.residuals.base import Residual
+from resireduce.share import share
+
+PIECES = 16
+SMALLEST = 1 << 12
+"""Places below which a piece is not worth its launch."""
+
+
+class PartialResidual(Residual):
+    """Stores a fixed random part of the elements, as a small tensor; the rest is lost.
+
+    One element is drawn from each of k equal stretches of the flattened tensor, k = max(1, floor(ratio x n)). The draw
+    is made again, from the tensor's name, whenever it is needed: only values are stored.
+    """
+
+    def __init__(self, *, ratio: float = 0.5, **options: object):
+        super().__init__(**options)  # type: ignore[arg-type]
+        self.ratio = check_share("ratio", ratio)
+        self._stored: dict[str, Tensor] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """k zeros."""
+        self._stored[name] = self.zeros((share(self.ratio, parameter.numel()),), parameter)
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """Add what is stored to its places in the gradient, in place."""
+        flat, stored = grad.view(-1), self._stored[name]
+        for piece, positions in self._places(name, flat):
+            flat.index_add_(0, positions, stored[piece].to(grad.dtype))
+        return grad
+
+    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+        """Keep what is at those places."""
+        flat, stored = error().view(-1), self._stored[name]
+        for piece, positions in self._places(name, flat):
+            stored[piece].copy_(flat[positions])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """One for each registered tensor."""
+        return {f"partial.{name}": tensor for name, tensor in self._stored.items()}
+
+    def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        """Pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
+
+        At most a sixteenth of the places is in memory at once, since they take more of it than the values.
+        """
+        n, k, device = flat.numel(), self._stored[name].numel(), flat.device
+        generator = None if flat.is_meta else torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        size = max(SMALLEST, -(-k // PIECES))
+        for first in range(0, k, size):
+            piece = slice(first, min(first + size, k))
+            borders = torch.arange(piece.start, piece.stop + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
+            lengths = borders.diff()
+            draw = torch.rand(len(lengths), device=device, generator=generator)
+            yield piece, borders[:-1] + torch.minimum((lengths * draw).long(), lengths - 1)
