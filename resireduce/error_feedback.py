@@ -79,19 +79,23 @@ class ErrorFeedback:
             )
         compressor = self.compressor_of(name)
         if compressor.lossless:
-            return compressor.compress(grad, name, step)
+            return self._compress(grad, name, step)
         compensated = self.residual.compensate_(grad, name)
-        payload = compressor.compress(compensated, name, step)
+        payload = self._compress(compensated, name, step)
         self.residual.update(name, lambda: compressor.error_(compensated, payload))
         return payload
 
-    def absent(self, parameter: Tensor, name: str) -> Payload:
+    def _compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        compressor = self.compressor_of(name)
+        return compressor.compress(grad, name if compressor.same_draw else f"{name}/{self.communicator.rank}", step)
+
+    def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
         """What a rank sends for a tensor that had no gradient in this step: zeros, and its residual stays as it is."""
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        return self.compressor_of(name).compress(zeros, name, 0)
+        return self._compress(zeros, name, step)
 
     def send(self, payloads: list[Payload], name: str) -> list[Message]:
-        """Launch the collective of tensor `name`, or one for several dense tensors of which it is the first."""
+        """Launch the collective of tensor `name`, or one for several lossless ones of which it is the first."""
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
             (payload,) = payloads
@@ -111,13 +115,15 @@ class ErrorFeedback:
         """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
         received = message.handle.wait()
         payload = message.payload
-        if message.compressor.collective == "all_reduce":
+        if message.compressor.lossless:
             averaged = received.view(payload.shape)
             if into is None or into.data_ptr() == averaged.data_ptr():
                 return averaged
             return into.copy_(averaged)
-        dtype = payload.layout[0][0]
-        dense = torch.zeros(payload.shape, dtype=dtype, device=received.device) if into is None else into.zero_()
+        into = torch.empty(payload.shape, dtype=payload.dtype, device=received.device) if into is None else into
+        dense = into.zero_()
+        if message.compressor.collective == "all_reduce":  # scaled when it was sent
+            return message.compressor.add_(dense, payload.received(received))
         # One rank after the other: summed in the same order everywhere, whatever order a GPU's atomics would take.
         for buffer in received:
             message.compressor.add_(dense, payload.received(buffer), scale=1 / self.communicator.world_size)

@@ -52,7 +52,7 @@ class LaunchQueue:
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
 
-    def launch(self, complete: bool = False) -> None:
+    def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
         while self._launched < len(self._buckets):
             bucket = self._buckets[self._launched]
@@ -60,7 +60,7 @@ class LaunchQueue:
             if missing and not complete:
                 return
             for slot in missing:
-                slot.payload = self.feedback.absent(slot.parameter, slot.name)
+                slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
             nbytes = sum(self.gathered_nbytes(slot, slot.payload) for slot in bucket if slot.payload)
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
@@ -79,8 +79,8 @@ class LaunchQueue:
         self._under_way.extend(bucket)
 
     def gathered_nbytes(self, slot: Slot, payload: Payload) -> int:
-        """Bytes of all ranks' payloads of a tensor, if it is gathered; an all-reduce works in place."""
-        return 0 if slot.dense else payload.nbytes * self.feedback.communicator.world_size
+        """Bytes of all ranks' payloads of a tensor, if they are received; an all-reduce works in place."""
+        return payload.nbytes * self.feedback.communicator.world_size if slot.gathered else 0
 
     def next(self) -> Slot | None:
         """The tensor whose message is the oldest under way, if any is."""

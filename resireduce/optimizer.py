@@ -105,7 +105,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self._held = True
             return
         self._take(slot)
-        self._queue.launch()
+        self._queue.launch(self.steps)
         # Dense payloads are as large as gradients and must not pile up until step(): update early. Not while others
         # hold gradients of earlier passes in .grad, which the wrapped optimizer would take for finished ones.
         while self.streamed and not self._held and self._dense_bytes > self._chunk_bytes and self._queue.next():
@@ -157,10 +157,10 @@ class DistributedOptimizer(OptimizerWrapper):
                 self._take(slot)
         self._held = False
         self.feedback.residual.end_step()
-        self._queue.launch(complete=True)
+        self._queue.launch(self.steps, complete=True)
         while self._queue.next():
             self._receive()
-            self._queue.launch(complete=True)
+            self._queue.launch(self.steps, complete=True)
         self._updating += self._queue.settle()
         self._update()
         self._queue.finish(self._arrived)
@@ -217,8 +217,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
 
 def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Slot:
-    dense = feedback.compressor_of(name).collective == "all_reduce"
-    return Slot(index, name, parameter, dense=dense, small=dense and is_dense(parameter))
+    compressor = feedback.compressor_of(name)
+    small = compressor.lossless and is_dense(parameter)
+    gathered = compressor.collective == "all_gather"
+    return Slot(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
 
 
 def _largest_layer(slots: list[Slot]) -> int:

@@ -16,22 +16,25 @@ class Payload:
     buffer: 1-D. A single part travels as it is, in its own dtype; several parts lie behind one another as uint8,
         the widest dtype first, so that each lies aligned.
     layout: dtype and number of elements of each part.
-    shape: of the dense gradient, which is what decompression restores.
+    shape, dtype: of the dense gradient, which is what decompression restores.
+    source: what a random choice was made from, name and step; it does not travel.
     """
 
     buffer: Tensor
     layout: tuple[tuple[torch.dtype, int], ...]
     shape: torch.Size
+    dtype: torch.dtype
+    source: tuple[str, int] | None = None
 
     @classmethod
-    def pack(cls, *parts: Tensor, shape: torch.Size) -> "Payload":
-        """Copy 1-D `parts` into one buffer; a single part is taken as it is, without a copy."""
+    def pack(cls, *parts: Tensor, like: Tensor, source: tuple[str, int] | None = None) -> "Payload":
+        """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy."""
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
-            return cls(parts[0], layout, shape)
+            return cls(parts[0], layout, like.shape, like.dtype, source)
         nbytes = sum(part.nbytes for part in parts)
         buffer = torch.empty(-(-nbytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=parts[0].device)
-        payload = cls(buffer, layout, shape)
+        payload = cls(buffer, layout, like.shape, like.dtype, source)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload

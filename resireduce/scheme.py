@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 COMPRESSORS = {
     "none": "resireduce.compressors.none:NoCompression",
     "topk": "resireduce.compressors.topk:TopK",
+    "randomk": "resireduce.compressors.randomk:RandomK",
+    "fp16": "resireduce.compressors.fp16:Fp16",
+    "qsgd": "resireduce.compressors.qsgd:QSGD",
+    "qsgd-max": "resireduce.compressors.qsgd:QSGDMax",
 }
 
 RESIDUALS = {

@@ -17,7 +17,9 @@ class Slot:
     name: str
     parameter: nn.Parameter
     dense: bool
-    """Whether its payload is as large as its gradient, and is summed by an all-reduce."""
+    """Whether its payload is the gradient itself, which is summed in place."""
+    gathered: bool
+    """Whether all ranks' payloads are received, instead of their sum."""
     small: bool
     """Whether it may share a message with others."""
     passes: int = 0

@@ -21,6 +21,12 @@ class Compressor(ABC):
     collective: ClassVar[Collective] = "all_gather"
     """How payloads meet: summed element by element, or gathered and decompressed one after the other."""
 
+    same_draw: ClassVar[bool] = False
+    """Whether all ranks must make the same random choices; else each makes its own."""
+
+    exact: ClassVar[bool] = True
+    """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
+
     lossless: ClassVar[bool] = False
     """True where the error is always zero: no residual is kept then."""
 
@@ -43,5 +49,4 @@ class Compressor(ABC):
 
     def decompress(self, payload: Payload) -> Tensor:
         """The dense tensor that a payload stands for, of the shape of the gradient."""
-        dtype = payload.layout[0][0]
-        return self.add_(torch.zeros(payload.shape, dtype=dtype, device=payload.buffer.device), payload)
+        return self.add_(torch.zeros(payload.shape, dtype=payload.dtype, device=payload.buffer.device), payload)

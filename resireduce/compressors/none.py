@@ -23,7 +23,7 @@ class NoCompression(Compressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """The gradient as its own payload: shares memory with `grad`."""
-        return Payload.pack(grad.view(-1), shape=grad.shape)
+        return Payload.pack(grad.view(-1), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """`dense` += `scale` x payload."""

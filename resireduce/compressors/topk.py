@@ -30,7 +30,7 @@ class TopK(Compressor):
         indices = largest_magnitudes(flat, share(self.density, flat.numel()))
         values = flat[indices]
         narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return Payload.pack(values, indices.to(narrow), shape=grad.shape)
+        return Payload.pack(values, indices.to(narrow), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Scatter-add. The indices of one payload are unique, so the result does not depend on any order."""

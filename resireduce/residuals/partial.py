@@ -1,11 +1,10 @@
 """A random part of each residual (paper, section 3, Fig. 3): how much of a residual is needed?"""
 
-import zlib
 from collections.abc import Callable, Iterator
 
-import torch
 from torch import Tensor
 
+from resireduce.draw import generator, one_of_each
 from resireduce.errors import check_share
 from resireduce.residuals.base import Residual
 from resireduce.share import share
@@ -53,12 +52,8 @@ class PartialResidual(Residual):
 
         At most a sixteenth of the places is in memory at once, since they take more of it than the values.
         """
-        n, k, device = flat.numel(), self._stored[name].numel(), flat.device
-        generator = None if flat.is_meta else torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+        n, k, source = flat.numel(), self._stored[name].numel(), generator(flat.device, name)
         size = max(SMALLEST, -(-k // PIECES))
         for first in range(0, k, size):
-            piece = slice(first, min(first + size, k))
-            borders = torch.arange(piece.start, piece.stop + 1, device=device).mul_(n).div_(k, rounding_mode="floor")
-            lengths = borders.diff()
-            draw = torch.rand(len(lengths), device=device, generator=generator)
-            yield piece, borders[:-1] + torch.minimum((lengths * draw).long(), lengths - 1)
+            last = min(first + size, k)
+            yield slice(first, last), one_of_each(n, k, first, last, source, flat.device)

@@ -70,7 +70,14 @@ def test_small_tensors_travel_together(compressor: str) -> None:
 
 def test_messages_of_small_tensors_are_bounded_and_of_one_kind() -> None:
     def slot(index: int, numel: int, dtype: torch.dtype = torch.float32, small: bool = True) -> Slot:
-        return Slot(index, str(index), torch.nn.Parameter(torch.zeros(numel, dtype=dtype)), dense=True, small=small)
+        return Slot(
+            index,
+            str(index),
+            torch.nn.Parameter(torch.zeros(numel, dtype=dtype)),
+            dense=True,
+            gathered=False,
+            small=small,
+        )
 
     most = BUCKET_BYTES // 4
     order = [slot(0, most // 2), slot(1, 10, small=False), slot(2, most // 2), slot(3, 1), slot(4, 1, torch.float64)]

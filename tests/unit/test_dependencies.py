@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("errors", "payload", "share"),
+    ("draw", "errors", "payload", "share"),
     ("comm", "compressors", "grouping", "kernels", "residuals"),
     ("error_feedback",),
     ("slot", "start", "wrapper"),

@@ -1,0 +1,39 @@
+"""Half precision: gradients travel and are summed in 16 bits, as Horovod's fp16 compression does."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.base import Collective, Compressor
+from resireduce.payload import Payload
+
+
+@dataclass(frozen=True)
+class Fp16(Compressor):
+    """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
+
+    Values beyond 65504 are sent as that. Scaled by 1 / world size before the sum, so that the sum cannot overflow.
+    """
+
+    collective: ClassVar[Collective] = "all_reduce"
+    exact: ClassVar[bool] = False
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Density means nothing here: everything is sent."""
+        return cls()
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """2 bytes an element. A gradient that is float16 already is copied, since it is scaled in its own memory."""
+        largest = torch.finfo(torch.float16).max
+        return Payload.pack(grad.view(-1).clamp(-largest, largest).to(torch.float16), like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """`dense` += `scale` x payload, in `dense`'s precision."""
+        return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """What rounding took away."""
+        return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))

@@ -1,0 +1,57 @@
+"""Random-k sparsification: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.base import Collective, Compressor
+from resireduce.draw import generator, one_of_each
+from resireduce.payload import Payload
+from resireduce.share import share
+
+
+@dataclass(frozen=True)
+class RandomK(Compressor):
+    """Sends k random elements, the same on all ranks: values alone travel, and are summed by an all-reduce.
+
+    One element is drawn from each of k equal stretches, without scaling by n / k: biased, as error feedback wants it.
+    """
+
+    collective: ClassVar[Collective] = "all_reduce"
+    same_draw: ClassVar[bool] = True
+
+    density: float
+    """Share of the elements that is sent, in (0, 1]."""
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Random-k with this density."""
+        return cls(density)
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """k = max(1, floor(density x n)) values, drawn anew for every name and step."""
+        flat = grad.view(-1)
+        indices = _draw(flat.numel(), share(self.density, flat.numel()), (name, step), grad.device)
+        return Payload.pack(flat[indices], like=grad, source=(name, step))
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Scatter-add; indices do not repeat."""
+        dense.view(-1).index_add_(0, _indices(payload), payload.buffer.to(dense.dtype), alpha=scale)
+        return dense
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """`grad` with zeros where it was sent."""
+        grad.view(-1).index_fill_(0, _indices(payload), 0.0)
+        return grad
+
+
+def _indices(payload: Payload) -> Tensor:
+    """Drawn again, rather than kept from the backward pass to the step."""
+    assert payload.source is not None
+    return _draw(payload.shape.numel(), payload.buffer.numel(), payload.source, payload.buffer.device)
+
+
+def _draw(numel: int, k: int, source: tuple[str, int], device: torch.device) -> Tensor:
+    return one_of_each(numel, k, 0, k, generator(device, *source), device)

@@ -1,0 +1,27 @@
+"""Random choices that can be made again: from a name and a number, never from a global generator."""
+
+import zlib
+
+import torch
+from torch import Tensor
+
+
+def generator(device: torch.device, name: str, number: int = 0) -> torch.Generator | None:
+    """A generator that starts from `name` and `number`; None on the meta device, where nothing is drawn."""
+    if device.type == "meta":
+        return None
+    return torch.Generator(device).manual_seed(zlib.crc32(f"{name}/{number}".encode()))
+
+
+def one_of_each(
+    numel: int, k: int, first: int, last: int, source: torch.Generator | None, device: torch.device
+) -> Tensor:
+    """One element from each of the stretches `first` to `last` (not included) of `k` equal ones: int64, ascending.
+
+    So k of `numel` elements are drawn without repeats, each with the same probability but for rounding, without the
+    memory of a permutation.
+    """
+    borders = torch.arange(first, last + 1, device=device).mul_(numel).div_(k, rounding_mode="floor")
+    lengths = borders.diff()
+    draw = torch.rand(len(lengths), device=device, generator=source)
+    return borders[:-1] + torch.minimum((lengths * draw).long(), lengths - 1)
