@@ -20,7 +20,7 @@ class Cell:
     residual_dtype: str | None = None
     """None stores residuals in the gradient's own type."""
     density: float = 0.01
-    """Share of elements sent; compressor none sends all, so with it density is always 1."""
+    """Share of elements sent; with a compressor that sends all it is always 1."""
     seed: int = 0
     world_size: int = 2
     backend: str = "torch"
@@ -44,10 +44,10 @@ class Cell:
         self._check_combinations()
 
     def _check_combinations(self) -> None:
-        if self.compressor == "none":
+        if not COMPRESSORS[self.compressor].selects:
             object.__setattr__(self, "density", 1.0)
-            if self.scheme != "none":
-                raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
+        if self.compressor == "none" and self.scheme != "none":
+            raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
 
@@ -68,7 +68,7 @@ class Cell:
         """Unique name, safe as a file name; the rarer fields are in it only where they are not the default."""
         parts = [self.model, self.compressor, self.scheme, self.gradients]
         parts += [self.residual_dtype] if self.residual_dtype else []
-        parts += [f"d{self.density!r}"] if self.compressor != "none" else []
+        parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []
         parts += [f"s{self.seed}"]
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [self.backend] if self.backend != "torch" else []

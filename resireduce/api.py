@@ -33,8 +33,9 @@ def distribute(
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
             member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half.
-        compressor: none or topk.
-        density: share of each tensor's elements that is sent.
+        compressor: none; topk, randomk (which send a share of the elements); fp16, qsgd, qsgd-max (which send all, in
+            fewer bits).
+        density: share of each tensor's elements that is sent, where the compressor selects any.
         backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
         groups: "auto", or a Grouping of parameter names.
         gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they

@@ -11,13 +11,22 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
     from resireduce.residuals.base import Residual
 
+
+@dataclass(frozen=True)
+class Listed:
+    """A compressor: "module:Class", and whether it selects a share of the elements, the density."""
+
+    target: str
+    selects: bool
+
+
 COMPRESSORS = {
-    "none": "resireduce.compressors.none:NoCompression",
-    "topk": "resireduce.compressors.topk:TopK",
-    "randomk": "resireduce.compressors.randomk:RandomK",
-    "fp16": "resireduce.compressors.fp16:Fp16",
-    "qsgd": "resireduce.compressors.qsgd:QSGD",
-    "qsgd-max": "resireduce.compressors.qsgd:QSGDMax",
+    "none": Listed("resireduce.compressors.none:NoCompression", selects=False),
+    "topk": Listed("resireduce.compressors.topk:TopK", selects=True),
+    "randomk": Listed("resireduce.compressors.randomk:RandomK", selects=True),
+    "fp16": Listed("resireduce.compressors.fp16:Fp16", selects=False),
+    "qsgd": Listed("resireduce.compressors.qsgd:QSGD", selects=False),
+    "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
 }
 
 RESIDUALS = {
@@ -66,7 +75,7 @@ def load(target: str) -> Any:
 
 def build_compressor(name: str, density: float) -> "Compressor":
     """The compressor called `name`, sending a share `density` of the elements where it selects any."""
-    kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)])
+    kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
     return kind.from_density(check_share("density", density))
 
 

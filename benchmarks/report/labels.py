@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.cell import Cell
+from resireduce.scheme import COMPRESSORS
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -34,9 +35,16 @@ def signed(difference: float, value: float) -> str:
 
 def short_labels(settings: Sequence[Cell]) -> list[str]:
     """Return "scheme, gradients" for each setting, and of the rarer fields those in which the settings differ."""
-    compressed = [setting for setting in settings if setting.compressor != "none"]
-    varying = [name for name in RARE if len({getattr(setting, name) for setting in compressed}) > 1]
+    values = {name: {getattr(setting, name) for setting in settings if _means(setting, name)} for name in RARE}
+    varying = [name for name in RARE if len(values[name]) > 1]
     return [_label(setting, varying) for setting in settings]
+
+
+def _means(setting: Cell, name: str) -> bool:
+    """Say whether a field means anything for a setting."""
+    if name == "density":
+        return COMPRESSORS[setting.compressor].selects
+    return name != "compressor" or setting.compressor != "none"
 
 
 def _label(setting: Cell, varying: Sequence[str]) -> str:
@@ -44,6 +52,6 @@ def _label(setting: Cell, varying: Sequence[str]) -> str:
     parts = ["no compression" if plain else SCHEME_WORDS.get(setting.scheme, setting.scheme), setting.gradients]
     for name in varying:
         value = getattr(setting, name)
-        if value is not None and not (plain and name in ("compressor", "density")):
+        if value is not None and _means(setting, name):
             parts.append(f"{name.replace('_', ' ')} {value}" if name != "compressor" else str(value))
     return ", ".join(parts)

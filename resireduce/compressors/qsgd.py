@@ -1,5 +1,6 @@
 """QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -12,6 +13,9 @@ from resireduce.payload import Payload
 
 LEVELS = 127
 """Most levels that int8 can hold, beside the sign."""
+PIECES = 16
+SMALLEST = 1 << 14
+"""Elements below which a piece is not worth its launches."""
 
 
 @dataclass(frozen=True)
@@ -35,30 +39,53 @@ class QSGD(Compressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Levels (int8) and norms (float32). A bucket of zeros has norm zero and stays zero."""
-        buckets = self._buckets(grad.view(-1).float())
-        norms = torch.linalg.vector_norm(buckets, self.norm, dim=1)
-        scaled = (buckets / norms.clamp(min=torch.finfo(norms.dtype).tiny)[:, None]).mul_(LEVELS)
-        draw = torch.rand(scaled.shape, device=grad.device, generator=generator(grad.device, name, step))
-        # floor(x + u) with u in [0, 1) is x on average, for either sign; rounding may take it beyond the last level.
-        levels = scaled.add_(draw).floor_().clamp_(-LEVELS, LEVELS).to(torch.int8)
-        return Payload.pack(levels.view(-1)[: grad.numel()], norms, like=grad)
+        flat, source = grad.view(-1), generator(grad.device, name, step)
+        norms = self._norms(flat)
+        smallest = torch.finfo(norms.dtype).tiny
+        levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
+        for piece in self._pieces(flat.numel()):
+            scaled = flat[piece] / self._spread(norms, piece).clamp(min=smallest)
+            draw = torch.rand(scaled.shape, device=flat.device, generator=source)
+            # floor(x + u), u in [0, 1), is x on average, for either sign; rounding may take it beyond the last level.
+            levels[piece] = scaled.mul_(LEVELS).add_(draw).floor_().clamp_(-LEVELS, LEVELS)
+        return Payload.pack(levels, norms, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """`dense` += `scale` x level x norm / 127."""
         levels, norms = payload.parts()
-        values = self._buckets(levels.float()) * (norms / LEVELS)[:, None]
-        flat = values.view(-1)[: dense.numel()].to(dense.dtype)
-        return dense.add_(flat.view(dense.shape), alpha=scale)
+        flat = dense.view(-1)
+        for piece in self._pieces(flat.numel()):
+            values = levels[piece] * (self._spread(norms, piece) / LEVELS)
+            flat[piece].add_(values.to(flat.dtype), alpha=scale)
+        return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """What rounding changed."""
         return self.add_(grad, payload, scale=-1.0)
 
-    def _buckets(self, flat: Tensor) -> Tensor:
-        """As rows of one bucket each, the last filled up with zeros."""
-        size = self.bucket or flat.numel()
-        missing = -flat.numel() % size
-        return torch.nn.functional.pad(flat, (0, missing)).view(-1, size) if missing else flat.view(-1, size)
+    def _norms(self, flat: Tensor) -> Tensor:
+        """One for each bucket; the last may be shorter."""
+        size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
+        whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
+        norms = torch.linalg.vector_norm(whole, self.norm, dim=1, dtype=wide).float()
+        rest = flat[whole.numel() :]
+        if not rest.numel():
+            return norms
+        return torch.cat((norms, torch.linalg.vector_norm(rest, self.norm, dtype=wide).float().view(1)))
+
+    def _pieces(self, numel: int) -> Iterator[slice]:
+        """Whole buckets at a time, a sixteenth of the tensor: temporaries are four bytes an element and more."""
+        unit = self.bucket or 1
+        size = unit * -(-max(SMALLEST, -(-numel // PIECES)) // unit)
+        for first in range(0, numel, size):
+            yield slice(first, min(first + size, numel))
+
+    def _spread(self, norms: Tensor, piece: slice) -> Tensor:
+        """Each element's norm, or the one that all have."""
+        if self.bucket is None:
+            return norms
+        buckets = norms[piece.start // self.bucket : -(-piece.stop // self.bucket)]
+        return buckets.repeat_interleave(self.bucket)[: piece.stop - piece.start]
 
 
 @dataclass(frozen=True)

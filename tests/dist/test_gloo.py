@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.scheme import COMPRESSORS
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 Checks = Callable[[TorchCommunicator], None]
@@ -65,7 +66,8 @@ def check_ddp(communicator: TorchCommunicator) -> None:
 def check_lifetimes(communicator: TorchCommunicator) -> None:
     """Streamed = kept, ranks agree, and gloo = the local world (of two ranks: more are summed in another order)."""
     start = seeded(Net)
-    for scheme, compressor in (("baseline", "topk"), ("w+2d", "topk"), ("none", "none")):
+    others = [("baseline", compressor) for compressor in COMPRESSORS]
+    for scheme, compressor in (("w+2d", "topk"), *others):
         options = {"scheme": scheme, "compressor": compressor, "steps": 10}
         kept, _ = train(communicator, start, gradients="kept", **options)
         streamed, _ = train(communicator, start, gradients="streamed", **options)

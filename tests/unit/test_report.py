@@ -13,6 +13,7 @@ from benchmarks.cell import Cell
 from benchmarks.matrix import expand
 from benchmarks.report import accuracy as accuracy_module
 from benchmarks.report.cli import screen_text, write_report
+from benchmarks.report.labels import short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.tables import TABLES
@@ -231,3 +232,16 @@ def test_reports_import_no_torch(folder):
         "heavy = {'torch', 'transformers', 'sklearn'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_labels_name_the_rarer_fields_only_where_they_differ_and_mean_something():
+    cells = [
+        Cell(model="vgg-digits", compressor="none", scheme="none"),
+        Cell(model="vgg-digits", residual_dtype="bfloat16"),
+        Cell(model="vgg-digits", compressor="fp16"),
+        Cell(model="vgg-digits", compressor="randomk", density=0.05),
+    ]
+    assert short_labels(cells[:2]) == ["no compression, kept", "baseline, kept, residual dtype bfloat16"]
+    assert short_labels([cells[0], cells[2]]) == ["no compression, kept", "baseline, kept"]
+    assert short_labels(cells[2:]) == ["baseline, kept, fp16", "baseline, kept, randomk"]
+    assert short_labels([Cell(model="vgg-digits"), cells[3]])[1] == "baseline, kept, randomk, density 0.05"

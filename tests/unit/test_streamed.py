@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
-from resireduce.scheme import SCHEMES
+from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 
@@ -31,6 +31,16 @@ def test_streamed_is_kept_for_every_scheme_on_three_ranks(scheme: str) -> None:
     model = seeded(Net)
     kept, streamed = (train_world(3, model, scheme=scheme, gradients=g, steps=10) for g in ("kept", "streamed"))
     assert same(kept[0][0], streamed[2][0])
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_streamed_is_kept_for_every_compressor_on_three_ranks(compressor: str) -> None:
+    model = seeded(Net)
+    kept, streamed = (
+        train_world(3, model, compressor=compressor, scheme="baseline", gradients=g, steps=6)
+        for g in ("kept", "streamed")
+    )
+    assert same(kept[0][0], streamed[2][0]) and not same(kept[0][0], model)
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
