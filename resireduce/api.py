@@ -41,7 +41,8 @@ def distribute(
         gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
             are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late (kept
             says so; streamed has nothing left to clip).
-        residual_dtype: storage precision of residuals; None is the gradient's own.
+        residual_dtype: storage precision of residuals: float64, float32, bfloat16, float16, float8_e4m3, int8 or int4,
+            not wider than the gradients; None is the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used.
@@ -56,9 +57,9 @@ def distribute(
     grouping = _grouping(model, groups, compressed)
     grouping.check(compressed)
     lossy = build_compressor(compressor, density)
-    residual = build_residual(scheme, grouping, residual_dtype)
-    _warn_if_nothing_is_reduced(scheme, grouping)
     communicator = _communicator(backend)
+    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank)
+    _warn_if_nothing_is_reduced(scheme, grouping)
     broadcast_start(model, optimizer, communicator)
     dense = frozenset(parameters.keys() - compressed.keys())
     feedback = ErrorFeedback(lossy, residual, communicator, dense)

@@ -64,7 +64,7 @@ SCHEMES = {
 
 GRADIENTS = ("kept", "streamed")
 BACKENDS = ("local", "torch")
-RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16")
+RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 
 
 def load(target: str) -> Any:
@@ -79,15 +79,15 @@ def build_compressor(name: str, density: float) -> "Compressor":
     return kind.from_density(check_share("density", density))
 
 
-def build_residual(name: str, grouping: "Grouping", dtype: str | None = None) -> "Residual":
-    """The residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own)."""
+def build_residual(name: str, grouping: "Grouping", dtype: str | None = None, rank: int = 0) -> "Residual":
+    """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own)."""
     from resireduce.residuals.routed import RoutedResidual
 
     scheme = SCHEMES[choose("scheme", name, SCHEMES)]
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     kinds = {scheme.grouped, scheme.specific, scheme.other}
-    residuals = {kind: load(RESIDUALS[kind])(grouping=grouping, dtype=dtype) for kind in sorted(kinds)}
+    residuals = {kind: load(RESIDUALS[kind])(grouping=grouping, dtype=dtype, rank=rank) for kind in sorted(kinds)}
     return RoutedResidual(
         routes=dict.fromkeys(grouping.grouped, residuals[scheme.grouped])
         | dict.fromkeys(grouping.specific, residuals[scheme.specific]),

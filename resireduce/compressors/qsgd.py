@@ -1,21 +1,18 @@
 """QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from resireduce.blocks import pieces, spread
 from resireduce.compressors.base import Compressor
 from resireduce.draw import generator
 from resireduce.payload import Payload
 
 LEVELS = 127
 """Most levels that int8 can hold, beside the sign."""
-PIECES = 16
-SMALLEST = 1 << 14
-"""Elements below which a piece is not worth its launches."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class QSGD(Compressor):
         norms = self._norms(flat)
         smallest = torch.finfo(norms.dtype).tiny
         levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
-        for piece in self._pieces(flat.numel()):
+        for piece in pieces(flat.numel(), self.bucket or 1):
             scaled = flat[piece] / self._spread(norms, piece).clamp(min=smallest)
             draw = torch.rand(scaled.shape, device=flat.device, generator=source)
             # floor(x + u), u in [0, 1), is x on average, for either sign; rounding may take it beyond the last level.
@@ -54,7 +51,7 @@ class QSGD(Compressor):
         """`dense` += `scale` x level x norm / 127."""
         levels, norms = payload.parts()
         flat = dense.view(-1)
-        for piece in self._pieces(flat.numel()):
+        for piece in pieces(flat.numel(), self.bucket or 1):
             values = levels[piece] * (self._spread(norms, piece) / LEVELS)
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
@@ -73,19 +70,8 @@ class QSGD(Compressor):
             return norms
         return torch.cat((norms, torch.linalg.vector_norm(rest, self.norm, dtype=wide).float().view(1)))
 
-    def _pieces(self, numel: int) -> Iterator[slice]:
-        """Whole buckets at a time, a sixteenth of the tensor: temporaries are four bytes an element and more."""
-        unit = self.bucket or 1
-        size = unit * -(-max(SMALLEST, -(-numel // PIECES)) // unit)
-        for first in range(0, numel, size):
-            yield slice(first, min(first + size, numel))
-
     def _spread(self, norms: Tensor, piece: slice) -> Tensor:
-        """Each element's norm, or the one that all have."""
-        if self.bucket is None:
-            return norms
-        buckets = norms[piece.start // self.bucket : -(-piece.stop // self.bucket)]
-        return buckets.repeat_interleave(self.bucket)[: piece.stop - piece.start]
+        return norms if self.bucket is None else spread(norms, self.bucket, piece)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """What a residual promises."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
+from resireduce.draw import generator
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
+from resireduce.residuals.stored import Blocks, Plain, Stored
 
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:
@@ -20,6 +22,11 @@ def largest(norms: Tensor, count: int) -> Tensor:
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
 
 
+def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
+    """What several residuals hold, by names that are unique within a scheme."""
+    return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
+
+
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
@@ -28,9 +35,9 @@ class Residual(ABC):
     `nbytes()` is that of the tensors really held between two steps.
     """
 
-    def __init__(self, *, grouping: Grouping, dtype: str | None = None):
-        self.grouping = grouping
-        self.dtype: torch.dtype | None = None if dtype is None else getattr(torch, dtype)
+    def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0):
+        self.grouping, self.dtype, self.rank = grouping, dtype, rank
+        self.steps = 0
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
@@ -47,8 +54,9 @@ class Residual(ABC):
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Store the error that is left (step 5). `error()` computes it in the memory of what `compensate_` returned."""
 
-    def end_step(self) -> None:  # noqa: B027  (most residuals have nothing left to do)
+    def end_step(self) -> None:
         """All gradients of this step have arrived."""
+        self.steps += 1
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -60,26 +68,33 @@ class Residual(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals: they differ from rank to rank, so every rank saves its own."""
-        return self.tensors()
+        return self.tensors() | {"steps": torch.tensor(self.steps)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy `state` into the tensors held. Raises ConfigError if names or shapes are those of something else."""
-        held = self.tensors()
+        held = self.state_dict()
         wrong = sorted(held.keys() ^ state.keys()) or sorted(n for n in held if held[n].shape != state[n].shape)
         if wrong:
             raise ConfigError(f"residual state: {wrong[0]!r} does not fit this model and scheme; load what they saved")
         for name, tensor in held.items():
             tensor.copy_(state[name])
+        self.steps = int(state["steps"])
 
-    def zeros(self, shape: torch.Size | tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros on `like`'s device, in the storage dtype if one was chosen, else in `like`'s.
+    def source(self, name: str, like: Tensor) -> torch.Generator | None:
+        """What rounding of tensor `name` draws from in this step."""
+        return generator(like.device, f"{name}/{self.rank}", self.steps)
+
+    def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
+        """Room for a tensor of this shape, on `like`'s device, in the storage precision; None is `like`'s own dtype.
 
         Raises ConfigError if the storage dtype is wider: the sum is formed in the gradient's, so nothing would be won.
         """
-        dtype = self.dtype or like.dtype
+        if self.dtype in Blocks.LARGEST:
+            return Blocks(shape, self.dtype, like.device)
+        dtype = like.dtype if self.dtype is None else getattr(torch, self.dtype)
         if torch.promote_types(dtype, like.dtype) != like.dtype:
             raise ConfigError(
                 f"residual_dtype: {dtype} is not allowed for gradients of {like.dtype}, which cannot hold its values; "
                 "give the gradients' own dtype, a narrower one, or None"
             )
-        return torch.zeros(shape, dtype=dtype, device=like.device)
+        return Plain(shape, dtype, like.device)

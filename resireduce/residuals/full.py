@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, named
+from resireduce.residuals.stored import Plain, Stored
 
 
 class FullResidual(Residual):
@@ -17,23 +18,25 @@ class FullResidual(Residual):
 
     def register(self, name: str, parameter: Tensor) -> None:
         """One tensor of the parameter's shape."""
-        self._stored[name] = self.zeros(parameter.shape, parameter)
+        self._stored[name] = self.stored(parameter.shape, parameter)
 
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self._stored: dict[str, Tensor] = {}
+        self._stored: dict[str, Stored] = {}
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """R += G if they share a dtype, else G += R."""
         stored = self._stored[name]
-        return stored.add_(grad) if stored.dtype == grad.dtype else grad.add_(stored)
+        if isinstance(stored, Plain) and stored.values.dtype == grad.dtype:
+            return stored.values.add_(grad)
+        return stored.add_to_(grad)
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Where the sum was formed in the residual's memory the error is there already."""
-        left = error()
-        if left is not self._stored[name]:
-            self._stored[name].copy_(left)
+        left, stored = error(), self._stored[name]
+        if not (isinstance(stored, Plain) and left is stored.values):
+            stored.set_(left, self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:
         """One for each registered tensor."""
-        return {f"full.{name}": tensor for name, tensor in self._stored.items()}
+        return named("full", self._stored)

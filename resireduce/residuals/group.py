@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, norm_dtype
+from resireduce.residuals.base import Residual, named, norm_dtype
+from resireduce.residuals.stored import Stored
 
 
 @dataclass
@@ -14,7 +15,7 @@ class Group:
     """One reusable group on its way through a step."""
 
     members: tuple[str, ...]
-    stored: Tensor
+    stored: Stored
     waiting: dict[str, Tensor] = field(default_factory=dict)
     """Errors of this step that arrived before their turn."""
     turn: int = 0
@@ -50,12 +51,12 @@ class GroupResidual(Residual):
         members = self.grouping.group_of(name)
         key = members[0]
         if key not in self._groups:
-            self._groups[key] = Group(members, self.zeros(parameter.shape, parameter))
+            self._groups[key] = Group(members, self.stored(parameter.shape, parameter))
         self._group_of[name] = self._groups[key]
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """G + what the last step stored for the group, in the gradient's memory."""
-        return grad.add_(self._group_of[name].stored)
+        return self._group_of[name].stored.add_to_(grad)
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""
@@ -76,6 +77,7 @@ class GroupResidual(Residual):
             if group.folded is not None:
                 self._close(group)
             group.turn = 0
+        super().end_step()
 
     def _fold(self, group: Group, error: Tensor) -> None:
         group.folded = self.fold(group.folded, error.to(norm_dtype(error)))
@@ -84,10 +86,10 @@ class GroupResidual(Residual):
         assert group.folded is not None
         total, weight = group.folded
         group.folded = None
-        group.stored = self.finish(total, weight).to(group.stored.dtype)
+        group.stored.set_(self.finish(total, weight), self.source(group.members[0], total))
         group.turn = 0
 
     def tensors(self) -> dict[str, Tensor]:
         """One for each group, named for its first member."""
         kind = type(self).__name__.removesuffix("Residual").lower()
-        return {f"{kind}.{key}": group.stored for key, group in self._groups.items()}
+        return named(kind, {key: group.stored for key, group in self._groups.items()})

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from resireduce.draw import generator, one_of_each
 from resireduce.errors import check_share
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, named
+from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 PIECES = 16
@@ -24,35 +25,38 @@ class PartialResidual(Residual):
     def __init__(self, *, ratio: float = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
         self.ratio = check_share("ratio", ratio)
-        self._stored: dict[str, Tensor] = {}
+        self._stored: dict[str, Stored] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
         """k zeros."""
-        self._stored[name] = self.zeros((share(self.ratio, parameter.numel()),), parameter)
+        self._stored[name] = self.stored((share(self.ratio, parameter.numel()),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add what is stored to its places in the gradient, in place."""
-        flat, stored = grad.view(-1), self._stored[name]
+        flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
         for piece, positions in self._places(name, flat):
-            flat.index_add_(0, positions, stored[piece].to(grad.dtype))
+            flat.index_add_(0, positions, values[piece])
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Keep what is at those places."""
-        flat, stored = error().view(-1), self._stored[name]
+        flat = error().view(-1)
+        self._stored[name].release()
+        values = flat.new_empty(share(self.ratio, flat.numel()))
         for piece, positions in self._places(name, flat):
-            stored[piece].copy_(flat[positions])
+            values[piece] = flat[positions]
+        self._stored[name].set_(values, self.source(name, flat))
 
     def tensors(self) -> dict[str, Tensor]:
         """One for each registered tensor."""
-        return {f"partial.{name}": tensor for name, tensor in self._stored.items()}
+        return named("partial", self._stored)
 
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places is in memory at once, since they take more of it than the values.
         """
-        n, k, source = flat.numel(), self._stored[name].numel(), generator(flat.device, name)
+        n, k, source = flat.numel(), share(self.ratio, flat.numel()), generator(flat.device, name)
         size = max(SMALLEST, -(-k // PIECES))
         for first in range(0, k, size):
             last = min(first + size, k)

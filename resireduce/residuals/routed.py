@@ -33,8 +33,15 @@ class RoutedResidual(Residual):
 
     def end_step(self) -> None:
         """For every part."""
+        super().end_step()
         for part in self._parts:
             part.end_step()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Into all parts."""
+        super().load_state_dict(state)
+        for part in self._parts:
+            part.steps = self.steps
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of all parts; each part puts its own kind before the names."""

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check_share
-from resireduce.residuals.base import Residual, largest, norm_dtype
+from resireduce.residuals.base import Residual, largest, named, norm_dtype
+from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 
 @dataclass
 class _Rows:
-    values: Tensor  # (rows kept, columns)
+    values: Stored  # (rows kept, columns)
     rows: Tensor  # int32, ascending
 
 
@@ -32,28 +33,24 @@ class RowsResidual(Residual):
         """Zeros for the first rows: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
         rows = torch.arange(share(self.row_ratio, n_rows), dtype=torch.int32, device=parameter.device)
-        self._stored[name] = _Rows(self.zeros((len(rows), n_columns), parameter), rows)
+        self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the rows to their places in the gradient, in place."""
         stored = self._stored[name]
-        grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.to(grad.dtype))
+        grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.read(grad.dtype))
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Choose rows anew, and keep what is there."""
         left = error()
         stored, matrix = self._stored[name], left.view(len(left), -1)
-        dtype = stored.values.dtype
-        stored.values = matrix.new_empty(0)  # the old rows have been used; free them before the new ones are made
+        stored.values.release()
         norms = torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(left))
         stored.rows = largest(norms, len(stored.rows))
-        stored.values = matrix.index_select(0, stored.rows).to(dtype)
+        stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:
         """The rows and their numbers, for each registered tensor."""
-        named = {}
-        for name, stored in self._stored.items():
-            named[f"rows.{name}.values"] = stored.values
-            named[f"rows.{name}.rows"] = stored.rows
-        return named
+        values = named("rows", {name: stored.values for name, stored in self._stored.items()})
+        return values | {f"rows.{name}.rows": stored.rows for name, stored in self._stored.items()}

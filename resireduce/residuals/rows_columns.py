@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import check_share
-from resireduce.residuals.base import Residual, largest, norm_dtype
+from resireduce.residuals.base import Residual, largest, named, norm_dtype
+from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 
 @dataclass
 class _Block:
-    values: Tensor  # (rows kept, columns kept)
+    values: Stored  # (rows kept, columns kept)
     rows: Tensor  # int32, ascending
     columns: Tensor  # int32, ascending
 
@@ -40,29 +41,28 @@ class RowsColumnsResidual(Residual):
         n_rows, n_columns = parameter.flatten(1).shape
         rows = torch.arange(share(self.row_ratio, n_rows), dtype=torch.int32, device=parameter.device)
         columns = torch.arange(share(self.column_ratio, n_columns), dtype=torch.int32, device=parameter.device)
-        self._blocks[name] = _Block(self.zeros((len(rows), len(columns)), parameter), rows, columns)
+        self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place."""
         block, matrix = self._blocks[name], grad.view(len(grad), -1)
-        matrix[block.index()] = matrix[block.index()].add_(block.values)
+        matrix[block.index()] = block.values.add_to_(matrix[block.index()])
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Choose rows and columns anew, and keep what is there."""
         left = error()
         block, matrix = self._blocks[name], left.view(len(left), -1)
-        dtype, wide = block.values.dtype, norm_dtype(left)
-        block.values = matrix.new_empty(0)  # the old block has been used; free it before the new one is made
+        wide = norm_dtype(left)
+        block.values.release()
         block.rows = largest(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide), len(block.rows))
         block.columns = largest(torch.linalg.vector_norm(matrix, 1, dim=0, dtype=wide), len(block.columns))
-        block.values = matrix[block.index()].to(dtype)
+        block.values.set_(matrix[block.index()], self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:
         """The block, its row numbers and its column numbers, for each registered tensor."""
-        named = {}
+        held = named("rows_columns", {name: block.values for name, block in self._blocks.items()})
         for name, block in self._blocks.items():
-            named[f"rows_columns.{name}.values"] = block.values
-            named[f"rows_columns.{name}.rows"] = block.rows
-            named[f"rows_columns.{name}.columns"] = block.columns
-        return named
+            held[f"rows_columns.{name}.rows"] = block.rows
+            held[f"rows_columns.{name}.columns"] = block.columns
+        return held

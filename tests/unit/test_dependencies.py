@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("draw", "errors", "payload", "share"),
+    ("blocks", "draw", "errors", "payload", "share"),
     ("comm", "compressors", "grouping", "kernels", "residuals"),
     ("error_feedback",),
     ("slot", "start", "wrapper"),

@@ -108,6 +108,17 @@ def test_plan_is_what_a_run_holds_to_the_byte(optimizer: str, scheme: str, compr
         assert states == {key: planned[key] for key in states}
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("residual_dtype", ["bfloat16", "float8_e4m3", "int8", "int4"])
+def test_plan_is_what_a_run_holds_in_any_precision(residual_dtype: str, scheme: str) -> None:
+    options = {"scheme": scheme, "residual_dtype": residual_dtype}
+    planned = plan(Net, world_size=1, **options)
+    _, distributed = train_world(1, seeded(Net), steps=2, **options)[0]
+    assert measure_states(distributed).residuals == planned["residuals"]
+    full = plan(Net, world_size=1, scheme=scheme)["residuals"]
+    assert (planned["residuals"] < 0.56 * full) or scheme == "none"
+
+
 @pytest.mark.parametrize(("scheme", "compressor", "gradients"), ROWS)
 def test_planned_peak_is_near_the_measured_one(scheme: str, compressor: str, gradients: str) -> None:
     planned = plan(Net, scheme=scheme, compressor=compressor, gradients=gradients, density=0.05, world_size=1)

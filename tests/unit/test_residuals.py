@@ -17,7 +17,7 @@ from resireduce.residuals.partial import PartialResidual
 from resireduce.residuals.rows import RowsResidual
 from resireduce.residuals.rows_columns import RowsColumnsResidual
 from resireduce.residuals.weighted import WeightedResidual
-from resireduce.scheme import SCHEMES, build_residual
+from resireduce.scheme import RESIDUAL_DTYPES, SCHEMES, build_residual
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
@@ -59,9 +59,10 @@ def test_the_order_of_arrival_does_not_matter(scheme: str) -> None:
         assert all(torch.equal(states[0][name], state[name]) for name in state)
 
 
+@pytest.mark.parametrize("dtype", [None, *RESIDUAL_DTYPES])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_nbytes_counts_the_tensors_held_and_does_not_change(scheme: str) -> None:
-    residual = registered(build_residual(scheme, GROUPING))
+def test_nbytes_counts_the_tensors_held_and_does_not_change(scheme: str, dtype: str | None) -> None:
+    residual = registered(build_residual(scheme, GROUPING, dtype))
     before = residual.nbytes()
     step(residual, 0, list(SHAPES))
     assert residual.nbytes() == before == sum(t.nbytes for t in residual.tensors().values())
@@ -191,7 +192,7 @@ def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:
     error[2, 5, 1, 1], error[7, 0, 0, 0] = 3.0, -2.0
     residual.update("conv", error.clone)
     assert torch.equal(residual.compensate_(torch.zeros(10, 16, 3, 3), "conv"), error)
-    assert residual.tensors()["rows_columns.conv.values"].shape == (5, 72)
+    assert residual.tensors()["rows_columns.conv"].shape == (5, 72)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])

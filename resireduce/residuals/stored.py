@@ -1,0 +1,131 @@
+"""In which precision a residual lies in memory."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from resireduce.blocks import pieces, spread
+
+BLOCK = 64
+"""Elements that share a scale: with float32 scales 0.5 bits an element."""
+
+
+class Stored(ABC):
+    """One tensor that is written once a step and read once a step. Made of zeros."""
+
+    @abstractmethod
+    def add_to_(self, target: Tensor) -> Tensor:
+        """`target` += what is stored, in the precision of contiguous `target`."""
+
+    @abstractmethod
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """What is stored, as a tensor of `dtype`: possibly its own memory, so not to be changed."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """What is stored has been used: memory that is not needed until the next `set_` may go."""
+
+    @abstractmethod
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Store `value`, whose memory may be kept for it; `source` is for random rounding (None on the meta device)."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """All that is held, by names that end those of the residual."""
+
+
+class Plain(Stored):
+    """In a floating-point dtype, rounded to nearest."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """One addition."""
+        return target.add_(self.values)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """The values themselves if they have the dtype."""
+        return self.values.to(dtype)
+
+    def release(self) -> None:
+        """All of it."""
+        self.values = self.values.new_empty(0)
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Keeps `value` itself if it has the dtype."""
+        if value.dtype == self.values.dtype or self.values.shape != value.shape:
+            self.values = value.to(self.values.dtype)
+        else:
+            self.values.copy_(value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The values."""
+        return {"": self.values}
+
+
+class Blocks(Stored):
+    """Codes with a float32 scale for each block of 64: the block's largest magnitude is the largest code.
+
+    int8 and int4 are rounded at random, so that the expectation is what was to be stored: a residual smaller than half
+    a step would else never be kept. float8_e4m3 is rounded to nearest, its steps being relative.
+    """
+
+    LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
+
+    def __init__(self, shape: tuple[int, ...], kind: str, device: torch.device):
+        self.kind, self.shape, self.numel = kind, shape, torch.Size(shape).numel()
+        code = {"int8": torch.int8, "int4": torch.uint8, "float8_e4m3": torch.float8_e4m3fn}[kind]
+        held = -(-self.numel // 2) if kind == "int4" else self.numel
+        self.codes = torch.zeros(held, dtype=code, device=device)
+        self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """Decodes a sixteenth at a time."""
+        flat = target.view(-1)
+        for piece in pieces(self.numel, BLOCK):
+            values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
+            flat[piece].add_(values.to(flat.dtype))
+        return target
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """A new tensor."""
+        return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
+
+    def release(self) -> None:
+        """Nothing: codes are overwritten in place."""
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Encodes a sixteenth at a time."""
+        flat, largest = value.view(-1), self.LARGEST[self.kind]
+        for piece in pieces(self.numel, BLOCK):
+            part = flat[piece].float()
+            blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+            scales = blocks.abs().amax(1).div_(largest)
+            self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
+            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
+            if self.kind != "float8_e4m3":
+                draw = torch.rand(scaled.shape, device=scaled.device, generator=source)
+                scaled = scaled.add_(draw).floor_()
+            self._write(piece, scaled.clamp_(-largest, largest))
+
+    def _read(self, piece: slice) -> Tensor:
+        if self.kind != "int4":
+            return self.codes[piece].float()
+        packed = self.codes[piece.start // 2 : -(-piece.stop // 2)]
+        pairs = torch.stack((packed & 15, packed >> 4), dim=1)
+        return pairs.view(-1)[: piece.stop - piece.start].float().sub_(8)
+
+    def _write(self, piece: slice, codes: Tensor) -> None:
+        if self.kind != "int4":
+            self.codes[piece] = codes.to(self.codes.dtype)
+            return
+        unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
+        self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Codes (two of int4 in a byte) and scales."""
+        return {".codes": self.codes, ".scales": self.scales}

@@ -1,0 +1,85 @@
+"""Storage precisions of residuals: what comes back is what was put in, within the stated error."""
+
+import pytest
+import torch
+
+from resireduce.draw import generator
+from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
+
+KINDS = ["float32", "bfloat16", "float16", *Blocks.LARGEST]
+SHAPES = [(1,), (3, 5), (7, 129), (300, 257)]
+
+
+def build(kind: str, shape: tuple[int, ...]) -> Stored:
+    device = torch.device("cpu")
+    return Blocks(shape, kind, device) if kind in Blocks.LARGEST else Plain(shape, getattr(torch, kind), device)
+
+
+def values(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3)) * scale
+
+
+def step_of(kind: str, value: torch.Tensor) -> torch.Tensor:
+    """The largest error that storing an element may make."""
+    if kind not in Blocks.LARGEST:
+        return value.abs() * torch.finfo(getattr(torch, kind)).eps
+    largest = value.abs().max()  # of the tensor: no block has a larger one
+    if kind == "float8_e4m3":
+        return value.abs() / 16 + largest / 448 / 512
+    return (largest / Blocks.LARGEST[kind]).expand_as(value)
+
+
+SCALES = [(kind, scale) for kind in KINDS for scale in (1.0, 1e-9, 1e9) if scale == 1.0 or kind != "float16"]
+"""The range of float16 is that of the dtype; the others' reaches any gradient."""
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("kind", "scale"), SCALES)
+def test_what_comes_back_is_what_was_stored(kind: str, shape: tuple[int, ...], scale: float) -> None:
+    stored, value = build(kind, shape), values(shape, scale)
+    assert not stored.read(torch.float32).any()
+    nbytes = sum(tensor.nbytes for tensor in stored.tensors().values())
+    stored.release()
+    stored.set_(value.clone(), generator(value.device, "x"))
+    back = stored.read(torch.float32)
+    assert back.shape == value.shape and ((back - value).abs() <= step_of(kind, value) * 1.001).all()
+    assert torch.equal(stored.add_to_(torch.ones(shape)), torch.ones(shape) + back)
+    assert nbytes == sum(tensor.nbytes for tensor in stored.tensors().values())
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("float8_e4m3", 8), ("int8", 8), ("int4", 4)])
+def test_bits_an_element(kind: str, bits: int) -> None:
+    stored = build(kind, (1000, BLOCK))
+    assert sum(tensor.nbytes for tensor in stored.tensors().values()) == 1000 * BLOCK * bits / 8 + 1000 * 4
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_integers_are_unbiased_and_repeat_themselves(kind: str) -> None:
+    stored, value, before = build(kind, (5, 100)), values((5, 100)), torch.get_rng_state()
+    draws = []
+    for number in [*range(400), 0]:
+        stored.set_(value, generator(value.device, "x", number))
+        draws.append(stored.read(torch.float32).clone())
+    assert torch.equal(draws[0], draws[-1]) and not torch.equal(draws[0], draws[1])
+    assert torch.equal(before, torch.get_rng_state())
+    # The mean of 400 draws is within five standard errors; a draw's deviation is at most half a step.
+    assert ((torch.stack(draws[:-1]).mean(0) - value).abs() <= 5 * step_of(kind, value) / 2 / 20).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_zeros_and_largest_magnitudes_are_exact(kind: str) -> None:
+    stored = build(kind, (4, BLOCK))
+    value = torch.zeros(4, BLOCK)
+    value[1], value[2, 3] = 2.0, -0.5
+    stored.set_(value.clone(), generator(value.device, "x"))
+    assert torch.equal(stored.read(torch.float32), value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_meta_device_holds_as_many_bytes(kind: str) -> None:
+    device = torch.device("meta")
+    stored = Blocks((7, 129), kind, device) if kind in Blocks.LARGEST else Plain((7, 129), getattr(torch, kind), device)
+    stored.set_(torch.empty(7, 129, device=device), generator(device, "x"))
+    stored.add_to_(torch.empty(7, 129, device=device))
+    held = {name: tensor.nbytes for name, tensor in build(kind, (7, 129)).tensors().items()}
+    assert {name: tensor.nbytes for name, tensor in stored.tensors().items()} == held
