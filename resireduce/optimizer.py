@@ -56,6 +56,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _restart(self) -> None:
         self._arrived: list[Slot] = []
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
+        self._updating_bytes = 0
         self._dense_bytes = 0  # of dense payloads between their gradient's arrival and their update
         self._held = False  # whether an earlier pass of this step left gradients in .grad
         for slot in self._slots:
@@ -172,12 +173,12 @@ class DistributedOptimizer(OptimizerWrapper):
         """Receive the oldest message; streamed, update first if one more average would make more than a chunk."""
         slot = self._queue.next()
         assert slot is not None
-        waiting = sum(other.nbytes for other in self._updating)
-        if self.streamed and waiting + slot.nbytes > self._chunk_bytes:
+        if self.streamed and self._updating_bytes + slot.nbytes > self._chunk_bytes:
             self._update()
         self._queue.receive()
         if slot.present:
             self._updating.append(slot)
+            self._updating_bytes += slot.nbytes
 
     def _update(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
@@ -187,7 +188,7 @@ class DistributedOptimizer(OptimizerWrapper):
             for slot in self._updating:
                 slot.parameter.grad = None
                 self._dense_bytes -= slot.nbytes if slot.dense else 0
-        self._updating = []
+        self._updating, self._updating_bytes = [], 0
 
     # --- what is alive at most ---
 
