@@ -3,7 +3,7 @@
 # Both build .venv first; RUN=name and CONFIG=file choose another run.
 PYTHON ?= python3
 RUN ?= smoke
-CONFIG ?= $(firstword $(wildcard benchmarks/config/$(RUN).yaml) benchmarks/config/smoke.yaml)
+CONFIG ?= benchmarks/config/$(RUN).yaml
 BIN := .venv/bin
 
 .PHONY: run test lint unit format clean
@@ -21,7 +21,8 @@ help:
 	@touch $@
 
 run: .venv/installed
-	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml)" >&2; exit 2; }
+	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml); another name for a run: make run RUN=name CONFIG=file" >&2; exit 2; }
+	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" > /dev/null
 	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="$(RUN)" --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
 

@@ -1,4 +1,4 @@
-"""Command line of the experiments: run, pretrain, report, tell. A command is imported only when it is called."""
+"""Command line of the experiments: cells, run, pretrain, report, tell. A command is imported only when it is called."""
 
 import argparse
 import sys
@@ -7,6 +7,7 @@ from importlib import import_module
 from resireduce.errors import ConfigError
 
 COMMANDS = {
+    "cells": ("benchmarks.cells", "check a config and list its cells"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),

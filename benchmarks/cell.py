@@ -37,10 +37,10 @@ class Cell:
         if self.residual_dtype is not None:
             choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         object.__setattr__(self, "density", check_share("density", self.density))
-        integer("seed", self.seed, 0)
-        integer("world_size", self.world_size, 1)
+        integer("seed", self.seed, 0, 2**32 - 1)
+        integer("world_size", self.world_size, 1, 64)
         if self.steps is not None:
-            integer("steps", self.steps, 1)
+            integer("steps", self.steps, 1, 10**9)
         self._check_combinations()
 
     def _check_combinations(self) -> None:

@@ -1,10 +1,13 @@
 """Checks of plain values from files: each returns the value, or raises a ConfigError of one line."""
 
 import math
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 from resireduce.errors import ConfigError, choose
+
+LARGEST = sys.float_info.max
 
 
 def known_keys(where: str, given: Any, allowed: Iterable[str]) -> dict[str, Any]:
@@ -17,11 +20,16 @@ def known_keys(where: str, given: Any, allowed: Iterable[str]) -> dict[str, Any]
     return given
 
 
-def integer(field: str, value: object, minimum: int) -> int:
-    """Return value if it is a whole number of at least minimum."""
-    if is_count(value) and value >= minimum:  # type: ignore[operator]
+def integer(field: str, value: object, minimum: int, maximum: int) -> int:
+    """Return value if it is a whole number from minimum to maximum."""
+    if is_count(value) and minimum <= value <= maximum:  # type: ignore[operator]
         return value  # type: ignore[return-value]
-    raise ConfigError(f"{field}: {value!r} is not allowed; give a whole number, {minimum} or more")
+    raise ConfigError(f"{field}: {_short(value)} is not allowed; give a whole number, {minimum} to {maximum}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def seconds(field: str, value: str | float) -> float:
@@ -41,5 +49,7 @@ def is_count(value: object) -> bool:
 
 
 def is_number(value: object) -> bool:
-    """Say whether value is a number (True and False are none)."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Say whether value is a number that a float can hold, NaN and infinity included (True and False are none)."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return isinstance(value, float) or abs(value) < LARGEST

@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from resireduce.errors import ConfigError
+
 
 def finite(value: Any) -> Any:
     """Return value with every NaN and infinity in it replaced by None, and tuples by lists."""
@@ -44,9 +46,35 @@ def save_bytes(data: bytes, path: Path) -> None:
         raise
 
 
+def writable(field: str, path: Path) -> None:
+    """Make the folder of a file that will be written. Raises ConfigError, one line, if the file cannot be."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{field}: {path} is not a file; give the name of one")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"{field}: {path} cannot be written: {error.strerror}; give a file in a folder of yours"
+        ) from None
+
+
 def load_json(path: Path) -> Any:
-    """Read strict JSON. Raises OSError, or ValueError for text that is half written or holds NaN."""
-    return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse)
+    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a key twice."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=once)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Return key-value pairs as a mapping. Raises ValueError for a key that is there twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"key {next(key for key in keys if keys.count(key) > 1)!r} is there twice")
+    return values
 
 
 def _refuse(text: str) -> Any:

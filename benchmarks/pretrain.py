@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import integer
+from benchmarks.files import writable
 from benchmarks.models import MODELS
 from benchmarks.tasks import TASKS
 from benchmarks.workloads import WORKLOADS, Workload
@@ -86,12 +87,12 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
 
 def main(args: argparse.Namespace) -> int:
     """Write the pretrained weights; return 0. Raises ConfigError for input that cannot be used."""
-    workload, threads = find_workload(args.model), integer("threads", args.threads, 1)
+    workload, threads = find_workload(args.model), integer("threads", args.threads, 1, 1024)
+    writable("output", args.output)
     import torch
 
     torch.set_num_threads(threads)
     state = pretrain(workload, lambda line: print(line, flush=True))
-    args.output.parent.mkdir(parents=True, exist_ok=True)
     partial = args.output.with_name(f"{args.output.name}.{os.getpid()}.partial")
     torch.save(state, partial)
     partial.replace(args.output)

@@ -7,13 +7,14 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
-from benchmarks.files import file_hash, load_json
+from benchmarks.files import file_hash, load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
 from benchmarks.measure.provenance import provenance
-from benchmarks.record import BYTE_FIELDS, CellResult
+from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
 from resireduce.errors import ConfigError
 
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run."""
     cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
+    writable("output", args.output)
     try:
         weights = _weights(cell, args.checkpoint)
     except subprocess.CalledProcessError as error:
@@ -46,9 +48,12 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) -> int:
-    """Write the record, to a name of its own if the cell could not be run, and say how it went. The exit status."""
+    """Write the record and say how it went. The exit status.
+
+    If the cell could not be run, or did not end well and there is a record that did, the name has "failed" in it.
+    """
     failed = output.with_suffix(".failed.json")
-    if result.status not in RESULTS:
+    if result.status not in RESULTS or (result.status != "ok" and _is_finished(output)):
         result.save(failed)
         print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
@@ -56,6 +61,13 @@ def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) 
     failed.unlink(missing_ok=True)
     print(summary(result, baseline_bytes), flush=True)
     return 0
+
+
+def _is_finished(path: Path) -> bool:
+    try:
+        return CellResult.load(path).status == "ok"
+    except RecordError:
+        return False
 
 
 def read_cell(path: Path) -> Cell:
@@ -78,6 +90,8 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
             raise ConfigError(f"checkpoint: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
             raise ConfigError(f"checkpoint: {given} is not there; make it with: python -m benchmarks pretrain")
+        if not is_zipfile(given):  # what torch.save writes
+            raise ConfigError(f"checkpoint: {given} holds no weights; make them with: python -m benchmarks pretrain")
         return given
     if usual is None:
         return None

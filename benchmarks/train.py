@@ -18,7 +18,7 @@ import resireduce
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
 from benchmarks.measure.clock import StepClock
-from benchmarks.measure.memory import baseline_bytes, measure_memory
+from benchmarks.measure.memory import measure_memory
 from benchmarks.models import MODELS
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Batch, Task
@@ -27,6 +27,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
+from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import load
 
@@ -80,6 +81,8 @@ class Trainer:
     def batches(self) -> Iterator[Batch]:
         """This rank's batches without end: all ranks share an epoch's order; its incomplete end is left out."""
         size, world_size = self.workload.batch_per_rank, self.communicator.world_size
+        if len(self.task) < size * world_size:
+            raise ValueError(f"{len(self.task)} samples are less than one batch of {world_size} ranks x {size}")
         generator = torch.Generator().manual_seed(self.cell.seed)
         while True:
             order = torch.randperm(len(self.task), generator=generator)
@@ -111,7 +114,7 @@ class Trainer:
             "steps_per_second": self.clock.steps_per_second,
             "step_seconds": self.clock.step_seconds,
             "memory": memory.as_dict(),
-            "baseline_bytes": baseline_bytes(self.model, memory),
+            "baseline_bytes": baseline_total(self.model, measure_states(self.optimizer)),
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
         }

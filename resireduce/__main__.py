@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
@@ -24,6 +25,8 @@ def parser() -> argparse.ArgumentParser:
     commands = root.add_subparsers(dest="command", required=True)
     model = argparse.ArgumentParser(add_help=False)
     model.add_argument("--model", required=True, help="a known name, or module:callable that returns the model")
+    model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
+    model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
     model.add_argument("--json", action="store_true", help="print JSON, in bytes")
     commands.add_parser("groups", parents=[model], help="reusable groups and specific layers")
     plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
@@ -37,12 +40,25 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
+def _patterns(path: str | None) -> str | dict[str, object]:
+    """What the file at `path` says of groups; without one they are found."""
+    if path is None:
+        return "auto"
+    try:
+        patterns = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
+    if not isinstance(patterns, dict):
+        raise ConfigError(f"groups: {path!r} holds no JSON object with the keys groups and specific")
+    return patterns
+
+
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
     from resireduce.zoo import find_builder
 
-    options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "json")}
-    result = plan(find_builder(args.model), **options)
+    options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "patterns", "json")}
+    result = plan(find_builder(args.model), groups=_patterns(args.patterns), **options)
     if args.json:
         return json.dumps(result, indent=2)
     return "\n".join(
@@ -54,12 +70,14 @@ def _plan(args: argparse.Namespace) -> str:
 def _groups(args: argparse.Namespace) -> str:
     import torch
 
-    from resireduce.grouping import compressible, find_groups
+    from resireduce.api import find_grouping
+    from resireduce.grouping import compressible
     from resireduce.zoo import find_builder
 
     with torch.device("meta"):
         model = find_builder(args.model)()
-    grouping, parameters = find_groups(model), compressible(model)
+    parameters = compressible(model, args.dense)
+    grouping = find_grouping(model, _patterns(args.patterns), parameters)
     sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
     others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
     if args.json:

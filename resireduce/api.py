@@ -1,6 +1,8 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
 import warnings
+from collections.abc import Iterable, Mapping
+from inspect import Parameter, signature
 
 import torch
 from torch import nn
@@ -10,8 +12,9 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DISTRIBUTED, DistributedOptimizer
+from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual
-from resireduce.start import broadcast_start
+from resireduce.start import broadcast_start, check_agreement
 
 
 def distribute(
@@ -21,10 +24,11 @@ def distribute(
     compressor: str = "topk",
     density: float = 0.01,
     backend: str | Communicator = "torch",
-    groups: str | Grouping = "auto",
+    groups: str | Grouping | Mapping[str, object] = "auto",
     gradients: str = "streamed",
     residual_dtype: str | None = None,
     backward_passes_per_step: int = 1,
+    dense: Iterable[str] | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -37,43 +41,64 @@ def distribute(
             fewer bits).
         density: share of each tensor's elements that is sent, where the compressor selects any.
         backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
-        groups: "auto", or a Grouping of parameter names.
+        groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
         gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
-            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late (kept
-            says so; streamed has nothing left to clip).
+            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late. Kept
+            raises an error then; streamed cannot: there is nothing in `.grad`, and a norm of 0 to clip.
         residual_dtype: storage precision of residuals: float64, float32, bfloat16, float16, float8_e4m3, int8 or int4,
             not wider than the gradients; None is the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
+        dense: shell patterns of parameters to send without compression, beside the small ones (less than 10,000
+            elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
 
-    Raises ConfigError, before anything is changed, for a setting that cannot be used.
+    Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
+    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails, until
+    the launcher (torchrun) or the time limit of the process group ends them.
     """
+    _check_types(model, optimizer)
     choose("gradients", gradients, GRADIENTS)
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
     parameters = _optimized(model, optimizer)
-    if gradients == "streamed" and isinstance(optimizer, torch.optim.LBFGS):
-        raise ConfigError("gradients: 'streamed' cannot serve LBFGS, which needs all gradients at once; use 'kept'")
-    compressed = {name: p for name, p in compressible(model).items() if name in parameters}
-    grouping = _grouping(model, groups, compressed)
-    grouping.check(compressed)
+    compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
+    grouping = find_grouping(model, groups, compressed)
     lossy = build_compressor(compressor, density)
     communicator = _communicator(backend)
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank)
     _warn_if_nothing_is_reduced(scheme, grouping)
-    broadcast_start(model, optimizer, communicator)
-    dense = frozenset(parameters.keys() - compressed.keys())
-    feedback = ErrorFeedback(lossy, residual, communicator, dense)
-    return DistributedOptimizer(
+    settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
+    check_agreement(
+        settings | {"backward_passes_per_step": backward_passes_per_step, "groups": grouping}, parameters, communicator
+    )
+    uncompressed = frozenset(parameters.keys() - compressed.keys())
+    feedback = ErrorFeedback(lossy, residual, communicator, uncompressed)
+    distributed = DistributedOptimizer(
         optimizer,
         parameters,
         feedback,
         streamed=gradients == "streamed",
         backward_passes_per_step=backward_passes_per_step,
     )
+    broadcast_start(model, optimizer, communicator)
+    return distributed
+
+
+def _check_types(model: object, optimizer: object) -> None:
+    for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
+        if not isinstance(value, kind):
+            raise ConfigError(
+                f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
+            )
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
     """The trainable parameters that the optimizer holds, by name, in the order of the model."""
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ConfigError(
+            f"optimizer: {type(optimizer).__name__} computes gradients several times a step, which are under way after "
+            "the first; use one that takes a step from one gradient (SGD, Adam, ...)"
+        )
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(parameters) < len(held):
@@ -88,9 +113,15 @@ def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
     return parameters
 
 
-def _grouping(model: nn.Module, groups: str | Grouping, compressed: dict[str, nn.Parameter]) -> Grouping:
+def find_grouping(
+    model: nn.Module, groups: str | Grouping | Mapping[str, object], compressed: dict[str, nn.Parameter]
+) -> Grouping:
+    """The grouping that `groups` asks for, of the tensors `compressed`. Raises ConfigError if they do not fit it."""
     if isinstance(groups, Grouping):
+        groups.check(compressed)
         return groups
+    if isinstance(groups, Mapping):
+        return match_groups(groups, compressed)
     choose("groups", groups, ("auto",))
     return find_groups(model, compressed)
 

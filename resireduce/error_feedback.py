@@ -51,11 +51,14 @@ class Message:
 class ErrorFeedback:
     """Compressor + residual + communicator + which tensors are sent dense (paper, section 2.2, steps 2-5).
 
-    Averages once: each rank's contribution is scaled by 1 / world size before it is summed.
+    Averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
+    does; what a lossy compressor sends is summed as it is and scaled afterwards, in the gradient's precision: half
+    precision would lose small values, without a residual that knows.
     """
 
     def __init__(self, compressor: Compressor, residual: Residual, communicator: Communicator, dense: frozenset[str]):
-        self.compressor, self.residual, self.communicator = compressor, residual, communicator
+        self.compressor = compressor.for_world(communicator.world_size)
+        self.residual, self.communicator = residual, communicator
         self._dense = dense
         self._dense_compressor = NoCompression()
 
@@ -102,7 +105,8 @@ class ErrorFeedback:
             return [Message(payload, compressor, self.communicator.all_gather(payload.buffer, name))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
-        buffer.mul_(1 / self.communicator.world_size)
+        if compressor.lossless:
+            buffer.mul_(1 / self.communicator.world_size)
         whole = _Shared(self.communicator.all_reduce(buffer, name))
         stops = list(accumulate(payload.buffer.numel() for payload in payloads))
         parts = [_Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
@@ -121,12 +125,12 @@ class ErrorFeedback:
                 return averaged
             return into.copy_(averaged)
         into = torch.empty(payload.shape, dtype=payload.dtype, device=received.device) if into is None else into
-        dense = into.zero_()
-        if message.compressor.collective == "all_reduce":  # scaled when it was sent
-            return message.compressor.add_(dense, payload.received(received))
+        dense, scale = into.zero_(), 1 / self.communicator.world_size
+        if message.compressor.collective == "all_reduce":
+            return message.compressor.add_(dense, payload.received(received), scale)
         # One rank after the other: summed in the same order everywhere, whatever order a GPU's atomics would take.
         for buffer in received:
-            message.compressor.add_(dense, payload.received(buffer), scale=1 / self.communicator.world_size)
+            message.compressor.add_(dense, payload.received(buffer), scale)
         return dense
 
 

@@ -1,7 +1,6 @@
 """What the library raises, beside Python's own exceptions. Imports no torch."""
 
 import difflib
-import math
 from collections.abc import Iterable
 
 
@@ -29,8 +28,6 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
 
 def check_share(field: str, value: object) -> float:
     """`value` as a float in (0, 1], or a ConfigError."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and 0 < number <= 1:
-            return number
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+        return float(value)
     raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")

@@ -1,10 +1,12 @@
 """Reusable groups and specific layers, found from a model's structure (paper, sections 4.1 and 4.3)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from resireduce.errors import ConfigError
 
@@ -57,15 +59,33 @@ class Grouping:
                 raise ConfigError(f"groups: members must have one shape, these have several: {shapes}")
 
 
-def is_dense(parameter: torch.Tensor) -> bool:
-    """Whether a tensor is sent dense, without compression and without residual."""
+def is_small(parameter: torch.Tensor) -> bool:
+    """Whether a tensor is sent dense, without compression and without residual, for its size or shape."""
     return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
 
 
-def compressible(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The trainable parameters that are compressed, by name, in the order of the model; tied ones once."""
-    named = model.named_parameters()
-    return {name: parameter for name, parameter in named if parameter.requires_grad and not is_dense(parameter)}
+def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
+    """The trainable parameters that are compressed, by name, in the order of the model; tied ones once.
+
+    `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
+    that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for parameters that
+    have no shape yet, or are complex.
+    """
+    _check_kinds(model)
+    patterns = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
+    return {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not is_small(parameter) and not any(fnmatchcase(name, p) for p in patterns)
+    }
+
+
+def _check_kinds(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
+        if parameter.is_complex():
+            raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
@@ -82,7 +102,7 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
     for prefix, container in model.named_modules():
         if isinstance(container, (nn.Sequential, nn.ModuleList)):
             for run in _runs(prefix, container, parameters, taken):
-                groups += _cut(run)
+                groups += cut(run)
                 taken.update(run)
     order = {name: position for position, name in enumerate(parameters)}
     groups.sort(key=lambda group: order[group[0]])
@@ -129,7 +149,8 @@ def _names(run: list[tuple[int, str]]) -> Iterator[list[str]]:
         yield [name for _, name in run]
 
 
-def _cut(run: list[str]) -> list[tuple[str, ...]]:
+def cut(run: list[str]) -> list[tuple[str, ...]]:
+    """A run of equal layers as groups: one, or threes of which the last takes the remainder."""
     if len(run) <= LONGEST_RUN:
         return [tuple(run)]
     cuts = range(0, len(run) - len(run) % 3, 3)

@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from resireduce.grouping import compressible
 from resireduce.optimizer import DistributedOptimizer
 
 
@@ -37,6 +38,16 @@ class ModelStates:
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
     """The model states of this rank, counted tensor by tensor; a tensor held twice is counted once."""
     return ModelStates(**{kind: _nbytes(tensors) for kind, tensors in held_tensors(optimizer).items()})
+
+
+def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] | None = None) -> int:
+    """Bytes of the model states if all that is trained had a kept gradient, and all that is compressed a full residual.
+
+    In the parameters' own dtype; `dense` as in `resireduce.distribute`.
+    """
+    gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    residuals = sum(parameter.nbytes for parameter in compressible(model, dense).values())
+    return states.parameters + gradients + residuals + states.optimizer_states
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:

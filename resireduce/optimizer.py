@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.grouping import is_dense
+from resireduce.grouping import is_small
 from resireduce.launch import BUCKET_BYTES, LaunchQueue
 from resireduce.slot import Slot
 from resireduce.wrapper import OptimizerWrapper
@@ -41,6 +41,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self.steps = 0
         self._syncing, self._failed = True, False
         self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        known = {id(slot.parameter) for slot in self._slots}
+        held = [p for group in self.param_groups for p in group["params"]]
+        self._held_parameters, self._frozen = len(held), [p for p in held if id(p) not in known]
         self._chunk_bytes = _largest_layer(self._slots)
         limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
         self._queue = LaunchQueue(self._slots, feedback, limit)
@@ -67,8 +70,12 @@ class DistributedOptimizer(OptimizerWrapper):
         return self.feedback.residual.state_dict()
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """This rank's residuals, as this rank of a job of the same size saved them."""
+        """This rank's residuals, as this rank of a job of the same size saved them, and the number of the step.
+
+        Random choices follow from it: with it, the optimizer's and the model's state, training goes on bit for bit.
+        """
         self.feedback.residual.load_state_dict(state)
+        self.steps = self.feedback.residual.steps
 
     # --- the backward pass ---
 
@@ -87,7 +94,8 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._arrived:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
-                "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step"
+                "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. After a "
+                "backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
         self.wrapped.zero_grad(set_to_none)
@@ -182,13 +190,34 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _update(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
+        self._refuse_strangers()
         if self._updating or not self.streamed:
+            before = self._group_options()
             self.wrapped.step()
+            if self.streamed and self.steps == 0 and self._group_options() != before:
+                raise UsageError(
+                    f"{type(self.wrapped).__name__}.step() changes its parameter groups; streamed gradients call it "
+                    "several times a step, for some parameters each time: use gradients='kept'"
+                )
         if self.streamed:
             for slot in self._updating:
                 slot.parameter.grad = None
                 self._dense_bytes -= slot.nbytes if slot.dense else 0
         self._updating, self._updating_bytes = [], 0
+
+    def _refuse_strangers(self) -> None:
+        """Parameters that nobody averages must not be updated: ranks would drift apart."""
+        stranger = next((p for p in self._frozen if p.grad is not None), None)
+        if stranger is not None:
+            raise UsageError(
+                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
+                "a gradient now, which nobody averages: unfreeze before distribute(), or distribute a new optimizer"
+            )
+        if sum(len(group["params"]) for group in self.param_groups) != self._held_parameters:
+            raise UsageError("parameters were added to the optimizer after resireduce.distribute(...): add them before")
+
+    def _group_options(self) -> list[dict[str, object]]:
+        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
     # --- what is alive at most ---
 
@@ -219,7 +248,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
 def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Slot:
     compressor = feedback.compressor_of(name)
-    small = compressor.lossless and is_dense(parameter)
+    small = compressor.lossless and is_small(parameter)
     gathered = compressor.collective == "all_gather"
     return Slot(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
 

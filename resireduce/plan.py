@@ -1,6 +1,6 @@
 """The bytes that a training step will need, found by running the real code on tensors without storage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 import torch
@@ -9,13 +9,17 @@ from torch import nn
 from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose
-from resireduce.memory import measure_states, track_states
+from resireduce.grouping import Grouping
+from resireduce.memory import ModelStates, baseline_total, measure_states, track_states
 from resireduce.optimizer import DistributedOptimizer
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
     "adamw": torch.optim.AdamW,
 }
+
+LARGEST_WORLD = 16_384
+"""Every rank's payload is gone through, as in training."""
 
 
 def plan(
@@ -28,6 +32,8 @@ def plan(
     compressor: str = "topk",
     density: float = 0.01,
     world_size: int = 8,
+    groups: str | Grouping | Mapping[str, object] = "auto",
+    dense: Iterable[str] | None = None,
 ) -> dict[str, int | float]:
     """Model states of one rank, in bytes.
 
@@ -35,7 +41,7 @@ def plan(
         build: returns the model; it is called under the meta device, so no memory is taken.
         optimizer: sgd (with momentum) or adamw.
         world_size: number of ranks, each of which sends as much as this one.
-        scheme, gradients, residual_dtype, compressor, density: as in `resireduce.distribute`.
+        scheme, gradients, residual_dtype, compressor, density, groups, dense: as in `resireduce.distribute`.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
@@ -44,38 +50,45 @@ def plan(
         in_flight: peak_states - total. peak_normalised: peak_states / baseline_total.
     """
     make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 or more")
-    shared = {"compressor": compressor, "density": density}
-    result = _run(build, make, world_size, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, **shared)
-    baseline = _run(build, make, world_size, scheme="baseline", gradients="kept", compressor="topk", density=density)
-    result["baseline_total"] = baseline["total"]
-    return result | {
-        "normalised": result["total"] / baseline["total"],
-        "in_flight": result["peak_states"] - result["total"],
-        "peak_normalised": result["peak_states"] / baseline["total"],
-    }
-
-
-def _run(
-    build: Callable[[], nn.Module],
-    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-    world_size: int,
-    **options: object,
-) -> dict[str, int | float]:
-    """Two steps: the first makes the optimizer's states, the second is watched."""
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= LARGEST_WORLD:
+        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
     with torch.device("meta"):
         model = build()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    optimizer = distribute(model, make(trainable), backend=PretendCommunicator(world_size), **options)  # type: ignore[arg-type]
+    distributed = distribute(
+        model,
+        make(trainable),
+        scheme,
+        compressor,
+        density,
+        PretendCommunicator(world_size),
+        groups,
+        gradients,
+        residual_dtype,
+        dense=dense,
+    )
+    states, peak = _two_steps(model, distributed)
+    baseline = baseline_total(model, states, dense)
+    return {
+        **states.as_dict(),
+        "baseline_total": baseline,
+        "normalised": states.total / baseline,
+        "peak_states": peak,
+        "in_flight": peak - states.total,
+        "peak_normalised": peak / baseline,
+    }
+
+
+def _two_steps(model: nn.Module, optimizer: DistributedOptimizer) -> tuple[ModelStates, int]:
+    """Model states between the steps, of which the first makes the optimizer's, and bytes at the second's fullest."""
     _step(model, optimizer)
     states = measure_states(optimizer)
     optimizer.zero_grad()
     with track_states(optimizer) as tracker:
         _step(model, optimizer)
-    return {**states.as_dict(), "peak_states": tracker.peak_bytes}
+    return states, tracker.peak_bytes
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:

@@ -1,12 +1,33 @@
 """What all ranks start from: rank 0's parameters, buffers and optimizer state."""
 
 import pickle
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from resireduce.comm.base import Communicator
+from resireduce.errors import ConfigError
+
+
+def check_agreement(settings: Mapping[str, object], tensors: Mapping[str, Tensor], communicator: Communicator) -> None:
+    """Raise ConfigError on all ranks if any was given other settings, or other tensors to train, than rank 0."""
+    if communicator.world_size == 1:
+        return
+    mine = {f"parameter {name}": f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+    mine |= {key: repr(value) for key, value in settings.items()}
+    first = _broadcast_object(mine, communicator)
+    different = [key for key in first | mine if mine.get(key) != first.get(key)]
+    count = torch.tensor([len(different)], device=communicator.control_device)
+    communicator.all_reduce(count, "resireduce.start.agreement").wait()
+    if different:
+        key = different[0]
+        raise ConfigError(
+            f"{key}: {mine.get(key)} on rank {communicator.rank}, {first.get(key)} on rank 0; give all ranks the same"
+        )
+    if int(count):
+        raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
 
 
 @torch.no_grad()

@@ -29,6 +29,21 @@ class OptimizerWrapper(torch.optim.Optimizer):
         """The wrapped optimizer's."""
         return self.wrapped.defaults
 
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """GradScaler asks for it before a step: gradients must be unscaled before they are compressed."""
+        raise UsageError(
+            "GradScaler is not supported: gradients are under way before it can unscale them; use bfloat16 autocast, "
+            "which needs no scaling"
+        )
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Refused: copies would not get gradients."""
+        raise UsageError(
+            "a DistributedOptimizer cannot be copied or pickled; save state_dict() and residual_state_dict(), and call "
+            "resireduce.distribute(...) again"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's: the same on every rank. Residuals are in `residual_state_dict`."""
         return self.wrapped.state_dict()

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 
 WARMUP_STEPS = 10
 """Steps that are not counted: memory is being allocated and the launch order learnt."""
@@ -24,6 +25,8 @@ class StepClock:
 
     @property
     def steps_per_second(self) -> float:
-        """Mean rate after warm-up (after the first half, in a run that is shorter than twice the warm-up)."""
-        steady = self.step_seconds[min(WARMUP_STEPS, len(self.step_seconds) // 2) :]
-        return len(steady) / sum(steady)
+        """Rate of the median step after warm-up (after the first half, in a run shorter than twice the warm-up).
+
+        The median, since what else the machine does makes some steps slow.
+        """
+        return 1 / median(self.step_seconds[min(WARMUP_STEPS, len(self.step_seconds) // 2) :])

@@ -5,9 +5,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from resireduce.grouping import compressible
 from resireduce.memory import measure_states, track_states
 from resireduce.optimizer import DistributedOptimizer
 
@@ -34,13 +33,6 @@ def peak_resident_bytes() -> int:
     """Most memory of this process that was resident at once, so far, as the kernel counts it."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def baseline_bytes(model: nn.Module, held: RankBytes) -> int:
-    """Total of this rank's model states with top-k, kept gradients and a full residual of each compressed tensor."""
-    gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    residuals = sum(parameter.nbytes for parameter in compressible(model).values())
-    return held.parameters_bytes + gradients + residuals + held.optimizer_states_bytes
 
 
 def measure_memory(optimizer: DistributedOptimizer, forward: Callable[[], Tensor]) -> RankBytes:

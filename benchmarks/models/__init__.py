@@ -5,6 +5,13 @@ random numbers.  This module imports nothing, so that naming a model costs no st
 """
 
 MODELS: dict[str, str] = {
+    "resnet50": "benchmarks.models.resnet:resnet50",
+    "resnet50-imagenet": "benchmarks.models.resnet:resnet50_imagenet",
+    "vgg19": "benchmarks.models.vgg:vgg19",
+    "bert-base": "benchmarks.models.bert:bert_base",
+    "bert-large": "benchmarks.models.bert:bert_large",
+    "gpt2-medium": "benchmarks.models.gpt2:gpt2_medium",
+    "gpt2-large": "benchmarks.models.gpt2:gpt2_large",
     "resnet-digits": "benchmarks.models.resnet:resnet_digits",
     "vgg-digits": "benchmarks.models.vgg:vgg_digits",
     "gpt2-bytes": "benchmarks.models.gpt2:gpt2_bytes",

@@ -1,6 +1,37 @@
-"""GPT-2 language models (Radford et al., 2019): the transformers implementation with configurations of our own."""
+"""GPT-2 language models (Radford et al., 2019): the transformers implementation."""
 
 from torch import nn
+
+
+def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
+    """With tied embedding; without a cache of keys and values, which only generating text needs."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=vocabulary,
+        n_positions=positions,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
+        attn_pdrop=dropout,
+        activation_function="gelu_pytorch_tanh",  # gelu_new in one kernel
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def gpt2_medium() -> nn.Module:
+    """Build GPT-2 medium, 354.8 million parameters."""
+    return _gpt2(50257, 1024, width=1024, layers=24, heads=16, dropout=0.1)
+
+
+def gpt2_large() -> nn.Module:
+    """Build GPT-2 large, 774.0 million parameters."""
+    return _gpt2(50257, 1024, width=1280, layers=36, heads=20, dropout=0.1)
 
 
 def gpt2_bytes() -> nn.Module:
@@ -11,20 +42,4 @@ def gpt2_bytes() -> nn.Module:
     bytes it would be the smaller one, and unused padding rows would flatter every scheme that drops rows.
     Positions outnumber the context of 48, so that no activation of (context x width) has the shape of ``wpe``.
     """
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=1024,
-        n_positions=80,
-        n_embd=128,
-        n_layer=6,
-        n_head=4,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        activation_function="gelu_pytorch_tanh",
-        bos_token_id=None,
-        eos_token_id=None,
-        use_cache=False,
-    )
-    return GPT2LMHeadModel(config)
+    return _gpt2(1024, 80, width=128, layers=6, heads=4, dropout=0.0)

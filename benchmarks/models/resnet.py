@@ -1,4 +1,4 @@
-"""Bottleneck residual networks for small images (He et al., CVPR 2016), with torchvision's attribute names."""
+"""Bottleneck residual networks (He et al., CVPR 2016), with torchvision's attribute names."""
 
 from collections.abc import Sequence
 
@@ -41,22 +41,35 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages ``layer1``, ``layer2``, ... behind a 3x3 stem without pooling, as is usual for small images.
+    """Stages ``layer1``, ``layer2``, ... behind a stem.
 
     Args:
         blocks: bottleneck blocks of each stage; every stage but the first halves height and width.
         widths: inner width of each stage.
         classes: number of logits.
         channels: channels of the images.
+        large_images: a 7x7 stem that halves height and width, and pooling that halves them again; else a 3x3 stem
+            that keeps them, as is usual for small images.
     """
 
-    def __init__(self, blocks: Sequence[int], widths: Sequence[int], classes: int, channels: int = 3) -> None:
+    dense_parameters = ("fc.weight",)
+    """Sent dense and without a residual, as in the code released with the paper."""
+
+    def __init__(
+        self,
+        blocks: Sequence[int],
+        widths: Sequence[int],
+        classes: int,
+        channels: int = 3,
+        large_images: bool = False,
+    ) -> None:
         super().__init__()
         if len(blocks) != len(widths):
             raise ValueError(f"blocks has {len(blocks)} stages and widths {len(widths)}: give one width for each stage")
-        self.conv1 = _conv(channels, widths[0], 3)
+        self.conv1 = _conv(channels, widths[0], 7, 2) if large_images else _conv(channels, widths[0], 3)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large_images else nn.Identity()
         self.stages = [f"layer{index}" for index in range(1, len(blocks) + 1)]
         inputs = widths[0]
         for index, (name, count, width) in enumerate(zip(self.stages, blocks, widths, strict=True)):
@@ -74,7 +87,7 @@ class ResNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images (batch, channels, height, width): logits (batch, classes)."""
-        x = self.relu(self.bn1(self.conv1(x)))
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for name in self.stages:
             x = getattr(self, name)(x)
         return self.fc(self.avgpool(x).flatten(1))
@@ -87,3 +100,13 @@ def resnet_digits() -> ResNet:
     of all, larger than its own shortcut (320 x 640): it is the specific layer.  Stages one and two make the groups.
     """
     return ResNet(blocks=(3, 4, 1), widths=(56, 80, 160), classes=10, channels=1)
+
+
+def resnet50() -> ResNet:
+    """Build ResNet-50 for 32x32 images of 100 classes: what the paper trained on CIFAR-100, 23.7 million parameters."""
+    return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=100)
+
+
+def resnet50_imagenet() -> ResNet:
+    """Build ResNet-50 for 224x224 images of 1000 classes: the size in the paper's Table 1, 25.6 million parameters."""
+    return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)

@@ -50,6 +50,8 @@ def load_run(folder: Path) -> Run:
     """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all."""
     if not folder.is_dir():
         raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
+    if not (folder / "config.json").exists() and not (folder / "cells").is_dir():
+        raise ConfigError(f"run: {str(folder)!r} holds no run (no config.json, no cells); give one of results/runs")
     cells, notes = _expected(folder)
     results: dict[Cell, CellResult] = {}
     holes: dict[Cell, Hole] = {}

@@ -16,29 +16,41 @@ from benchmarks.report.provenance import provenance_rows
 from resireduce.errors import ConfigError
 
 TELL_FILE = Path(__file__).parents[2] / "results/reference/tell.json"
+"""The verdicts that are committed, which the tables use."""
 STANDARD_ERRORS = 3
 """A model tells if training without residuals ends worse than the baseline by more than this many."""
 SEEDS = 3
 """Seeds needed of each setting."""
-SETTINGS = {"dense": ("none", "none"), "baseline": ("topk", "baseline"), "none": ("topk", "none")}
+SETTINGS = {
+    "dense": ("none", "none"),
+    "baseline": ("topk", "baseline"),
+    "w+2d": ("topk", "w+2d"),
+    "none": ("topk", "none"),
+}
 """What is compared: compressor and scheme, gradients kept."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--run", type=Path, default=Path("results/runs/tell"), help="a run of config/tell.yaml")
-    parser.add_argument("--output", type=Path, default=TELL_FILE, help="file for the verdicts")
+    parser.add_argument("--output", type=Path, help="file for the verdicts (default: tell.json in the run's folder)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Write the verdicts and print them. ConfigError if a model lacks records."""
     run = load_run(args.run)
+    if not run.results:
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=tell")
     models = {model: measure_tell(run, model) for model in dict.fromkeys(cell.model for cell in run.cells)}
-    save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, args.output)
+    output = args.output or args.run / "tell.json"
+    save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, output)
     for model, entry in models.items():
-        means = ", ".join(f"{name} {entry[name]['mean']:.3f}" for name in SETTINGS)
+        means = ", ".join(
+            f"{name} {entry[name]['mean']:.3f} ± {entry[name]['standard_error']:.3f}" for name in SETTINGS
+        )
         verdict = "tells" if entry["tells"] else "does not tell"
         print(f"{model}: {verdict}: worse by {entry['standard_errors']:.1f} standard errors ({means})")
+    print(output)
     return 0
 
 

@@ -6,7 +6,7 @@ from snakemake.logging import logger
 from snakemake.utils import validate
 
 from benchmarks.record import RecordError
-from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, content_hash
+from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.settings import (
@@ -17,6 +17,7 @@ from benchmarks.workflow.settings import (
     get_packages,
     get_pretrained,
     get_run_name,
+    keep_earlier,
     write_specs,
 )
 from resireduce.errors import ConfigError
@@ -58,13 +59,15 @@ def get_checkpoint(wildcards):
 onstart:
     if workflow.is_main_process:
         try:
+            check_syntax((*LIBRARY, *TRAINING))
             LOCKS.append(lock_folder(RUN))
-        except FolderInUse as error:
+        except (ConfigError, FolderInUse) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())
-        to_run = sum(job.rule.name == "cell" for job in workflow.dag.needrun_jobs())
-        os.environ.update(CELLS_TO_RUN=str(to_run))
+        to_run = [job.wildcards.cell for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"]
+        keep_earlier(RUN, to_run)
+        os.environ.update(CELLS_TO_RUN=str(len(to_run)))
         print(
-            f"{RUN}: {len(CELLS)} cells, {to_run} to run. Ctrl-C stops; the same command goes on.",
+            f"{RUN}: {len(CELLS)} cells, {len(to_run)} to run. Ctrl-C stops; the same command goes on.",
             flush=True,
         )

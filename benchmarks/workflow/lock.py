@@ -7,14 +7,17 @@ from typing import TextIO
 
 
 class FolderInUse(RuntimeError):
-    """Another process is working on the folder; the message names it."""
+    """Another process is working on the folder, or nobody can; the message says which."""
 
 
 def lock_folder(folder: str | Path) -> TextIO:
     """Lock folder until the returned file is closed or the process ends. Raises FolderInUse, one line."""
     path = Path(folder) / ".lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a+", encoding="utf-8")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+", encoding="utf-8")
+    except OSError as error:
+        raise FolderInUse(f"{path} cannot be written: {error.strerror}; choose another run name") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
-from benchmarks.files import save_json
+from benchmarks.files import save_bytes, save_json
 from benchmarks.matrix import expand
-from benchmarks.record import CellResult
+from benchmarks.record import CellResult, RecordError
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, choose
@@ -22,14 +22,16 @@ CACHE = Path("results/cache")
 CONFIG_KEYS = ("run", "defaults", "matrix")
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 """What the data and the arithmetic come from."""
-RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def get_run_name(config: Mapping[str, Any]) -> str:
     """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
     name = str(config.get("run", "smoke"))
     if not RUN_NAME.fullmatch(name):
-        raise ConfigError(f"run: {name!r} is not allowed; give a folder name of letters, digits, '.', '_' and '-'")
+        raise ConfigError(
+            f"run: {name[:120]!r} is not allowed; give a folder name of up to 100 letters, digits, '.', '_' and '-'"
+        )
     return name
 
 
@@ -52,12 +54,22 @@ def get_packages() -> str:
     return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
 
 
-def check_records(folder: str, names: Iterable[str]) -> None:
-    """Raise RecordError, one line with the path, if a record that a run would count as finished cannot be read."""
-    for name in names:
+def check_records(folder: str, cells: Mapping[str, Cell]) -> None:
+    """Raise RecordError, one line with the path, if a record that a run would count as finished cannot be used."""
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise RecordError(f"{folder} is not a folder; choose another run name")
+    for name, cell in cells.items():
         path = Path(folder) / f"cells/{name}.json"
-        if path.exists():
-            CellResult.load(path)
+        if path.exists() and (found := CellResult.load(path).cell) != cell:
+            raise RecordError(f"{path}: the record is of another cell, {found.name}; delete it and run again")
+
+
+def keep_earlier(folder: str, names: Iterable[str]) -> None:
+    """Copy the records of cells that will run again, which Snakemake deletes first, to the run's folder `earlier`."""
+    for name in names:
+        record = Path(folder) / f"cells/{name}.json"
+        if record.exists():
+            save_bytes(record.read_bytes(), Path(folder) / f"earlier/{name}.json")
 
 
 def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:

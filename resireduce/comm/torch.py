@@ -1,6 +1,7 @@
 """torch.distributed: gloo on CPUs, NCCL on GPUs."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,15 @@ class _Launched:
         return self.result
 
 
+def _timeout() -> timedelta | None:
+    """That of the default group, as the user set it; None (torch's own) if this torch does not tell."""
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    try:
+        return dist.group.WORLD._get_backend(device).options._timeout  # type: ignore[union-attr]
+    except (AttributeError, RuntimeError):
+        return None
+
+
 class TorchCommunicator(Communicator):
     """The ranks of `group`; None makes a new group of all ranks, so that a collective of the user's own, between
     `backward` and `step`, cannot be taken for one of these. The process group must have been initialised."""
@@ -30,7 +40,7 @@ class TorchCommunicator(Communicator):
                 "backend: 'torch' needs torch.distributed.init_process_group(...) first; "
                 "start the script with torchrun, or choose backend='local' for one process"
             )
-        self.group = group = dist.new_group() if group is None else group
+        self.group = group = dist.new_group(timeout=_timeout()) if group is None else group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())

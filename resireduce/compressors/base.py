@@ -35,6 +35,10 @@ class Compressor(ABC):
     def from_density(cls, density: float) -> Self:
         """This compressor, sending a share `density` of the elements (if it selects any)."""
 
+    def for_world(self, world_size: int) -> "Compressor":
+        """This compressor as it must be for so many ranks."""
+        return self
+
     @abstractmethod
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """The payload of contiguous `grad`, which is left as it is. `name` and `step` may seed random choices."""

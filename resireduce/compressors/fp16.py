@@ -1,6 +1,6 @@
 """Half precision: gradients travel and are summed in 16 bits, as Horovod's fp16 compression does."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
@@ -14,21 +14,27 @@ from resireduce.payload import Payload
 class Fp16(Compressor):
     """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
 
-    Values beyond 65504 are sent as that. Scaled by 1 / world size before the sum, so that the sum cannot overflow.
+    Values beyond `largest` are sent as that, the rest of them is error too.
     """
 
     collective: ClassVar[Collective] = "all_reduce"
     exact: ClassVar[bool] = False
+
+    largest: float = torch.finfo(torch.float16).max
+    """Largest magnitude that one rank sends."""
 
     @classmethod
     def from_density(cls, density: float) -> Self:
         """Density means nothing here: everything is sent."""
         return cls()
 
+    def for_world(self, world_size: int) -> "Fp16":
+        """With a limit that keeps the sum of all ranks from overflowing."""
+        return replace(self, largest=torch.finfo(torch.float16).max / world_size)
+
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """2 bytes an element. A gradient that is float16 already is copied, since it is scaled in its own memory."""
-        largest = torch.finfo(torch.float16).max
-        return Payload.pack(grad.view(-1).clamp(-largest, largest).to(torch.float16), like=grad)
+        """2 bytes an element. A gradient that is float16 already is copied, since the sum is formed in its memory."""
+        return Payload.pack(grad.view(-1).clamp(-self.largest, self.largest).to(torch.float16), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """`dense` += `scale` x payload, in `dense`'s precision."""

@@ -27,6 +27,10 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
+def _alike(first: Tensor, second: object) -> bool:
+    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+
+
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
@@ -71,11 +75,17 @@ class Residual(ABC):
         return self.tensors() | {"steps": torch.tensor(self.steps)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy `state` into the tensors held. Raises ConfigError if names or shapes are those of something else."""
+        """Copy `state` into the tensors held. ConfigError if names, shapes or dtypes are those of something else."""
+        if not isinstance(state, Mapping):
+            raise ConfigError(
+                f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made"
+            )
         held = self.state_dict()
-        wrong = sorted(held.keys() ^ state.keys()) or sorted(n for n in held if held[n].shape != state[n].shape)
+        wrong = sorted(held.keys() ^ state.keys()) or sorted(n for n in held if not _alike(held[n], state[n]))
         if wrong:
-            raise ConfigError(f"residual state: {wrong[0]!r} does not fit this model and scheme; load what they saved")
+            raise ConfigError(
+                f"residual state: {wrong[0]!r} does not fit this model, scheme and residual_dtype; load what they saved"
+            )
         for name, tensor in held.items():
             tensor.copy_(state[name])
         self.steps = int(state["steps"])

@@ -7,7 +7,7 @@ from torch import Tensor
 from resireduce.comm.base import Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
-from resireduce.grouping import is_dense
+from resireduce.grouping import is_small
 from resireduce.launch import BUCKET_BYTES, buckets
 from resireduce.slot import Slot
 from tests.worlds import Net, seeded, train
@@ -61,7 +61,7 @@ class _Counting(LocalCommunicator):
 def test_small_tensors_travel_together(compressor: str) -> None:
     communicator, start = _Counting(), seeded(Net)
     train(communicator, start, steps=1, compressor=compressor)
-    small = [p for p in start.parameters() if is_dense(p)]
+    small = [p for p in start.parameters() if is_small(p)]
     assert len(small) == 11
     assert [numel for _, numel in communicator.launched].count(sum(p.numel() for p in small)) == 1
     large = 0 if compressor == "topk" else len(list(start.parameters())) - len(small)

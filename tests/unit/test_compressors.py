@@ -5,7 +5,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from torch import nn
 
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
 from resireduce.compressors.fp16 import Fp16
 from resireduce.compressors.qsgd import QSGD, QSGDMax
 from resireduce.compressors.randomk import RandomK
@@ -100,6 +104,28 @@ def test_fp16_feeds_back_what_it_cannot_send() -> None:
     payload = Fp16().compress(grad, "w", 0)
     assert payload.buffer.tolist() == [65504.0, -65504.0, 1.0, 0.0]
     assert torch.equal(Fp16().error_(grad.clone(), payload), torch.tensor([[1e6 - 65504, 65504 - 1e6], [0.0, 1e-9]]))
+
+
+def test_fp16_loses_nothing_small_however_many_ranks_there_are() -> None:
+    def moved(communicator: Communicator) -> float:
+        model = nn.Linear(120, 120, bias=False)
+        nn.init.zeros_(model.weight)
+        wrapped = torch.optim.SGD(model.parameters(), 1.0)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", "fp16", backend=communicator)
+        for _ in range(20):
+            optimizer.zero_grad()
+            (model.weight * 1e-6).sum().backward()
+            optimizer.step()
+        return model.weight[0, 0].item()
+
+    assert LocalWorld(64).run(moved) == pytest.approx([-2e-5] * 64, rel=0.01)
+
+
+def test_fp16_cannot_overflow_when_ranks_are_summed() -> None:
+    lossy, grad = Fp16().for_world(4), torch.full((2, 2), 1e5)
+    payload = lossy.compress(grad, "w", 0)
+    assert (payload.buffer * 4).isfinite().all()
+    assert torch.equal(lossy.decompress(payload) + lossy.error_(grad.clone(), payload), grad)
 
 
 @given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200), st.floats(0.001, 1), st.integers(1, 50))

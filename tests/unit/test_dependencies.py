@@ -16,7 +16,7 @@ LAYERS = (
     ("blocks", "draw", "errors", "payload", "share"),
     ("comm", "compressors", "grouping", "kernels", "residuals"),
     ("error_feedback",),
-    ("slot", "start", "wrapper"),
+    ("patterns", "slot", "start", "wrapper"),
     ("launch",),
     ("optimizer",),
     ("scheme",),

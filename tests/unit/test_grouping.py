@@ -3,64 +3,81 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, BertForQuestionAnswering, GPT2Config, GPT2LMHeadModel
 
 from benchmarks.models import MODELS
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.scheme import load
+from resireduce.patterns import match_groups
+from resireduce.scheme import build_residual, load
+
+# Elements, counted from the paper's architectures: parameters, those with a residual, those in groups; groups, their
+# members; elements that w and 2d save (an index of 4 bytes is one that 2d does not save).
+PAPER = {
+    "resnet50": (23_705_252, 23_441_408, 19_984_384, 12, 44, 14_065_664, 0),
+    "resnet50-imagenet": (25_557_032, 23_441_408, 19_984_384, 12, 44, 14_065_664, 0),
+    "vgg19": (143_678_248, 143_650_816, 18_284_544, 3, 10, 12_976_128, 77_070_336 - 2048 - 12544),
+    "bert-base": (108_897_794, 108_773_376, 84_934_656, 24, 72, 56_623_104, 17_584_128 - 15264 - 384),
+    "bert-large": (334_100_482, 333_774_848, 301_989_888, 48, 144, 201_326_592, 23_445_504 - 15264 - 512),
+    "gpt2-medium": (354_823_168, 354_501_632, 301_989_888, 32, 96, 201_326_592, 38_597_632 - 25128 - 512),
+    "gpt2-large": (774_030_080, 773_428_480, 707_788_800, 48, 144, 471_859_200, 48_247_040 - 25128 - 640),
+}
+SPECIFIC = {
+    "vgg19": "classifier.0.weight",
+    "bert-base": "bert.embeddings.word_embeddings.weight",
+    "bert-large": "bert.embeddings.word_embeddings.weight",
+    "gpt2-medium": "transformer.wte.weight",
+    "gpt2-large": "transformer.wte.weight",
+}
+SMALL = sorted(MODELS.keys() - PAPER.keys())
 
 
-def vgg19() -> nn.Module:
-    """VGG-19 with batch norm: torchvision's layers and names."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for stage, count in zip((64, 128, 256, 512, 512), (2, 2, 4, 4, 4), strict=True):
-        for _ in range(count):
-            layers += [nn.Conv2d(channels, stage, 3, padding=1), nn.BatchNorm2d(stage), nn.ReLU()]
-            channels = stage
-        layers.append(nn.MaxPool2d(2))
-    sizes = ((25088, 4096), (4096, 4096), (4096, 1000))
-    head = [m for size in sizes for m in (nn.Linear(*size), nn.ReLU(), nn.Dropout())]
-    model = nn.Module()
-    model.features, model.classifier = nn.Sequential(*layers), nn.Sequential(*head[:-2])
-    return model
-
-
-def test_vgg19_has_the_papers_groups() -> None:
+def on_meta(name: str) -> nn.Module:
     with torch.device("meta"):
-        found = find_groups(vgg19())
-    expected = [[17, 20, 23], [30, 33, 36], [40, 43, 46, 49]]
-    assert found.groups == tuple(tuple(f"features.{i}.weight" for i in group) for group in expected)
-    assert found.specific == ("classifier.0.weight",)
+        return load(MODELS[name])()
 
 
-@pytest.mark.parametrize(
-    ("layers", "width", "groups", "elements"), [(12, 768, 24, 84_934_656), (24, 1024, 48, 301_989_888)]
-)
-def test_bert_has_the_papers_groups(layers: int, width: int, groups: int, elements: int) -> None:
-    config = BertConfig(vocab_size=30528, num_hidden_layers=layers, hidden_size=width, num_attention_heads=width // 64,
-                        intermediate_size=4 * width)  # fmt: skip
-    with torch.device("meta"):
-        model = BertForQuestionAnswering(config)
+@pytest.mark.parametrize("name", PAPER)
+def test_the_papers_models_have_its_groups_and_savings(name: str) -> None:
+    elements, with_residual, grouped, groups, members, saved_w, saved_2d = PAPER[name]
+    model = on_meta(name)
     found, parameters = find_groups(model), compressible(model)
-    assert {len(group) for group in found.groups} == {3} and len(found.groups) == groups
-    assert sum(parameters[name].numel() for name in found.grouped) == elements
-    assert found.specific == ("bert.embeddings.word_embeddings.weight",)
+    assert sum(p.numel() for p in model.parameters()) == elements
+    assert sum(p.numel() for p in parameters.values()) == with_residual
+    assert sum(parameters[member].numel() for member in found.grouped) == grouped
+    assert (len(found.groups), len(found.grouped)) == (groups, members)
+    assert found.specific == ((SPECIFIC[name],) if name in SPECIFIC else ())
+    for scheme, saved in (("baseline", 0), ("w", saved_w), ("2d", saved_2d), ("w+2d", saved_w + saved_2d)):
+        residual = build_residual(scheme, found)
+        for tensor, parameter in parameters.items():
+            residual.register(tensor, parameter)
+        assert residual.nbytes() == 4 * (with_residual - saved)
 
 
-@pytest.mark.parametrize(("layers", "width", "groups"), [(24, 1024, 32), (36, 1280, 48)])
-def test_gpt2_has_the_papers_groups(layers: int, width: int, groups: int) -> None:
-    with torch.device("meta"):
-        found = find_groups(GPT2LMHeadModel(GPT2Config(n_layer=layers, n_embd=width, n_head=width // 64)))
-    assert {len(group) for group in found.groups} == {3} and len(found.groups) == groups
-    assert found.specific == ("transformer.wte.weight",)
+def test_members_of_the_papers_groups() -> None:
+    expected = [[17, 20, 23], [30, 33, 36], [40, 43, 46, 49]]
+    assert find_groups(on_meta("vgg19")).groups == tuple(tuple(f"features.{i}.weight" for i in g) for g in expected)
+    assert {len(g) for name in ("bert-base", "gpt2-large") for g in find_groups(on_meta(name)).groups} == {3}
+    blocks = {"conv1": (2, 3, 5, 2), "conv2": (3, 4, 6, 3), "conv3": (3, 4, 6, 3)}
+    lengths = {group[0]: len(group) for group in find_groups(on_meta("resnet50")).groups}
+    assert lengths == {
+        f"layer{stage + 1}.{int(conv == 'conv1')}.{conv}.weight": counts[stage]
+        for conv, counts in blocks.items()
+        for stage in range(4)
+    }
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_the_exemption_of_the_papers_code_is_the_models_and_can_be_replaced() -> None:
+    model = on_meta("resnet50")
+    assert "fc.weight" not in compressible(model)
+    assert compressible(model, dense=()).keys() - compressible(model).keys() == {"fc.weight"}
+    assert (
+        compressible(model, dense=["layer4.*", "fc.weight"]).keys().isdisjoint({"layer4.0.conv1.weight", "fc.weight"})
+    )
+
+
+@pytest.mark.parametrize("name", SMALL)
 def test_the_small_models_have_both_kinds(name: str) -> None:
-    with torch.device("meta"):
-        model = load(MODELS[name])()
+    model = on_meta(name)
     found, parameters = find_groups(model), compressible(model)
     assert len(found.groups) >= 2 and len(found.specific) == 1
     grouped = [parameters[name].numel() for name in found.grouped]
@@ -104,3 +121,30 @@ def test_a_grouping_that_contradicts_itself_is_refused() -> None:
         Grouping(groups=(("a", "b"),), specific=("b",))
     with pytest.raises(ConfigError, match="fewer than two"):
         Grouping(groups=(("a",),))
+
+
+def test_patterns_name_groups_and_specific_layers() -> None:
+    parameters = compressible(run_of(*[100] * 8, 120))
+    patterns = {"groups": [["0.weight", "2.weight"], "[4-7].weight"], "specific": ["8.*"]}
+    found = match_groups(patterns, parameters)
+    assert found.groups == (("0.weight", "2.weight"), tuple(f"{i}.weight" for i in range(4, 8)))
+    assert found.specific == ("8.weight",)
+    assert [len(group) for group in match_groups({"groups": ["[0-7].*"]}, parameters).groups] == [3, 5]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        ({"group": []}, "key 'group' is not known; give {"),
+        ({"groups": "*"}, "'groups' is '\\*', not a list"),
+        ({"groups": [3]}, "3 is no list of patterns"),
+        ({"specific": [["0.weight"]]}, "no list of patterns"),
+        ({"groups": ["0.wieght"]}, r"matches '0.wieght' \(the closest name is '0.weight'\)"),
+        ({"groups": ["*"], "specific": ["0.weight"]}, "'0.weight' is named twice"),
+        ({"groups": [["*"]]}, "members must have one shape"),
+        ({"groups": ["2.weight"]}, "fewer than two members"),
+    ],
+)
+def test_patterns_that_do_not_fit(patterns: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        match_groups(patterns, compressible(run_of(100, 100, 120)))

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from torch import nn
 
 from benchmarks.models import MODELS
@@ -27,12 +28,28 @@ BAD_MODELS = [
     ("tests.unit.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
 ]
 BAD_OPTIONS = [
-    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 or more"),
-    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 or more"),
+    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 16384"),
+    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 16384"),
+    (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 16384"),
+    (
+        ("--model", "tests.unit.test_main:lazy"),
+        "model: 'weight' has no shape yet; run one batch through the model first",
+    ),
+    (("--model", "tests.unit.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--density", "abc"), "density: 'abc' is not allowed"),
     (("--optimizer", "adam"), "optimizer: 'adam' is not known (did you mean 'adamw'?)"),
+    (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
+    (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
 ]
+
+
+def lazy() -> nn.Module:
+    return nn.LazyLinear(100)
+
+
+def complex_numbers() -> nn.Module:
+    return nn.Linear(200, 100, dtype=torch.complex64)
 
 
 def without_a_message() -> nn.Module:

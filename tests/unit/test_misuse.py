@@ -1,14 +1,20 @@
 """What users do by mistake: each is answered with the cure, none changes anything silently."""
 
+import copy
+import pickle
+import re
+
 import pytest
 import torch
 from torch import nn
 
 import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from resireduce.optimizer import DistributedOptimizer
-from tests.worlds import Net, loss_of, seeded
+from tests.worlds import Net, loss_of, same, seeded
 
 
 def distributed(model: nn.Module, **options: object) -> DistributedOptimizer:
@@ -137,6 +143,19 @@ def test_groups_are_found_among_what_is_trained() -> None:
         resireduce.distribute(half, wrapped, "w", backend="local")
 
 
+def test_groups_by_pattern_and_tensors_to_send_dense() -> None:
+    model = seeded(Net)
+    groups = {"groups": ["blocks.*.up.weight"], "specific": ["blocks.0.down.weight"]}
+    optimizer = distributed(model, scheme="w", groups=groups, dense=["first.*"])
+    assert sorted(optimizer.residual_state_dict()) == [
+        *(f"full.blocks.{i}.down.weight" for i in range(3)),
+        "steps",
+        "weighted.blocks.0.up.weight",
+    ]
+    with pytest.raises(ConfigError, match=r"groups: .*matches 'first\.weight'"):
+        distributed(seeded(Net), groups={"specific": ["first.weight"]}, dense=["first.*"])
+
+
 def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecorder) -> None:
     with pytest.warns(UserWarning, match=r"scheme 'w\+2d' saves nothing in this model.*Grouping"):
         distributed(nn.Linear(120, 120), scheme="w+2d")
@@ -152,3 +171,112 @@ def test_a_residual_wider_than_its_gradient() -> None:
     with pytest.raises(ConfigError, match=r"residual_dtype: torch\.float32 is not allowed for gradients of .*bfloat16"):
         distributed(model, residual_dtype="float32")
     assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_layer_that_is_unfrozen_too_late() -> None:
+    model = seeded(Net)
+    model.blocks[0].requires_grad_(False)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
+    model.blocks[0].requires_grad_(True)
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"a parameter of shape \(144, 72\), frozen when .* unfreeze before"):
+        optimizer.step()
+
+
+def test_a_setting_that_is_refused_changes_no_rank() -> None:
+    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
+
+    def refused(communicator: Communicator) -> bool:
+        model = copy.deepcopy(models[communicator.rank])
+        with pytest.raises(ConfigError, match="residual_dtype"):
+            distributed(model, backend=communicator, residual_dtype="float64")
+        return same(model, models[communicator.rank])
+
+    assert all(LocalWorld(2).run(refused))
+
+
+def test_residuals_that_were_stored_in_another_precision() -> None:
+    saved = distributed(seeded(Net), residual_dtype="float8_e4m3").residual_state_dict()
+    with pytest.raises(ConfigError, match="does not fit this model, scheme and residual_dtype"):
+        distributed(seeded(Net), residual_dtype="int8").load_residual_state_dict(saved)
+
+
+def test_a_parameter_that_is_added_later() -> None:
+    model, late = seeded(Net), nn.Linear(20, 20)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
+    wrapped.add_param_group({"params": late.parameters()})
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"parameters were added .* add them before"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_grad_scaler(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer, scaler = distributed(model, gradients=gradients), torch.amp.GradScaler("cpu")
+    scaler.scale(loss(model)).backward()
+    with pytest.raises(UsageError, match=r"GradScaler is not supported.*bfloat16"):
+        scaler.step(optimizer)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps the number of the step in its parameter groups."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.param_groups[0]["step"] = self.param_groups[0].get("step", 0) + 1
+
+
+def test_an_optimizer_that_counts_its_steps() -> None:
+    model = seeded(Net)
+    optimizer = resireduce.distribute(model, Counting(model.parameters(), 0.1), "baseline", backend="local")
+    with pytest.raises(UsageError, match=r"Counting\.step\(\) changes its parameter groups.*gradients='kept'"):
+        loss(model).backward()
+        optimizer.step()
+    kept = seeded(Net)
+    optimizer = resireduce.distribute(
+        kept, Counting(kept.parameters(), 0.1), "baseline", backend="local", gradients="kept"
+    )
+    loss(kept).backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 1
+
+
+def test_copies_of_the_optimizer() -> None:
+    optimizer = distributed(seeded(Net))
+    for act in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="cannot be copied or pickled; save state_dict"):
+            act(optimizer)
+
+
+@pytest.mark.parametrize("arguments", [(Net, None), (None, None)])
+def test_arguments_of_another_type(arguments: tuple[object, object]) -> None:
+    with pytest.raises(ConfigError, match=r"model: an object of type \w+ is not allowed; give a Module"):
+        resireduce.distribute(*arguments, backend="local")  # type: ignore[arg-type]
+    model = seeded(Net)
+    with pytest.raises(ConfigError, match=r"optimizer: an object of type Net is not allowed; give a Optimizer"):
+        resireduce.distribute(model, model, backend="local")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(density=0.01\) on rank 0; give all ranks"),
+        ({"density": 0.1}, r"compressor: TopK\(density=0.1\) on rank 1, TopK\(density=0.01\) on rank 0"),
+        ({"width": 36}, r"parameter first.weight: \(36, 600\) torch.float32 on rank 1, \(72, 600\) .* on rank 0"),
+    ],
+)
+def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
+    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
+    options = {key: value for key, value in one.items() if key != "width"}
+
+    def refused(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as raised:
+            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(refused)
+    assert first.startswith("settings or model differ between ranks")
+    assert re.match(message, second)

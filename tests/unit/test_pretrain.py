@@ -41,7 +41,7 @@ def test_training_repeats_itself_and_leaves_the_global_generator_alone(short):
     [
         (("--model", "gpt2-byte"), "model: 'gpt2-byte' is not known (did you mean 'gpt2-bytes'?)"),
         (("--model", "vgg-digits"), "model: 'vgg-digits' starts from scratch"),
-        (("--model", "gpt2-bytes", "--threads", "0"), "threads: 0 is not allowed; give a whole number, 1 or more"),
+        (("--model", "gpt2-bytes", "--threads", "0"), "threads: 0 is not allowed; give a whole number, 1 to 1024"),
     ],
 )
 def test_wrong_input_is_refused_before_any_training(tmp_path, arguments, message, capsys):

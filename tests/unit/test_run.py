@@ -21,6 +21,7 @@ from benchmarks.workloads import WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
 from resireduce.zoo import find_builder
+from tests.records import make_result
 
 CELL = Cell(model="vgg-digits", scheme="w", steps=2)
 ENDS = {
@@ -107,6 +108,53 @@ def test_a_trained_cell_is_summed_up_in_one_line(spec, capsys):
     total_bytes = CellResult.load(spec.parent / "out/cell.json").total_bytes
     assert f"model states {total_bytes / 2**20:.2f} MiB, normalised 100.0%, " in line
     assert line.count("\n") == 1
+
+
+def test_a_run_that_ends_badly_does_not_replace_a_finished_record(spec, capsys):
+    output = spec.parent / "out/cell.json"
+    make_result(CELL).save(output)
+    finished = output.read_bytes()
+    assert run(spec, "--timeout", "0.2") == 1
+    assert output.read_bytes() == finished
+    assert CellResult.load(output.with_suffix(".failed.json")).status == "timeout"
+    assert "timeout: not done after 0.2 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "output: . is not a file; give the name of one"),
+        ("/dev/null", "output: /dev/null is not a file; give the name of one"),
+        ("README.md/x.json", "output: README.md/x.json cannot be written: "),
+        ("/proc/x.json", "output: /proc/x.json cannot be written: "),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys, output, message):
+    for command in (["run", "--cell", str(spec)], ["pretrain", "--model", "gpt2-bytes"]):
+        assert main([*command, "--output", output]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsys):
+    spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
+    assert run(spec, "--checkpoint", str(spec)) == 2
+    assert f"error: checkpoint: {spec} holds no weights; make them with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"model": "vgg-digits", "model": "gpt2-bytes"}', "key 'model' is there twice"),
+        ("[" * 100_000, "nested too deeply"),
+        ("\x00", "is no JSON"),
+        ("", "is no JSON"),
+    ],
+)
+def test_a_cell_file_that_is_no_json_is_named_in_one_line(spec, capsys, text, message):
+    spec.write_text(text)
+    assert run(spec) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: cell: {spec} is no JSON: ") and message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "soon", ""])

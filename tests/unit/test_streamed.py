@@ -255,8 +255,9 @@ def test_an_optimizer_that_does_not_fit_is_refused() -> None:
     model, other = seeded(Net), seeded(Net)
     with pytest.raises(ConfigError, match="not the model's"):
         resireduce.distribute(model, torch.optim.SGD(other.parameters(), 0.1), backend="local")
-    with pytest.raises(ConfigError, match=r"LBFGS.*'kept'"):
-        resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local")
+    for gradients in ("streamed", "kept"):
+        with pytest.raises(ConfigError, match=r"optimizer: LBFGS .* use one"):
+            resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local", gradients=gradients)
 
 
 def test_residuals_are_saved_and_loaded() -> None:
@@ -271,3 +272,25 @@ def test_residuals_are_saved_and_loaded() -> None:
     _, baseline = train(LocalCommunicator(), model, steps=0, scheme="baseline")
     with pytest.raises(ConfigError, match="does not fit"):
         baseline.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("residual_dtype", [None, "int4"])
+@pytest.mark.parametrize("compressor", ["topk", "randomk", "qsgd"])
+def test_going_on_from_what_was_saved_is_not_stopping(compressor: str, residual_dtype: str | None) -> None:
+    options = {"compressor": compressor, "residual_dtype": residual_dtype}
+    whole, _ = train(LocalCommunicator(), seeded(Net), steps=7, **options)
+    half, stopped = train(LocalCommunicator(), seeded(Net), steps=4, **options)
+    saved = copy.deepcopy((half.state_dict(), stopped.state_dict(), stopped.residual_state_dict()))
+    model, optimizer = train(LocalCommunicator(), seeded(Net, seed=1), steps=0, **options)
+    for part, state in zip(
+        (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict), saved, strict=True
+    ):
+        part(state)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(7):
+        value = loss_of(model, generator)
+        if step >= 4:
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    assert same(whole, model)

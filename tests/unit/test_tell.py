@@ -36,7 +36,7 @@ def test_a_model_tells_if_no_residuals_are_worse_by_three_standard_errors(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = folder / "tell.json"
-    assert main(["tell", "--run", str(folder), "--output", str(output)]) == 0
+    assert main(["tell", "--run", str(folder)]) == 0
     assert load_tells(output) == {
         "resnet-digits": True,
         "vgg-digits": False,
@@ -54,3 +54,12 @@ def test_a_seed_that_is_missing_is_named(folder: Path, capsys: pytest.CaptureFix
     assert main(["tell", "--run", str(folder), "--output", str(folder / "tell.json")]) == 2
     assert "vgg-digits, none: 2 seeds are there, needed are 3" in capsys.readouterr().err
     assert not (folder / "tell.json").exists()
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tell", "--run", str(tmp_path)]) == 2
+    assert "holds no run (no config.json, no cells)" in capsys.readouterr().err
+    (tmp_path / "cells").mkdir()
+    assert main(["tell", "--run", str(tmp_path)]) == 2
+    assert "has no finished cell; make some with" in capsys.readouterr().err
+    assert not (tmp_path / "tell.json").exists()

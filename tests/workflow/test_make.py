@@ -4,11 +4,14 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_missing_config_file_ends_make_run_in_one_line():
-    target = ["make", "--silent", "--assume-old=.venv/installed", "run", "CONFIG=benchmarks/config/no.yaml"]
+@pytest.mark.parametrize("mistake", ["CONFIG=benchmarks/config/no.yaml", "RUN=no"])
+def test_a_missing_config_file_ends_make_run_in_one_line(mistake):
+    target = ["make", "--silent", "--assume-old=.venv/installed", "run", mistake]
     done = subprocess.run(target, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     first, *rest = done.stderr.splitlines()

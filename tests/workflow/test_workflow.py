@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.report.load import load_run
 from benchmarks.workflow.content import TRAINING, content_hash
 from benchmarks.workflow.settings import PACKAGES, get_packages, get_pretrained, get_run_name
 from resireduce.errors import ConfigError
+from tests.records import make_result
 
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
@@ -130,7 +132,7 @@ def test_bad_input_ends_in_one_line(tmp_path, text, message):
 def test_the_default_is_the_smoke_matrix(tree):
     assert planned(tree) == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
     tell = planned(tree, "--configfile", "benchmarks/config/tell.yaml")
-    assert tell == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
+    assert tell == {"pretrained": 2, "cell": 48, "report": 1, "all": 1}
     assert not (tree / "results").exists()
 
 
@@ -206,6 +208,25 @@ def test_failed_cells_leave_partial_tables_with_reasons(tree):
     assert not load_run(run.folder).holes
 
 
+def test_finished_records_outlive_code_that_does_not_run(tree):
+    assert call(tree, *MINE).returncode == 0
+    folder, source = tree / "results/runs/mine", tree / "resireduce/share.py"
+    finished = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
+    text = source.read_text()
+    source.write_text(f"{text}def oops(:\n")
+    done = call(tree, *MINE)
+    assert done.returncode == 2
+    assert done.stderr == f"error: resireduce/share.py, line {text.count(chr(10)) + 1}: invalid syntax\n"
+    assert {path: path.read_bytes() for path in finished} == finished
+    source.write_text(f"{text}# a comment\n")
+    (tree / "fail.txt").write_text(" ".join(path.stem for path in finished))
+    assert call(tree, *MINE).returncode != 0
+    assert not any(path.exists() for path in finished)
+    assert {path.name: path.read_bytes() for path in folder.glob("earlier/*.json")} == {
+        path.name: content for path, content in finished.items()
+    }
+
+
 def test_one_run_of_a_folder_at_a_time_and_a_kill_loses_nothing(tree):
     (tree / "slow.txt").write_text(SLOW)
     folder = tree / "results/runs/mine"
@@ -249,3 +270,45 @@ def test_a_half_written_record_stops_the_run(tree):
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: results/runs/mine/cells/{cell.name}.json: half written")
     assert done.stderr.count("\n") == 1
+
+
+def test_the_record_of_another_cell_stops_the_run(tree):
+    cell = Cell(model="vgg-digits", scheme="w")
+    path = tree / f"results/runs/mine/cells/{cell.name}.json"
+    make_result(Cell(model="vgg-digits", scheme="none")).save(path)
+    done = call(tree, *MINE)
+    assert done.returncode == 2
+    assert "the record is of another cell, vgg-digits.topk.none.kept.d0.01.s0; delete it and run again" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_that_cannot_be_written_stops_the_run(tree):
+    (tree / "results/runs").mkdir(parents=True)
+    (tree / "results/runs/mine").write_text("a file")
+    done = call(tree, *MINE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: results/runs/mine is not a folder; choose another run name")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("matrix: [\n", ", line 2, column 1: expected the node content"),
+        ("run: a\nrun: b\n", ", line 1, column 1: key 'run' is there twice"),
+        ("- 1\n", " holds no mapping; give run, defaults and matrix"),
+        ("run: a/b\nmatrix: [{model: vgg-digits}]\n", ": run: 'a/b' is not allowed"),
+        ("matrix: [{model: vgg-digit}]\n", ": matrix entry 1: model: 'vgg-digit' is not known"),
+    ],
+)
+def test_a_config_is_checked_with_the_place_of_the_mistake(tmp_path, capsys, text, message):
+    config = tmp_path / "bad.yaml"
+    config.write_text(text)
+    assert main(["cells", "--config", str(config)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and f"{config}{message}" in said and said.count("\n") == 1
+
+
+def test_the_cells_of_a_config_are_listed(capsys):
+    assert main(["cells", "--config", str(ROOT / "benchmarks/config/smoke.yaml")]) == 0
+    assert len(capsys.readouterr().out.split()) == 36

@@ -1,0 +1,56 @@
+"""`python -m benchmarks cells`: what a config stands for, before anything runs. Imports no torch."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.files import once
+from benchmarks.workflow.settings import get_cells, get_run_name
+from resireduce.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, which YAML would let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        try:
+            once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        except ValueError as error:
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+        return super().construct_mapping(node, deep)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--config", type=Path, required=True, help="a YAML file, e.g. benchmarks/config/smoke.yaml")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the cells' names, one a line. Raises ConfigError, one line, for a config that cannot be used."""
+    config = read_config(args.config)
+    try:
+        get_run_name(config)
+        print("\n".join(get_cells(config)))
+    except ConfigError as error:
+        raise ConfigError(f"{args.config}: {error}") from None
+    return 0
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises ConfigError, one line with the place of what is wrong."""
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"config: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config: {path} is no text: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"config: {path}{where}: {problem}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix")
+    return config
