@@ -37,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
     plan.add_argument("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
+    plan.add_argument(
+        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"
+    )
     return root
 
 
@@ -53,12 +56,24 @@ def _patterns(path: str | None) -> str | dict[str, object]:
     return patterns
 
 
+def _option(text: str) -> tuple[str, object]:
+    """ "name=value" with a value in JSON, or as it is."""
+    name, _, value = text.partition("=")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
     from resireduce.zoo import find_builder
 
-    options = {key: value for key, value in vars(args).items() if key not in ("command", "model", "patterns", "json")}
-    result = plan(find_builder(args.model), groups=_patterns(args.patterns), **options)
+    options = {
+        key: value for key, value in vars(args).items() if key not in ("command", "model", "patterns", "option", "json")
+    }
+    groups, of_scheme = _patterns(args.patterns), dict(map(_option, args.option))
+    result = plan(find_builder(args.model), groups=groups, options=of_scheme, **options)
     if args.json:
         return json.dumps(result, indent=2)
     return "\n".join(

@@ -29,6 +29,7 @@ def distribute(
     residual_dtype: str | None = None,
     backward_passes_per_step: int = 1,
     dense: Iterable[str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -50,6 +51,8 @@ def distribute(
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
         dense: shell patterns of parameters to send without compression, beside the small ones (less than 10,000
             elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
+        options: of the scheme's residuals, by the names of their arguments: phi and norms (w), row_ratio, column_ratio,
+            norms and choice (d, 2d), ratio (partial), norm and smallest (member). A ratio may be {pattern: ratio}.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails, until
@@ -64,9 +67,10 @@ def distribute(
     grouping = find_grouping(model, groups, compressed)
     lossy = build_compressor(compressor, density)
     communicator = _communicator(backend)
-    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank)
+    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
     _warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
+    settings |= {"options": dict(options or {})}
     check_agreement(
         settings | {"backward_passes_per_step": backward_passes_per_step, "groups": grouping}, parameters, communicator
     )

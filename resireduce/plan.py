@@ -34,6 +34,7 @@ def plan(
     world_size: int = 8,
     groups: str | Grouping | Mapping[str, object] = "auto",
     dense: Iterable[str] | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> dict[str, int | float]:
     """Model states of one rank, in bytes.
 
@@ -41,7 +42,7 @@ def plan(
         build: returns the model; it is called under the meta device, so no memory is taken.
         optimizer: sgd (with momentum) or adamw.
         world_size: number of ranks, each of which sends as much as this one.
-        scheme, gradients, residual_dtype, compressor, density, groups, dense: as in `resireduce.distribute`.
+        scheme, gradients, residual_dtype, compressor, density, groups, dense, options: as in `resireduce.distribute`.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
@@ -68,6 +69,7 @@ def plan(
         gradients,
         residual_dtype,
         dense=dense,
+        options=options,
     )
     states, peak = _two_steps(model, distributed)
     baseline = baseline_total(model, states, dense)

@@ -1,7 +1,9 @@
 """Names to objects: the one place that knows the registries. Imports no torch until something is built."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from resireduce.errors import check_share, choose
@@ -66,6 +68,9 @@ GRADIENTS = ("kept", "streamed")
 BACKENDS = ("local", "torch")
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 
+COMMON = {"grouping", "dtype", "rank"}
+"""Arguments that every residual takes."""
+
 
 def load(target: str) -> Any:
     """The object that "package.module:name" names."""
@@ -79,17 +84,42 @@ def build_compressor(name: str, density: float) -> "Compressor":
     return kind.from_density(check_share("density", density))
 
 
-def build_residual(name: str, grouping: "Grouping", dtype: str | None = None, rank: int = 0) -> "Residual":
-    """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own)."""
+def build_residual(
+    name: str,
+    grouping: "Grouping",
+    dtype: str | None = None,
+    rank: int = 0,
+    options: Mapping[str, object] | None = None,
+) -> "Residual":
+    """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own).
+
+    `options` are arguments of the residuals that the scheme uses, each given to all that know it.
+    """
     from resireduce.residuals.routed import RoutedResidual
 
     scheme = SCHEMES[choose("scheme", name, SCHEMES)]
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
-    kinds = {scheme.grouped, scheme.specific, scheme.other}
-    residuals = {kind: load(RESIDUALS[kind])(grouping=grouping, dtype=dtype, rank=rank) for kind in sorted(kinds)}
+    classes = {kind: load(RESIDUALS[kind]) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
+    known = {kind: _options_of(residual) for kind, residual in classes.items()}
+    for option in options or {}:
+        choose(f"options of scheme {name!r}", option, set().union(*known.values()))
+    residuals = {
+        kind: residual(
+            grouping=grouping,
+            dtype=dtype,
+            rank=rank,
+            **{option: value for option, value in (options or {}).items() if option in known[kind]},
+        )
+        for kind, residual in classes.items()
+    }
     return RoutedResidual(
         routes=dict.fromkeys(grouping.grouped, residuals[scheme.grouped])
         | dict.fromkeys(grouping.specific, residuals[scheme.specific]),
         other=residuals[scheme.other],
     )
+
+
+def _options_of(residual: type) -> set[str]:
+    """The keyword arguments that a residual adds to those of all residuals."""
+    return {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY} - COMMON

@@ -9,13 +9,13 @@ from resireduce.residuals.group import GroupResidual
 class AverageResidual(GroupResidual):
     """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed."""
 
-    def weight(self, error: Tensor) -> Tensor:
-        """The weight of a member with this error: 0-D, on the error's device, so that nothing waits for a GPU."""
+    def weight(self, error: Tensor, name: str) -> Tensor:
+        """The weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
         return error.new_ones(())
 
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Weighted sum, and sum of weights."""
-        weight = self.weight(error)
+        weight = self.weight(error, name)
         if folded is None:
             return torch.mul(error, weight), weight
         total, weights = folded

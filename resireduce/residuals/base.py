@@ -2,14 +2,20 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor
 
 from resireduce.draw import generator
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
 from resireduce.residuals.stored import Blocks, Plain, Stored
+
+NORMS = ("residual", "compensated")
+"""Of what norms are taken: what is left after sending (the paper), or what was compressed (the released code)."""
+CHOICES = ("largest", "softmax")
+"""How rows and columns are chosen: those of the largest norms (the paper), or drawn (the released code)."""
 
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:
@@ -17,9 +23,32 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def largest(norms: Tensor, count: int) -> Tensor:
-    """Which `count` of the 1-D `norms` are the largest: int32, ascending."""
+def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
+    """Which `count` of the 1-D `norms` to keep: int32, ascending.
+
+    choice: "largest"; or "softmax", drawn without replacement with the softmax of the norms as probabilities. The draw
+    takes the largest of norm + Gumbel noise, which is the same and works where probabilities underflow.
+    """
+    if choice == "softmax":
+        uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
+        norms = norms - uniform.clamp(min=1e-300).log().neg().log()
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
+
+
+class Ratio:
+    """A share of each tensor that is stored: one for all, or by shell pattern of the name, the first match counts."""
+
+    def __init__(self, field: str, value: object):
+        self.field = field
+        by_pattern = value if isinstance(value, Mapping) else {"*": value}
+        self._shares = {pattern: check_share(field, one) for pattern, one in by_pattern.items()}
+
+    def of(self, name: str) -> float:
+        """That of tensor `name`. Raises ConfigError if no pattern matches it."""
+        for pattern, value in self._shares.items():
+            if fnmatchcase(name, pattern):
+                return value
+        raise ConfigError(f"{self.field}: no pattern matches {name!r}; give one for '*', for all others")
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:

@@ -39,8 +39,8 @@ class GroupResidual(Residual):
         self._group_of: dict[str, Group] = {}
 
     @abstractmethod
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
-        """One more member's error put to those `folded` before, if any, whose memory may be used."""
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        """The error of one more member, `name`, put to those `folded` before, if any, whose memory may be used."""
 
     @abstractmethod
     def finish(self, total: Tensor, weight: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class GroupResidual(Residual):
         group = self._group_of[name]
         group.waiting[name] = error()
         while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
-            self._fold(group, group.waiting.pop(member))
+            self._fold(group, member)
             group.turn += 1
         if group.turn == len(group.members):
             self._close(group)
@@ -73,14 +73,15 @@ class GroupResidual(Residual):
         for group in self._groups.values():
             for member in reversed(group.members):
                 if member in group.waiting:
-                    self._fold(group, group.waiting.pop(member))
+                    self._fold(group, member)
             if group.folded is not None:
                 self._close(group)
             group.turn = 0
         super().end_step()
 
-    def _fold(self, group: Group, error: Tensor) -> None:
-        group.folded = self.fold(group.folded, error.to(norm_dtype(error)))
+    def _fold(self, group: Group, member: str) -> None:
+        error = group.waiting.pop(member)
+        group.folded = self.fold(group.folded, error.to(norm_dtype(error)), member)
 
     def _close(self, group: Group) -> None:
         assert group.folded is not None

@@ -19,7 +19,7 @@ class MemberResidual(GroupResidual):
             raise ConfigError(f"norm: {norm!r} is not allowed; give 1 or 2")
         self.norm, self.smallest = norm, smallest
 
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor) -> tuple[Tensor, Tensor]:
+    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """The better one, and its norm. Chosen without asking a GPU for the result of the comparison."""
         norm = torch.linalg.vector_norm(error, self.norm)
         if folded is None:

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from resireduce.draw import generator, one_of_each
-from resireduce.errors import check_share
-from resireduce.residuals.base import Residual, named
+from resireduce.residuals.base import Ratio, Residual, named
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
@@ -20,16 +19,19 @@ class PartialResidual(Residual):
 
     One element is drawn from each of k equal stretches of the flattened tensor, k = max(1, floor(ratio x n)). The draw
     is made again, from the tensor's name, whenever it is needed: only values are stored.
+
+    Args:
+        ratio: share of the elements, or {pattern of names: share}.
     """
 
-    def __init__(self, *, ratio: float = 0.5, **options: object):
+    def __init__(self, *, ratio: object = 0.5, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
-        self.ratio = check_share("ratio", ratio)
+        self.ratio = Ratio("ratio", ratio)
         self._stored: dict[str, Stored] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
         """k zeros."""
-        self._stored[name] = self.stored((share(self.ratio, parameter.numel()),), parameter)
+        self._stored[name] = self.stored((self._count(name, parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add what is stored to its places in the gradient, in place."""
@@ -42,7 +44,7 @@ class PartialResidual(Residual):
         """Keep what is at those places."""
         flat = error().view(-1)
         self._stored[name].release()
-        values = flat.new_empty(share(self.ratio, flat.numel()))
+        values = flat.new_empty(self._count(name, flat))
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
         self._stored[name].set_(values, self.source(name, flat))
@@ -51,12 +53,15 @@ class PartialResidual(Residual):
         """One for each registered tensor."""
         return named("partial", self._stored)
 
+    def _count(self, name: str, tensor: Tensor) -> int:
+        return share(self.ratio.of(name), tensor.numel())
+
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places is in memory at once, since they take more of it than the values.
         """
-        n, k, source = flat.numel(), share(self.ratio, flat.numel()), generator(flat.device, name)
+        n, k, source = flat.numel(), self._count(name, flat), generator(flat.device, name)
         size = max(SMALLEST, -(-k // PIECES))
         for first in range(0, k, size):
             last = min(first + size, k)

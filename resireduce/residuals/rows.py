@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.errors import check_share
-from resireduce.residuals.base import Residual, largest, named, norm_dtype
+from resireduce.errors import choose
+from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, named, norm_dtype, select
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
@@ -18,27 +18,41 @@ class _Rows:
     rows: Tensor  # int32, ascending
 
 
+def _row_norms(matrix: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(matrix))
+
+
 class RowsResidual(Residual):
     """Stores the rows of the residual with the largest L1 norms.
 
     A tensor is seen as a matrix (first dimension, all others). max(1, floor(row_ratio x rows)) rows are kept.
+
+    Args:
+        row_ratio: share of the rows, or {pattern of names: share}.
+        norms, choice: as in RowsColumnsResidual.
     """
 
-    def __init__(self, *, row_ratio: float = 0.25, **options: object):
+    def __init__(
+        self, *, row_ratio: object = 0.25, norms: str = "residual", choice: str = "largest", **options: object
+    ):
         super().__init__(**options)  # type: ignore[arg-type]
-        self.row_ratio = check_share("row_ratio", row_ratio)
+        self.row_ratio = Ratio("row_ratio", row_ratio)
+        self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._stored: dict[str, _Rows] = {}
+        self._norms: dict[str, Tensor] = {}  # of compensated gradients that are being compressed
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Zeros for the first rows: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
-        rows = torch.arange(share(self.row_ratio, n_rows), dtype=torch.int32, device=parameter.device)
+        rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the rows to their places in the gradient, in place."""
         stored = self._stored[name]
-        grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.read(grad.dtype))
+        matrix = grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.read(grad.dtype))
+        if self.norms == "compensated":
+            self._norms[name] = _row_norms(matrix)
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
@@ -46,8 +60,8 @@ class RowsResidual(Residual):
         left = error()
         stored, matrix = self._stored[name], left.view(len(left), -1)
         stored.values.release()
-        norms = torch.linalg.vector_norm(matrix, 1, dim=1, dtype=norm_dtype(left))
-        stored.rows = largest(norms, len(stored.rows))
+        norms = _row_norms(matrix) if self.norms == "residual" else self._norms.pop(name)
+        stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left))
         stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:

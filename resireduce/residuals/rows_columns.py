@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.errors import check_share
-from resireduce.residuals.base import Residual, largest, named, norm_dtype
+from resireduce.errors import choose
+from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, named, norm_dtype, select
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
@@ -22,41 +22,62 @@ class _Block:
         return self.rows[:, None], self.columns
 
 
+def _norms(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """L1 norms of the rows and of the columns."""
+    by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=norm_dtype(matrix)) for dim in (1, 0))
+    return by_row, by_column
+
+
 class RowsColumnsResidual(Residual):
     """Stores the residual where rows of the largest L1 norms cross columns of the largest L1 norms.
 
     A tensor is seen as a matrix (first dimension, all others). max(1, floor(ratio x size)) rows and columns are kept:
-    with the default ratios, a quarter of the elements. Norms are those of the residual, and the largest are taken; the
-    released code differs in both.
+    with the default ratios, a quarter of the elements.
+
+    Args:
+        row_ratio, column_ratio: share of the rows and of the columns, or {pattern of names: share}.
+        norms: of the "residual" (the paper) or of the "compensated" gradient (the released code).
+        choice: the "largest" (the paper), or drawn with their "softmax" as probabilities (the released code).
     """
 
-    def __init__(self, *, row_ratio: float = 0.5, column_ratio: float = 0.5, **options: object):
+    def __init__(
+        self,
+        *,
+        row_ratio: object = 0.5,
+        column_ratio: object = 0.5,
+        norms: str = "residual",
+        choice: str = "largest",
+        **options: object,
+    ):
         super().__init__(**options)  # type: ignore[arg-type]
-        self.row_ratio = check_share("row_ratio", row_ratio)
-        self.column_ratio = check_share("column_ratio", column_ratio)
+        self.row_ratio, self.column_ratio = Ratio("row_ratio", row_ratio), Ratio("column_ratio", column_ratio)
+        self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._blocks: dict[str, _Block] = {}
+        self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of compensated gradients that are being compressed
 
     def register(self, name: str, parameter: Tensor) -> None:
         """A block of zeros with the first rows and columns: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
-        rows = torch.arange(share(self.row_ratio, n_rows), dtype=torch.int32, device=parameter.device)
-        columns = torch.arange(share(self.column_ratio, n_columns), dtype=torch.int32, device=parameter.device)
+        rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
+        columns = torch.arange(share(self.column_ratio.of(name), n_columns), dtype=torch.int32, device=parameter.device)
         self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place."""
         block, matrix = self._blocks[name], grad.view(len(grad), -1)
         matrix[block.index()] = block.values.add_to_(matrix[block.index()])
+        if self.norms == "compensated":
+            self._norms[name] = _norms(matrix)
         return grad
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Choose rows and columns anew, and keep what is there."""
         left = error()
         block, matrix = self._blocks[name], left.view(len(left), -1)
-        wide = norm_dtype(left)
         block.values.release()
-        block.rows = largest(torch.linalg.vector_norm(matrix, 1, dim=1, dtype=wide), len(block.rows))
-        block.columns = largest(torch.linalg.vector_norm(matrix, 1, dim=0, dtype=wide), len(block.columns))
+        of_rows, of_columns = _norms(matrix) if self.norms == "residual" else self._norms.pop(name)
+        block.rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", left))
+        block.columns = select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", left))
         block.values.set_(matrix[block.index()], self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:

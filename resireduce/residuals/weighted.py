@@ -3,21 +3,39 @@
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 from resireduce.residuals.average import AverageResidual
+from resireduce.residuals.base import NORMS, norm_dtype
 
 
 class WeightedResidual(AverageResidual):
-    """The average with weights w_i = phi |r_i|_1 / n_i + (1 - phi) |r_i|_2 / sqrt(n_i)."""
+    """The average with weights w_i = phi |x_i|_1 / n_i + (1 - phi) |x_i|_2 / sqrt(n_i).
 
-    def __init__(self, *, phi: float = 0.5, **options: object):
+    Args:
+        phi: weight of the L1 norm, 0 to 1; the paper has 0.5.
+        norms: what x_i is: "residual" (the paper) or "compensated", the gradient with the residual added to it (the
+            released code).
+    """
+
+    def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):
         super().__init__(**options)
-        if not 0 <= phi <= 1:
+        if isinstance(phi, bool) or not isinstance(phi, int | float) or not 0 <= phi <= 1:
             raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
-        self.phi = phi
+        self.phi, self.norms = phi, choose("norms", norms, NORMS)
+        self._weights: dict[str, Tensor] = {}
 
-    def weight(self, error: Tensor) -> Tensor:
-        """From the residual's norms, as the paper has it."""
-        n = error.numel()
-        l1, l2 = torch.linalg.vector_norm(error, 1), torch.linalg.vector_norm(error, 2)
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        """G + the group's residual; remembers the weight if it is to come from that."""
+        compensated = super().compensate_(grad, name)
+        if self.norms == "compensated":
+            self._weights[name] = self._weigh(compensated)
+        return compensated
+
+    def weight(self, error: Tensor, name: str) -> Tensor:
+        """From the norms of the residual, or those seen in `compensate_`."""
+        return self._weigh(error) if self.norms == "residual" else self._weights.pop(name)
+
+    def _weigh(self, x: Tensor) -> Tensor:
+        n, dtype = x.numel(), norm_dtype(x)
+        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
         return self.phi * l1 / n + (1 - self.phi) * l2 / n**0.5

@@ -11,7 +11,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.residuals.average import AverageResidual
-from resireduce.residuals.base import Residual
+from resireduce.residuals.base import Residual, select
 from resireduce.residuals.member import MemberResidual
 from resireduce.residuals.partial import PartialResidual
 from resireduce.residuals.rows import RowsResidual
@@ -91,24 +91,24 @@ def partial_mask(name: str) -> np.ndarray:
     return residual.compensate_(torch.zeros(SHAPES[name], dtype=torch.float64), name).numpy() == 1
 
 
-def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str, np.ndarray]]:
+def numpy_scheme(scheme: str, steps: int, density: float = 0.1, norms: str = "residual") -> list[dict[str, np.ndarray]]:
     """The paper's formulas, section 2.2, 4.2 and 4.3, in NumPy. Returns what is sent in each step."""
     stored = {name: np.zeros(shape) for name, shape in SHAPES.items()}
     history = []
     for number in range(steps):
-        sent, left = {}, {}
+        sent, left, totals = {}, {}, {}
         for name, grad in gradients(number).items():
-            total = grad.numpy() + stored[name]
+            total = totals[name] = grad.numpy() + stored[name]
             k = max(1, int(np.floor(density * total.size)))
             keep = np.argsort(-np.abs(total).ravel(), kind="stable")[:k]
             mask = np.zeros(total.size, dtype=bool)
             mask[keep] = True
             sent[name] = np.where(mask.reshape(total.shape), total, 0)
             left[name] = total - sent[name]
-        kinds = SCHEMES[scheme]
+        kinds, of = SCHEMES[scheme], dict(left if norms == "residual" else totals)
         if kinds.grouped == "weighted":
-            weight = {n: 0.5 * np.abs(left[n]).sum() / left[n].size
-                      + 0.5 * np.sqrt((left[n] ** 2).sum()) / np.sqrt(left[n].size) for n in "abc"}  # fmt: skip
+            weight = {n: 0.5 * np.abs(of[n]).sum() / of[n].size
+                      + 0.5 * np.sqrt((of[n] ** 2).sum()) / np.sqrt(of[n].size) for n in "abc"}  # fmt: skip
             average = sum(weight[n] * left[n] for n in "abc") / sum(weight.values())
             left |= dict.fromkeys("abc", average)
         if kinds.grouped == "average":
@@ -116,7 +116,7 @@ def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str
         if kinds.grouped == "member":
             left |= dict.fromkeys("abc", max((left[n] for n in "abc"), key=lambda r: np.abs(r).sum()))
         if kinds.specific == "rows":
-            rows = np.argsort(-np.abs(left["big"]).sum(1))[: SHAPES["big"][0] // 4]
+            rows = np.argsort(-np.abs(of["big"]).sum(1))[: SHAPES["big"][0] // 4]
             block = np.zeros(SHAPES["big"])
             block[rows] = left["big"][rows]
             left["big"] = block
@@ -124,8 +124,8 @@ def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str
             left = {n: np.where(partial_mask(n), v, 0) for n, v in left.items()}
         if kinds.specific == "rows_columns":
             full, block = left["big"], np.zeros(SHAPES["big"])
-            rows = np.argsort(-np.abs(full).sum(1))[: SHAPES["big"][0] // 2]
-            columns = np.argsort(-np.abs(full).sum(0))[: SHAPES["big"][1] // 2]
+            rows = np.argsort(-np.abs(of["big"]).sum(1))[: SHAPES["big"][0] // 2]
+            columns = np.argsort(-np.abs(of["big"]).sum(0))[: SHAPES["big"][1] // 2]
             block[np.ix_(rows, columns)] = full[np.ix_(rows, columns)]
             left["big"] = block
         stored = {n: np.zeros_like(v) for n, v in left.items()} if kinds.other == "none" else left
@@ -133,10 +133,14 @@ def numpy_scheme(scheme: str, steps: int, density: float = 0.1) -> list[dict[str
     return history
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_agrees_with_the_formulas_over_five_steps(scheme: str) -> None:
-    residual = registered(build_residual(scheme, GROUPING))
-    for number, expected in enumerate(numpy_scheme(scheme, 5)):
+@pytest.mark.parametrize(
+    ("scheme", "norms"),
+    [*((scheme, "residual") for scheme in SCHEMES), *((scheme, "compensated") for scheme in ("w", "d", "2d", "w+2d"))],
+)
+def test_every_scheme_agrees_with_the_formulas_over_five_steps(scheme: str, norms: str) -> None:
+    options = {"norms": norms} if scheme in ("w", "d", "2d", "w+2d") else {}
+    residual = registered(build_residual(scheme, GROUPING, options=options))
+    for number, expected in enumerate(numpy_scheme(scheme, 5, norms=norms)):
         sent = step(residual, number, list(reversed(SHAPES)))
         for name in SHAPES:
             np.testing.assert_allclose(sent[name].numpy(), expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
@@ -275,6 +279,43 @@ def test_options_that_cannot_be_used_are_refused() -> None:
         (RowsColumnsResidual, {"column_ratio": float("nan")}, "column_ratio: nan is not allowed"),
         (MemberResidual, {"norm": 3}, "norm: 3 is not allowed; give 1 or 2"),
         (WeightedResidual, {"phi": -1}, "phi: -1 is not allowed"),
+        (WeightedResidual, {"phi": "half"}, "phi: 'half' is not allowed"),
+        (WeightedResidual, {"norms": "residuals"}, "norms: 'residuals' is not known .did you mean 'residual'"),
+        (RowsColumnsResidual, {"choice": "random"}, "choice: 'random' is not known; allowed: largest, softmax"),
+        (RowsResidual, {"row_ratio": {"fc.*": 2}}, "row_ratio: 2 is not allowed"),
     ):
         with pytest.raises(ConfigError, match=message):
             residual(grouping=GROUPING, **options)
+    with pytest.raises(ConfigError, match=r"options of scheme 'w': 'phy' is not known \(did you mean 'phi'\?\)"):
+        build_residual("w", GROUPING, options={"phy": 0.3})
+    with pytest.raises(ConfigError, match=r"row_ratio: no pattern matches 'big'; give one for '\*'"):
+        registered(build_residual("2d", GROUPING, options={"row_ratio": {"fc.*": 0.5}}))
+
+
+def test_ratios_by_pattern() -> None:
+    options = {"ratio": {"[ab]": 0.1, "*": 0.5}}
+    held = registered(build_residual("partial", GROUPING, options=options)).tensors()
+    assert {name: tensor.numel() for name, tensor in held.items()} == {
+        f"partial.{name}": int((0.1 if name in "ab" else 0.5) * np.prod(shape)) for name, shape in SHAPES.items()
+    }
+
+
+def test_rows_drawn_by_softmax_have_its_probabilities() -> None:
+    norms = torch.tensor([1.0, 2.0, 4.0]).log()
+    draws = [int(select(norms, 1, "softmax", torch.Generator().manual_seed(i))) for i in range(4000)]
+    shares = torch.bincount(torch.tensor(draws), minlength=3) / 4000
+    torch.testing.assert_close(shares, torch.tensor([1, 2, 4]) / 7, atol=0.03, rtol=0)
+    # Scores so far apart that their probabilities underflow: softmax and a multinomial draw would fail or cheat.
+    assert select(torch.tensor([0.0, 1e4, 2e4]), 2, "softmax", None).tolist() == [1, 2]
+
+
+def test_softmax_draws_anew_in_every_step_and_the_same_on_every_run() -> None:
+    def rows() -> list[list[int]]:
+        residual = registered(build_residual("2d", GROUPING, options={"choice": "softmax"}))
+        return [
+            step(residual, number, list(SHAPES)) and residual.tensors()["rows_columns.big.rows"].tolist()
+            for number in range(3)
+        ]
+
+    first = rows()
+    assert first == rows() and len({tuple(one) for one in first}) == 3
