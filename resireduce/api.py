@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from resireduce.comm.base import Communicator
+from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping, compressible, find_groups
@@ -21,7 +22,7 @@ def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scheme: str = "w+2d",
-    compressor: str = "topk",
+    compressor: str | Compressor = "topk",
     density: float = 0.01,
     backend: str | Communicator = "torch",
     groups: str | Grouping | Mapping[str, object] = "auto",
@@ -38,8 +39,8 @@ def distribute(
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
             member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half.
-        compressor: none; topk, randomk (which send a share of the elements); fp16, qsgd, qsgd-max (which send all, in
-            fewer bits).
+        compressor: none; topk, dgc, randomk (which send a share of the elements); threshold (what is greater); fp16,
+            qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3), one of your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any.
         backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
@@ -65,7 +66,7 @@ def distribute(
     parameters = _optimized(model, optimizer)
     compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
     grouping = find_grouping(model, groups, compressed)
-    lossy = build_compressor(compressor, density)
+    lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
     communicator = _communicator(backend)
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
     _warn_if_nothing_is_reduced(scheme, grouping)

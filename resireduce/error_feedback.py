@@ -1,12 +1,13 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.base import Communicator, Gathered, Handle
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
@@ -45,7 +46,7 @@ class Message:
 
     payload: Payload
     compressor: Compressor
-    handle: Handle
+    handle: Handle | Gathered
 
 
 class ErrorFeedback:
@@ -102,7 +103,8 @@ class ErrorFeedback:
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
             (payload,) = payloads
-            return [Message(payload, compressor, self.communicator.all_gather(payload.buffer, name))]
+            gathered = self.communicator.all_gather(payload.buffer, name, compressor.equal_sizes)
+            return [Message(payload, compressor, gathered)]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:
@@ -117,21 +119,25 @@ class ErrorFeedback:
 
     def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
         """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
-        received = message.handle.wait()
-        payload = message.payload
+        payload, received = message.payload, message.handle.wait()
+        if not isinstance(received, Tensor):
+            return self._average(message, received, into)
         if message.compressor.lossless:
             averaged = received.view(payload.shape)
             if into is None or into.data_ptr() == averaged.data_ptr():
                 return averaged
             return into.copy_(averaged)
-        into = torch.empty(payload.shape, dtype=payload.dtype, device=received.device) if into is None else into
-        dense, scale = into.zero_(), 1 / self.communicator.world_size
-        if message.compressor.collective == "all_reduce":
-            return message.compressor.add_(dense, payload.received(received), scale)
-        # One rank after the other: summed in the same order everywhere, whatever order a GPU's atomics would take.
-        for buffer in received:
-            message.compressor.add_(dense, payload.received(buffer), scale)
-        return dense
+        return self._average(message, [received], into)
+
+    def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
+        """One rank's buffer after the other: summed in the same order everywhere, whatever a GPU's atomics would do."""
+        payload, scale = message.payload, 1 / self.communicator.world_size
+        if into is None:
+            into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)
+        into.zero_()
+        for buffer in buffers:
+            message.compressor.add_(into, payload.received(buffer), scale)
+        return into
 
 
 def _is_finite(grad: Tensor) -> bool:

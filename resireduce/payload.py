@@ -17,6 +17,7 @@ class Payload:
         the widest dtype first, so that each lies aligned.
     layout: dtype and number of elements of each part.
     shape, dtype: of the dense gradient, which is what decompression restores.
+    ragged: whether other ranks may have sent another number of elements.
     source: what a random choice was made from, name and step; it does not travel.
     """
 
@@ -25,16 +26,24 @@ class Payload:
     shape: torch.Size
     dtype: torch.dtype
     source: tuple[str, int] | None = None
+    ragged: bool = False
 
     @classmethod
-    def pack(cls, *parts: Tensor, like: Tensor, source: tuple[str, int] | None = None) -> "Payload":
-        """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy."""
+    def pack(
+        cls, *parts: Tensor, like: Tensor, source: tuple[str, int] | None = None, ragged: bool = False
+    ) -> "Payload":
+        """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
+
+        ragged: other ranks may send another number of elements, the same of each part; the buffer is not padded then,
+        so that the number follows from its size.
+        """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
             return cls(parts[0], layout, like.shape, like.dtype, source)
         nbytes = sum(part.nbytes for part in parts)
-        buffer = torch.empty(-(-nbytes // ALIGNMENT) * ALIGNMENT, dtype=torch.uint8, device=parts[0].device)
-        payload = cls(buffer, layout, like.shape, like.dtype, source)
+        size = nbytes if ragged else -(-nbytes // ALIGNMENT) * ALIGNMENT
+        buffer = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
+        payload = cls(buffer, layout, like.shape, like.dtype, source, ragged)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload
@@ -52,8 +61,11 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """The payload that another rank sent, in the same layout as this one."""
-        return replace(self, buffer=buffer)
+        """The payload that another rank sent, in the same layout as this one but for the number of elements."""
+        if not self.ragged:
+            return replace(self, buffer=buffer)
+        count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)
+        return replace(self, buffer=buffer, layout=tuple((dtype, count) for dtype, _ in self.layout))
 
     @property
     def nbytes(self) -> int:

@@ -1,6 +1,7 @@
 """What a communicator promises."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -12,6 +13,13 @@ class Handle(Protocol):
 
     def wait(self) -> Tensor:
         """The result, once it is there."""
+
+
+class Gathered(Protocol):
+    """An all-gather that has been launched."""
+
+    def wait(self) -> Sequence[Tensor]:
+        """Every rank's tensor, in the order of ranks, once they are there."""
 
 
 class Communicator(ABC):
@@ -27,8 +35,8 @@ class Communicator(ABC):
         """Sum over all ranks, in place; the result is `tensor`."""
 
     @abstractmethod
-    def all_gather(self, tensor: Tensor, name: str) -> Handle:
-        """Every rank's 1-D `tensor`, all of one size: the result has shape (world size, numel), row i from rank i."""
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+        """Every rank's 1-D `tensor`: all of one size or, without `equal_sizes`, each of its own, which may be zero."""
 
     @abstractmethod
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.base import Communicator, Gathered, Handle
 from resireduce.errors import UsageError
 
 T = TypeVar("T")
@@ -77,10 +77,10 @@ class LocalWorld:
 
 
 @dataclass
-class _Waiting:
-    finish: Callable[[], Tensor]
+class _Waiting(Generic[T]):
+    finish: Callable[[], T]
 
-    def wait(self) -> Tensor:
+    def wait(self) -> T:
         return self.finish()
 
 
@@ -113,12 +113,12 @@ class LocalCommunicator(Communicator):
 
         return _Waiting(finish)
 
-    def all_gather(self, tensor: Tensor, name: str) -> Handle:
-        """Stacked when waited for; of one rank alone, a view."""
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+        """Stacked when waited for, if of equal sizes; of one rank alone, the tensor itself."""
         if self.world_size == 1:
-            return _Waiting(lambda: tensor.view(1, -1))
+            return _Waiting(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
-        return _Waiting(lambda: torch.stack(inputs()))
+        return _Waiting(lambda: list(torch.stack(inputs())) if equal_sizes else inputs())
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From rank 0."""
@@ -139,10 +139,10 @@ class PretendCommunicator(Communicator):
         """`world_size` times the tensor."""
         return _Waiting(lambda: tensor.mul_(self.world_size))
 
-    def all_gather(self, tensor: Tensor, name: str) -> Handle:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
         """The received buffer is there from the launch on, as it is with a real collective."""
         gathered = tensor.repeat(self.world_size, 1)
-        return _Waiting(lambda: gathered)
+        return _Waiting(lambda: list(gathered))
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Nothing to do."""

@@ -1,14 +1,17 @@
 """torch.distributed: gloo on CPUs, NCCL on GPUs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import pad
 
-from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.base import Communicator, Gathered, Handle
 from resireduce.errors import ConfigError
+from resireduce.payload import ALIGNMENT
 
 
 @dataclass
@@ -19,6 +22,45 @@ class _Launched:
     def wait(self) -> Tensor:
         self.work.wait()
         return self.result
+
+
+@dataclass
+class _Rows:
+    """A gather of equal sizes, or of the first `sizes` elements of equally long rows."""
+
+    work: dist.Work
+    result: Tensor
+    sizes: list[int]
+
+    def wait(self) -> Sequence[Tensor]:
+        self.work.wait()
+        return [row[:size] for row, size in zip(self.result.unbind(), self.sizes, strict=True)]
+
+
+class _Ragged:
+    """A gather of unequal sizes: of the sizes first, then of the tensors, padded to the largest.
+
+    The second collective is launched before any other of the communicator's, and at the latest when it is waited for.
+    So all ranks launch in one order, wherever each of them waits.
+    """
+
+    def __init__(self, communicator: "TorchCommunicator", tensor: Tensor):
+        self._communicator, self._tensor = communicator, tensor
+        size = torch.tensor([tensor.numel()], device=communicator.control_device)
+        self._sizes = communicator.gather_rows(size, [1] * communicator.world_size)
+        self._rows: _Rows | None = None
+
+    def launch(self) -> _Rows:
+        """Learn the sizes, and launch the gather of the tensors, if that has not been done."""
+        if self._rows is None:
+            sizes = [int(size) for size in self._sizes.wait()]
+            longest = max(1, -(-max(sizes) // ALIGNMENT)) * ALIGNMENT
+            padded = pad(self._tensor, (0, longest - self._tensor.numel()))
+            self._rows = self._communicator.gather_rows(padded, sizes)
+        return self._rows
+
+    def wait(self) -> Sequence[Tensor]:
+        return self.launch().wait()
 
 
 def _timeout() -> timedelta | None:
@@ -44,19 +86,35 @@ class TorchCommunicator(Communicator):
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())
+        self._ragged: _Ragged | None = None
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle:
         """Asynchronous sum."""
+        self._finish_ragged()
         work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return _Launched(work, tensor)
 
-    def all_gather(self, tensor: Tensor, name: str) -> Handle:
-        """Asynchronous gather."""
-        result = torch.empty((self.world_size, tensor.numel()), dtype=tensor.dtype, device=tensor.device)
-        work = dist.all_gather(list(result.unbind()), tensor, group=self.group, async_op=True)
-        return _Launched(work, result)
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+        """Asynchronous gather. Unequal sizes cost a second, small message."""
+        self._finish_ragged()
+        if equal_sizes:
+            return self.gather_rows(tensor, [tensor.numel()] * self.world_size)
+        self._ragged = _Ragged(self, tensor)
+        return self._ragged
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From the group's rank 0."""
+        self._finish_ragged()
         dist.broadcast(tensor, group=self.group, group_src=0)
         return tensor
+
+    def _finish_ragged(self) -> None:
+        if self._ragged is not None:
+            self._ragged.launch()
+            self._ragged = None
+
+    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> _Rows:
+        """Launch a gather of 1-D tensors of one size, of which `sizes` elements count."""
+        result = torch.empty((self.world_size, tensor.numel()), dtype=tensor.dtype, device=tensor.device)
+        work = dist.all_gather(list(result.unbind()), tensor, group=self.group, async_op=True)
+        return _Rows(work, result, sizes)

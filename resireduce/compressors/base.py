@@ -21,6 +21,9 @@ class Compressor(ABC):
     collective: ClassVar[Collective] = "all_gather"
     """How payloads meet: summed element by element, or gathered and decompressed one after the other."""
 
+    equal_sizes: ClassVar[bool] = True
+    """Whether payloads of one tensor have the same size on all ranks; else that may differ, and nothing else."""
+
     same_draw: ClassVar[bool] = False
     """Whether all ranks must make the same random choices; else each makes its own."""
 

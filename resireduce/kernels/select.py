@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from resireduce.blocks import pieces
+
 ROUNDS = 16
 """A tensor is looked at in at most this many pieces: `torch.topk(x.abs())` on VGG-19's first fully connected layer
 would need a second copy of its 392 MiB, a piece needs a sixteenth."""
@@ -28,6 +30,16 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
         # A winner below k is one of the candidates so far, any other is element start + winner - k.
         indices = torch.where(winners < k, indices[winners.clamp(max=k - 1)], winners + (start - k))
     return indices.sort().values
+
+
+def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) -> Tensor:
+    """Indices (int64, ascending) of the elements of 1-D `flat` whose magnitude is `threshold` or more (or just more).
+
+    A sixteenth at a time, so that magnitudes of all are never in memory at once.
+    """
+    compare = torch.gt if strictly else torch.ge
+    masks = ((piece.start, compare(flat[piece].abs(), threshold)) for piece in pieces(flat.numel()))
+    return torch.cat([mask.nonzero().view(-1).add_(start) for start, mask in masks])
 
 
 def _joined(magnitudes: Tensor, rest: Tensor) -> Tensor:

@@ -118,8 +118,23 @@ def check_collectives_of_the_user(communicator: TorchCommunicator) -> None:
     assert _all_equal(model)
 
 
+def check_ragged(communicator: TorchCommunicator) -> None:
+    """Ranks send different numbers of elements, none at times, and wait at different places."""
+    mine = [torch.full((size * communicator.rank,), size, dtype=torch.uint8) for size in (0, 3, 70)]
+    launched, received = [], []
+    for number, tensor in enumerate(mine):
+        launched.append(communicator.all_gather(tensor, f"ragged {number}", equal_sizes=False))
+        if communicator.rank == 0:
+            received.append(launched[-1].wait())
+    summed = communicator.all_reduce(torch.ones(2), "sum").wait()
+    received = received or [handle.wait() for handle in launched]
+    assert summed.tolist() == [communicator.world_size] * 2
+    for size, rows in zip((0, 3, 70), received, strict=True):
+        assert [row.tolist() for row in rows] == [[size] * size * rank for rank in range(communicator.world_size)]
+
+
 @pytest.mark.parametrize(
-    "checks", [check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user]
+    "checks", [check_ragged, check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user]
 )
 def test_two_processes(checks: Checks) -> None:
     on_processes(2, checks)

@@ -19,10 +19,18 @@ def test_collectives_of_three_ranks() -> None:
         gathered = communicator.all_gather(mine, "gather")
         summed = communicator.all_reduce(mine.clone(), "sum")
         broadcast = communicator.broadcast_(torch.tensor(float(communicator.rank) + 5), "start")
-        return summed.wait().tolist(), gathered.wait().tolist(), broadcast.item()
+        return summed.wait().tolist(), [row.tolist() for row in gathered.wait()], broadcast.item()
 
     for summed, gathered, broadcast in LocalWorld(3).run(rank):
         assert summed == [6, 12] and gathered == [[1, 2], [2, 4], [3, 6]] and broadcast == 5
+
+
+def test_ranks_may_send_different_numbers_of_elements() -> None:
+    def rank(communicator: LocalCommunicator) -> list[list[int]]:
+        mine = torch.full((3 * communicator.rank,), communicator.rank)
+        return [row.tolist() for row in communicator.all_gather(mine, "ragged", equal_sizes=False).wait()]
+
+    assert LocalWorld(3).run(rank) == [[[], [1] * 3, [2] * 6]] * 3
 
 
 def test_collectives_in_different_order_are_found() -> None:

@@ -10,10 +10,13 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.compressors.dgc import DGC
 from resireduce.compressors.fp16 import Fp16
 from resireduce.compressors.qsgd import QSGD, QSGDMax
 from resireduce.compressors.randomk import RandomK
+from resireduce.compressors.threshold import Threshold
 from resireduce.compressors.topk import TopK
+from resireduce.errors import ConfigError
 from resireduce.kernels.select import largest_magnitudes
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS, build_compressor
@@ -70,6 +73,31 @@ def test_zeros_stay_zeros(name: str) -> None:
     payload = compressor.compress(torch.zeros(50, 40), "w", 0)
     assert torch.equal(compressor.decompress(payload), torch.zeros(50, 40))
     assert torch.equal(compressor.error_(torch.zeros(50, 40), payload), torch.zeros(50, 40))
+
+
+def test_a_threshold_sends_what_is_greater_and_nothing_if_nothing_is() -> None:
+    grad = torch.tensor([[0.5, -0.01, 0.0], [-3.0, 0.0100001, float(2**-7)]])
+    sent = Threshold(0.01).decompress(Threshold(0.01).compress(grad, "w", 0))
+    assert torch.equal(sent, torch.where(grad.abs() > 0.01, grad, 0))
+    nothing = Threshold(5.0).compress(grad, "w", 0)
+    assert nothing.nbytes == 0 and not Threshold(5.0).decompress(nothing).any()
+    assert torch.equal(Threshold(5.0).error_(grad.clone(), nothing), grad)
+    assert Threshold(0.0).compress(torch.zeros(3, 4), "w", 0).nbytes == 0
+    for bad in (-1.0, float("nan"), True):
+        with pytest.raises(ConfigError, match=r"threshold: .* is not allowed; give a number, 0 or more"):
+            Threshold(bad)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 1.0])
+@pytest.mark.parametrize("shape", [(700, 300), (100, 100), (1, 1)])
+def test_dgc_sends_about_the_largest_and_never_more_than_k(shape: tuple[int, int], density: float) -> None:
+    grad = gradient(shape)
+    k = share(density, grad.numel())
+    values, indices = DGC(density).compress(grad, "w", 0).parts()
+    assert 0.7 * k <= len(values) <= k and len(indices.unique()) == len(indices)
+    assert values.abs().min() >= 0.6 * grad.view(-1).abs().topk(k).values.min()
+    alike = DGC(density).compress(torch.ones(shape), "w", 0)
+    assert len(alike.parts()[0]) == k, "of equal magnitudes just k are sent"
 
 
 def test_randomk_draws_alike_from_name_and_step_and_sends_values_alone() -> None:

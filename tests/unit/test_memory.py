@@ -132,7 +132,10 @@ def test_planned_peak_is_near_the_measured_one(scheme: str, compressor: str, gra
     with track_states(optimizer) as tracker:
         loss.backward()
         optimizer.step()
-    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
+    if compressor == "threshold":  # how much that sends is not known before: the plan reckons with everything
+        assert tracker.peak_bytes <= planned["peak_states"]
+    else:
+        assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
 
 
 def test_plan_of_the_papers_arithmetic() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from resireduce.optimizer import DistributedOptimizer
@@ -87,6 +88,16 @@ def test_a_model_that_is_distributed_already() -> None:
     distributed(model)
     with pytest.raises(ConfigError, match=r"'first\.weight' is distributed already"):
         distributed(model)
+
+
+def test_a_compressor_with_settings_of_its_own() -> None:
+    model = seeded(Net)
+    before = model.first.weight.clone()
+    optimizer = distributed(model, compressor=Threshold(1e9))
+    loss(model).backward()
+    optimizer.step()
+    assert torch.equal(model.first.weight, before) and optimizer.feedback.residual.nbytes() > 0
+    assert any(value.any() for name, value in optimizer.residual_state_dict().items() if name != "steps")
 
 
 def test_two_optimizers_share_a_model() -> None:

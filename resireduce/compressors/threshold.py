@@ -1,0 +1,42 @@
+"""Sparsification by a fixed threshold: Strom, "Scalable distributed DNN training using commodity GPU cloud computing",
+Interspeech 2015."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.errors import ConfigError
+from resireduce.kernels.select import reaching
+
+
+@dataclass(frozen=True)
+class Threshold(SparseCompressor):
+    """Sends the elements whose magnitude is greater than `threshold`: none, some or all, and not as many on each rank.
+
+    The values themselves are sent, where Strom sends the threshold with their sign.
+    """
+
+    equal_sizes: ClassVar[bool] = False
+
+    threshold: float = 0.01
+    """In the unit of the gradient, 0 or more."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a threshold that cannot be used."""
+        if isinstance(self.threshold, bool) or not math.isfinite(self.threshold) or self.threshold < 0:
+            raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Density means nothing here: how much is sent depends on the gradient."""
+        return cls()
+
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """All that are greater. Of a tensor without storage: all, which is what a plan must reckon with."""
+        if flat.is_meta:
+            return torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
+        return reaching(flat, self.threshold, strictly=True)
