@@ -6,7 +6,10 @@ from typing import Any, Self
 from benchmarks.checks import integer, known_keys
 from benchmarks.models import MODELS
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.scheme import BACKENDS, COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+
+LAUNCHED = ("local", "torch")
+"""Backends that a cell's ranks can be started with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +36,7 @@ class Cell:
         choose("compressor", self.compressor, COMPRESSORS)
         choose("scheme", self.scheme, SCHEMES)
         choose("gradients", self.gradients, GRADIENTS)
-        choose("backend", self.backend, BACKENDS)
+        choose("backend", self.backend, LAUNCHED)
         if self.residual_dtype is not None:
             choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         object.__setattr__(self, "density", check_share("density", self.density))

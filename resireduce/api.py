@@ -1,5 +1,6 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping
 from inspect import Parameter, signature
@@ -14,7 +15,7 @@ from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DISTRIBUTED, DistributedOptimizer
 from resireduce.patterns import match_groups
-from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual
+from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual, load
 from resireduce.start import broadcast_start, check_agreement
 
 
@@ -31,6 +32,7 @@ def distribute(
     backward_passes_per_step: int = 1,
     dense: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
+    max_grad_norm: float | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -42,7 +44,8 @@ def distribute(
         compressor: none; topk, dgc, randomk (which send a share of the elements); threshold (what is greater); fp16,
             qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3), one of your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any.
-        backend: torch (torch.distributed, already initialised), local (this process alone), or a Communicator.
+        backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
+            Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
         gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
             are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late. Kept
@@ -54,6 +57,9 @@ def distribute(
             elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
         options: of the scheme's residuals, by the names of their arguments: phi and norms (w), row_ratio, column_ratio,
             norms and choice (d, 2d), ratio (partial), norm and smallest (member). A ratio may be {pattern: ratio}.
+        max_grad_norm: averaged gradients are scaled so that their global norm is this at most, as clip_grad_norm_ does;
+            `optimizer.grad_norm` has the norm. It is that of what was sent, which varies more than the gradient's own.
+            Streamed, all ranks' payloads then wait for the last.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails, until
@@ -63,6 +69,8 @@ def distribute(
     choose("gradients", gradients, GRADIENTS)
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
+    if max_grad_norm is not None and (isinstance(max_grad_norm, bool) or not 0 < max_grad_norm < math.inf):
+        raise ConfigError(f"max_grad_norm: {max_grad_norm!r} is not allowed; give a number greater than 0, or None")
     parameters = _optimized(model, optimizer)
     compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
     grouping = find_grouping(model, groups, compressed)
@@ -71,7 +79,7 @@ def distribute(
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
     _warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
-    settings |= {"options": dict(options or {})}
+    settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm}
     check_agreement(
         settings | {"backward_passes_per_step": backward_passes_per_step, "groups": grouping}, parameters, communicator
     )
@@ -83,6 +91,7 @@ def distribute(
         feedback,
         streamed=gradients == "streamed",
         backward_passes_per_step=backward_passes_per_step,
+        max_grad_norm=max_grad_norm,
     )
     broadcast_start(model, optimizer, communicator)
     return distributed
@@ -150,10 +159,6 @@ def _warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
 def _communicator(backend: str | Communicator) -> Communicator:
     if isinstance(backend, Communicator):
         return backend
-    if choose("backend", backend, BACKENDS) == "local":
-        from resireduce.comm.local import LocalCommunicator
-
-        return LocalCommunicator()
-    from resireduce.comm.torch import TorchCommunicator
-
-    return TorchCommunicator()
+    target = BACKENDS[choose("backend", backend, BACKENDS)]
+    communicator: Communicator = load(target)()
+    return communicator

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,15 +15,22 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 
+Received = TypeVar("Received")
+Received_co = TypeVar("Received_co", covariant=True)
 
-class _Shared:
-    """The handle of one collective for several messages: waits for it once."""
 
-    def __init__(self, handle: Handle):
+class _Waits(Protocol[Received_co]):
+    def wait(self) -> Received_co: ...
+
+
+class _Shared(Generic[Received]):
+    """The handle of one collective that may be asked more than once, or by several messages: waits for it once."""
+
+    def __init__(self, handle: "_Waits[Received]"):
         self._handle = handle
-        self._result: Tensor | None = None
+        self._result: Received | None = None
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Received:
         if self._result is None:
             self._result = self._handle.wait()
         return self._result
@@ -32,7 +40,7 @@ class _Shared:
 class _Part:
     """The elements `start` to `stop` of what a shared collective brings."""
 
-    whole: _Shared
+    whole: _Shared[Tensor]
     start: int
     stop: int
 
@@ -104,7 +112,7 @@ class ErrorFeedback:
         if compressor.collective == "all_gather":
             (payload,) = payloads
             gathered = self.communicator.all_gather(payload.buffer, name, compressor.equal_sizes)
-            return [Message(payload, compressor, gathered)]
+            return [Message(payload, compressor, _Shared(gathered))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:

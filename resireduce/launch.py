@@ -44,6 +44,8 @@ class LaunchQueue:
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int):
         self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
+        self.keeps_messages = False
+        """Whether a message may be delivered again."""
         self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
         self._restart()
 
@@ -51,6 +53,11 @@ class LaunchQueue:
         self._launched = self._gathered_bytes = 0
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
+
+    @property
+    def last(self) -> Slot:
+        """The tensor whose gradient is expected last."""
+        return self._buckets[-1][-1]
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
@@ -95,12 +102,13 @@ class LaunchQueue:
         assert slot.message is not None
         self._gathered_bytes -= self.gathered_nbytes(slot, slot.message.payload)
         if slot.present:
-            self._deliver(slot)
+            self.deliver(slot)
         else:
             self._parked.append(slot)
         return slot
 
-    def _deliver(self, slot: Slot) -> None:
+    def deliver(self, slot: Slot) -> None:
+        """Decompress a received message into its parameter's `.grad`."""
         assert slot.message is not None
         slot.check_seal()
         kept = slot.parameter.grad
@@ -110,7 +118,9 @@ class LaunchQueue:
             self.feedback.receive(slot.message, into=kept)
         else:
             kept.copy_(self.feedback.receive(slot.message))
-        slot.message = slot.version = None
+        slot.version = None
+        if not self.keeps_messages:
+            slot.message = None
 
     def settle(self) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
@@ -123,8 +133,9 @@ class LaunchQueue:
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
             if slot in found:
-                self._deliver(slot)
-            slot.message = None
+                self.deliver(slot)
+            else:
+                slot.message = None
         return found
 
     def finish(self, arrived: list[Slot]) -> None:

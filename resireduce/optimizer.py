@@ -16,6 +16,8 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.grouping import is_small
 from resireduce.launch import BUCKET_BYTES, LaunchQueue
 from resireduce.slot import Slot
+from resireduce.streamed_away import StreamedAway
+from resireduce.update import Updater
 from resireduce.wrapper import OptimizerWrapper
 
 DISTRIBUTED = "_resireduce_distributed"
@@ -34,6 +36,7 @@ class DistributedOptimizer(OptimizerWrapper):
         streamed: bool,
         gathered_limit: int | None = None,
         backward_passes_per_step: int = 1,
+        max_grad_norm: float | None = None,
     ):
         super().__init__(optimizer)
         self.feedback, self.streamed = feedback, streamed
@@ -41,12 +44,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self.steps = 0
         self._syncing, self._failed = True, False
         self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
-        known = {id(slot.parameter) for slot in self._slots}
-        held = [p for group in self.param_groups for p in group["params"]]
-        self._held_parameters, self._frozen = len(held), [p for p in held if id(p) not in known]
-        self._chunk_bytes = _largest_layer(self._slots)
         limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
         self._queue = LaunchQueue(self._slots, feedback, limit)
+        self._updater = Updater(optimizer, self._slots, self._queue, streamed=streamed, max_grad_norm=max_grad_norm)
         self._restart()
         for slot in self._slots:
             if feedback.keeps_residual(slot.name):
@@ -58,12 +58,15 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _restart(self) -> None:
         self._arrived: list[Slot] = []
-        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
-        self._updating_bytes = 0
-        self._dense_bytes = 0  # of dense payloads between their gradient's arrival and their update
+        self._updater.restart()
         self._held = False  # whether an earlier pass of this step left gradients in .grad
         for slot in self._slots:
             slot.present, slot.passes, slot.version = False, 0, None
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D."""
+        return self._updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals. They differ between ranks: save one file a rank."""
@@ -115,11 +118,12 @@ class DistributedOptimizer(OptimizerWrapper):
             return
         self._take(slot)
         self._queue.launch(self.steps)
-        # Dense payloads are as large as gradients and must not pile up until step(): update early. Not while others
-        # hold gradients of earlier passes in .grad, which the wrapped optimizer would take for finished ones.
-        while self.streamed and not self._held and self._dense_bytes > self._chunk_bytes and self._queue.next():
-            self._receive()
-            self._update()
+        # Not while others hold gradients of earlier passes in .grad, which would be taken for finished ones.
+        if self.streamed and not self._held:
+            self._updater.update_early()
+            last = self._queue.last
+            if last.present and last.parameter.grad is None:
+                last.parameter.grad = StreamedAway.of(last.parameter)
 
     def _take(self, slot: Slot) -> None:
         """Compress the gradient; streamed, its payload is all that is left of it."""
@@ -140,7 +144,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._arrived.append(slot)
         if self.streamed:
             slot.parameter.grad = None
-            self._dense_bytes += slot.nbytes if slot.dense else 0
+            self._updater.dense_bytes += slot.nbytes if slot.dense else 0
         else:
             slot.seal()
 
@@ -167,57 +171,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self._held = False
         self.feedback.residual.end_step()
         self._queue.launch(self.steps, complete=True)
-        while self._queue.next():
-            self._receive()
-            self._queue.launch(self.steps, complete=True)
-        self._updating += self._queue.settle()
-        self._update()
+        self._updater.finish(self.steps)
         self._queue.finish(self._arrived)
         self._restart()
         self.steps += 1
         return loss
-
-    def _receive(self) -> None:
-        """Receive the oldest message; streamed, update first if one more average would make more than a chunk."""
-        slot = self._queue.next()
-        assert slot is not None
-        if self.streamed and self._updating_bytes + slot.nbytes > self._chunk_bytes:
-            self._update()
-        self._queue.receive()
-        if slot.present:
-            self._updating.append(slot)
-            self._updating_bytes += slot.nbytes
-
-    def _update(self) -> None:
-        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
-        self._refuse_strangers()
-        if self._updating or not self.streamed:
-            before = self._group_options()
-            self.wrapped.step()
-            if self.streamed and self.steps == 0 and self._group_options() != before:
-                raise UsageError(
-                    f"{type(self.wrapped).__name__}.step() changes its parameter groups; streamed gradients call it "
-                    "several times a step, for some parameters each time: use gradients='kept'"
-                )
-        if self.streamed:
-            for slot in self._updating:
-                slot.parameter.grad = None
-                self._dense_bytes -= slot.nbytes if slot.dense else 0
-        self._updating, self._updating_bytes = [], 0
-
-    def _refuse_strangers(self) -> None:
-        """Parameters that nobody averages must not be updated: ranks would drift apart."""
-        stranger = next((p for p in self._frozen if p.grad is not None), None)
-        if stranger is not None:
-            raise UsageError(
-                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
-                "a gradient now, which nobody averages: unfreeze before distribute(), or distribute a new optimizer"
-            )
-        if sum(len(group["params"]) for group in self.param_groups) != self._held_parameters:
-            raise UsageError("parameters were added to the optimizer after resireduce.distribute(...): add them before")
-
-    def _group_options(self) -> list[dict[str, object]]:
-        return [{key: value for key, value in group.items() if key != "params"} for group in self.param_groups]
 
     # --- what is alive at most ---
 
@@ -232,6 +190,7 @@ class DistributedOptimizer(OptimizerWrapper):
         Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
         reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
         behind it: dense payloads then wait for `step()`, and so do messages of tensors that had no gradient here.
+        With `max_grad_norm` all messages wait for the last one, so there is no bound but their sum.
         """
         payloads = {}
         for slot in self._slots:
@@ -240,7 +199,7 @@ class DistributedOptimizer(OptimizerWrapper):
         gathered = [self._queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
         small = sum(slot.nbytes for slot in self._slots if slot.small)
         return {
-            "dense_bytes": 2 * (self._chunk_bytes + min(BUCKET_BYTES, small)),
+            "dense_bytes": 2 * (self._updater.chunk_bytes + min(BUCKET_BYTES, small)),
             "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
             "gathered_bytes": max(self._queue.gathered_limit, *gathered),
         }
@@ -251,12 +210,3 @@ def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedbac
     small = compressor.lossless and is_small(parameter)
     gathered = compressor.collective == "all_gather"
     return Slot(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
-
-
-def _largest_layer(slots: list[Slot]) -> int:
-    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
-    layers: dict[str, int] = {}
-    for slot in slots:
-        layer = slot.name.rpartition(".")[0]
-        layers[layer] = layers.get(layer, 0) + slot.nbytes
-    return max(layers.values())

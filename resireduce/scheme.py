@@ -67,7 +67,11 @@ SCHEMES = {
 }
 
 GRADIENTS = ("kept", "streamed")
-BACKENDS = ("local", "torch")
+BACKENDS = {
+    "horovod": "resireduce.comm.horovod:HorovodCommunicator",
+    "local": "resireduce.comm.local:LocalCommunicator",
+    "torch": "resireduce.comm.torch:TorchCommunicator",
+}
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 
 COMMON = {"grouping", "dtype", "rank"}

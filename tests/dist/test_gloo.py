@@ -13,11 +13,12 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
+from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.scheme import COMPRESSORS
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
-Checks = Callable[[TorchCommunicator], None]
+Checks = Callable[[Communicator], None]
 
 
 def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
@@ -43,7 +44,7 @@ def _all_equal(model: nn.Module) -> bool:
     return True
 
 
-def check_ddp(communicator: TorchCommunicator) -> None:
+def check_ddp(communicator: Communicator) -> None:
     """None = DistributedDataParallel, and top-k of everything = none."""
     for optimizer in ("nesterov", "adamw"):
         start = seeded(lambda: nn.Sequential(nn.Linear(600, 72), nn.ReLU(), nn.Linear(72, 150), nn.Linear(150, 10)))
@@ -63,7 +64,7 @@ def check_ddp(communicator: TorchCommunicator) -> None:
                 assert same(model, plain), (optimizer, gradients, options)
 
 
-def check_lifetimes(communicator: TorchCommunicator) -> None:
+def check_lifetimes(communicator: Communicator) -> None:
     """Streamed = kept, ranks agree, and gloo = the local world (of two ranks: more are summed in another order)."""
     start = seeded(Net)
     others = [("baseline", compressor) for compressor in COMPRESSORS]
@@ -77,7 +78,7 @@ def check_lifetimes(communicator: TorchCommunicator) -> None:
             assert same(local[0][0], streamed)
 
 
-def check_start(communicator: TorchCommunicator) -> None:
+def check_start(communicator: Communicator) -> None:
     """Ranks that start from different parameters, buffers and optimizer states go on from rank 0's."""
     model = seeded(Net, seed=communicator.rank)
     model.norm.running_mean.fill_(communicator.rank)
@@ -86,7 +87,7 @@ def check_start(communicator: TorchCommunicator) -> None:
     assert _all_equal(trained) and trained.norm.running_mean.sum() == 0
 
 
-def check_optimizer_of_rank_0(communicator: TorchCommunicator) -> None:
+def check_optimizer_of_rank_0(communicator: Communicator) -> None:
     """Only rank 0 has loaded a checkpoint: the others take its state and its learning rate."""
     model = seeded(Net)
     wrapped = OPTIMIZERS["adamw"](list(model.parameters()))
@@ -101,7 +102,7 @@ def check_optimizer_of_rank_0(communicator: TorchCommunicator) -> None:
     assert all(state["step"] == 2 for state in wrapped.state.values()) and _all_equal(model)
 
 
-def check_collectives_of_the_user(communicator: TorchCommunicator) -> None:
+def check_collectives_of_the_user(communicator: Communicator) -> None:
     """Between backward and step, when the ranks have launched different numbers of messages."""
     model = seeded(lambda: nn.ModuleList(nn.Linear(120, 120) for _ in range(4)))
     optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline")
@@ -118,7 +119,7 @@ def check_collectives_of_the_user(communicator: TorchCommunicator) -> None:
     assert _all_equal(model)
 
 
-def check_ragged(communicator: TorchCommunicator) -> None:
+def check_ragged(communicator: Communicator) -> None:
     """Ranks send different numbers of elements, none at times, and wait at different places."""
     mine = [torch.full((size * communicator.rank,), size, dtype=torch.uint8) for size in (0, 3, 70)]
     launched, received = [], []

@@ -14,10 +14,12 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("blocks", "draw", "errors", "payload", "share"),
+    ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals"),
     ("error_feedback",),
     ("patterns", "slot", "start", "wrapper"),
     ("launch",),
+    ("update",),
     ("optimizer",),
     ("scheme",),
     ("api", "memory", "plan", "zoo", ""),

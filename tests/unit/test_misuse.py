@@ -291,3 +291,24 @@ def test_ranks_that_were_given_different_settings(one: dict[str, object], messag
     first, second = LocalWorld(2).run(refused)
     assert first.startswith("settings or model differ between ranks")
     assert re.match(message, second)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_streamed_gradients_are_no_zeros_to_clip(compressor: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor=compressor)
+    for _ in range(2):  # in the second step the order of arrival is known
+        optimizer.zero_grad()
+        loss(model).backward()
+        with pytest.raises(UsageError, match=r"have been streamed.*give max_grad_norm to resireduce\.distribute"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with pytest.raises(UsageError, match="have been streamed"):
+            [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), True])
+def test_a_norm_that_cannot_be_clipped_to(value: float) -> None:
+    with pytest.raises(ConfigError, match=r"max_grad_norm: .* is not allowed; give a number greater than 0, or None"):
+        distributed(seeded(Net), max_grad_norm=value)

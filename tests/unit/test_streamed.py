@@ -10,6 +10,7 @@ import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.streamed_away import StreamedAway
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 
@@ -172,7 +173,7 @@ def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> 
             model, torch.optim.SGD(model.parameters(), 0.1), backend="local", gradients=gradients
         )
         loss_of(model, torch.Generator().manual_seed(0)).backward()
-        held = [p for p in model.parameters() if p.grad is not None]
+        held = [p for p in model.parameters() if p.grad is not None and not isinstance(p.grad, StreamedAway)]
         optimizer.step()
         assert len(held) == left + 3 * (gradients == "kept")
         assert len([p for p in model.parameters() if p.grad is not None]) == len(held)
@@ -294,3 +295,33 @@ def test_going_on_from_what_was_saved_is_not_stopping(compressor: str, residual_
             value.backward()
             optimizer.step()
     assert same(whole, model)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("scheme", "compressor"), [("w+2d", "topk"), ("baseline", "fp16"), ("none", "none")])
+def test_clipping_by_the_global_norm_is_the_same_streamed_and_kept(
+    scheme: str, compressor: str, world_size: int
+) -> None:
+    options = {"scheme": scheme, "compressor": compressor, "steps": 8, "max_grad_norm": 0.4}
+    kept, streamed = (
+        train_world(world_size, seeded(Net), gradients=gradients, **options) for gradients in ("kept", "streamed")
+    )
+    assert all(same(kept[0][0], model) for model, _ in (*kept, *streamed))
+    norms = [optimizer.grad_norm for _, optimizer in (*kept, *streamed)]
+    assert len({float(norm) for norm in norms}) == 1 and norms[0] > 0.4
+    free, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": 1e6})[0]
+    plain, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": None})[0]
+    assert same(free, plain) and not same(free, kept[0][0])
+
+
+def test_clipping_is_clip_grad_norm() -> None:
+    clipped, distributed = train(LocalCommunicator(), seeded(Net), compressor="none", scheme="none", max_grad_norm=0.4)
+    model = seeded(Net)
+    optimizer, generator = OPTIMIZERS["momentum"](list(model.parameters())), torch.Generator().manual_seed(0)
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss_of(model, generator).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        optimizer.step()
+    assert distributed.grad_norm is not None and float(distributed.grad_norm) == float(norm)
+    assert same(clipped, model)

@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds and installs Horovod into a Python environment: bash containers/build_horovod.sh .venv/bin/python
+#
+# Horovod ships as source only, and its last release asks for an older C++ than today's torch. The wheel is built once for
+# each torch, Python and state of this file, and kept in the user's cache. CPU, Gloo; with MPI=1 also MPI.
+set -euo pipefail
+
+PYTHON=${1:?usage: build_horovod.sh PYTHON}
+VERSION=0.28.1
+SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+MPI=${MPI:-0}
+
+torch=$("$PYTHON" -c 'import torch; print(torch.__version__)')
+abi=$("$PYTHON" -c 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_platform())')
+key=$({ echo "$torch $abi $MPI"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/resireduce/horovod/$key
+
+build() {
+  command -v g++ >/dev/null || {
+    echo "error: Horovod cannot be built: there is no g++; install a C++ compiler (Debian: apt install g++)" >&2
+    exit 3
+  }
+  local work
+  work=$(mktemp -d)
+  trap 'rm -rf "$work"' EXIT
+  echo "Building Horovod $VERSION for torch $torch, once (about three minutes on 2 cores) ..."
+  "$PYTHON" -m venv "$work/tools"
+  "$work/tools/bin/pip" install --quiet 'cmake<4' 'setuptools<81' wheel packaging cffi pyyaml cloudpickle psutil
+  printf 'horovod==%s --hash=sha256:%s\n' "$VERSION" "$SHA256" >"$work/source.txt"
+  "$work/tools/bin/pip" download --quiet --no-deps --no-binary=:all: --no-build-isolation --require-hashes \
+    --dest "$work" --requirement "$work/source.txt"
+  tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
+  cd "$work/horovod-$VERSION"
+  grep -rlE 'CMAKE_CXX_STANDARD 14' --include=CMakeLists.txt . | xargs sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/'
+  # The tools' Python sees the torch of the environment that Horovod is for.
+  local site switch=HOROVOD_WITHOUT_MPI
+  site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
+  if [ "$MPI" = 1 ]; then switch=HOROVOD_WITH_MPI; fi
+  env PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" "$switch=1" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+    HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="-mavx -mf16c -mfma" \
+    "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
+    >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; echo "error: Horovod cannot be built; the end of the log is above" >&2; exit 1; }
+  mkdir -p "$cache"
+  mv "$work"/wheel/horovod-*.whl "$cache/" # last, so that what is there is whole
+}
+
+ls "$cache"/horovod-*.whl >/dev/null 2>&1 || (build)
+"$PYTHON" -m pip install --quiet --no-deps --force-reinstall "$cache"/horovod-*.whl
+"$PYTHON" -m pip install --quiet cloudpickle psutil pyyaml packaging cffi
+"$PYTHON" -c 'import horovod.torch'

@@ -1,0 +1,34 @@
+"""The same contracts over Horovod, with Gloo, on two processes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import resireduce
+from resireduce.errors import ConfigError
+from tests.worlds import OPTIMIZERS, Net, seeded
+
+ROOT = Path(__file__).parents[2]
+NEEDED = pytest.mark.skipif(shutil.which("g++") is None, reason="Horovod cannot be built here: there is no g++")
+
+
+@NEEDED
+def test_two_processes(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2"]
+    command += [sys.executable, "-m", "tests.dist.horovod_rank", str(tmp_path / "meet")]
+    environment = {**os.environ, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    for rank in range(2):
+        assert done.stdout.count(f"passed on rank {rank} of 2") == 6
+
+
+@NEEDED
+def test_horovod_that_was_not_started_is_named_with_the_cure() -> None:
+    model = seeded(Net)
+    with pytest.raises(ConfigError, match=r"backend: 'horovod' needs horovod\.torch\.init\(\) first; .* horovodrun"):
+        resireduce.distribute(model, OPTIMIZERS["sgd"](list(model.parameters())), backend="horovod")
