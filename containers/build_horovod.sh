@@ -5,7 +5,7 @@
 # each torch, Python and state of this file, and kept in the user's cache. CPU, Gloo; with MPI=1 also MPI.
 set -euo pipefail
 
-PYTHON=${1:?usage: build_horovod.sh PYTHON}
+PYTHON=$(realpath --no-symlinks "${1:?usage: build_horovod.sh PYTHON}")
 VERSION=0.28.1
 SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 MPI=${MPI:-0}
@@ -20,7 +20,6 @@ build() {
     echo "error: Horovod cannot be built: there is no g++; install a C++ compiler (Debian: apt install g++)" >&2
     exit 3
   }
-  local work
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
   echo "Building Horovod $VERSION for torch $torch, once (about three minutes on 2 cores) ..."
@@ -36,8 +35,10 @@ build() {
   local site switch=HOROVOD_WITHOUT_MPI
   site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
   if [ "$MPI" = 1 ]; then switch=HOROVOD_WITH_MPI; fi
+  local flags=
+  if [ "$(uname -m)" = x86_64 ]; then flags="-mavx -mf16c -mfma"; fi # not those of just this machine
   env PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" "$switch=1" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
-    HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="-mavx -mf16c -mfma" \
+    HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="$flags" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
     >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; echo "error: Horovod cannot be built; the end of the log is above" >&2; exit 1; }
   mkdir -p "$cache"
@@ -46,5 +47,6 @@ build() {
 
 ls "$cache"/horovod-*.whl >/dev/null 2>&1 || (build)
 "$PYTHON" -m pip install --quiet --no-deps --force-reinstall "$cache"/horovod-*.whl
-"$PYTHON" -m pip install --quiet cloudpickle psutil pyyaml packaging cffi
+"$PYTHON" -m pip install --quiet --constraint "$(dirname "${BASH_SOURCE[0]}")/../constraints.txt" \
+  cloudpickle psutil pyyaml packaging cffi
 "$PYTHON" -c 'import horovod.torch'
