@@ -1,10 +1,21 @@
 """Groups and specific layers, on the paper's architectures and on small ones."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from benchmarks.models import MODELS
+from benchmarks.models.resnet import ResNet
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.patterns import match_groups
@@ -64,6 +75,44 @@ def test_members_of_the_papers_groups() -> None:
         for conv, counts in blocks.items()
         for stage in range(4)
     }
+
+
+def llama() -> nn.Module:
+    config = LlamaConfig(hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2,
+                         intermediate_size=1376, vocab_size=32_000, tie_word_embeddings=False)  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def vit_large() -> nn.Module:
+    config = ViTConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+    return ViTForImageClassification(config)
+
+
+def resnet152() -> nn.Module:
+    return ResNet(blocks=(3, 8, 36, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
+
+
+def gpt2_small() -> nn.Module:
+    return GPT2LMHeadModel(GPT2Config())
+
+
+@pytest.mark.parametrize(
+    ("build", "groups", "members", "lengths", "specific"),
+    [
+        (resnet152, 47, 146, {2, 3, 4, 5}, ()),
+        (vit_large, 48, 144, {3}, ()),
+        (gpt2_small, 16, 48, {3}, ("transformer.wte.weight",)),
+        (llama, 14, 56, {3, 5}, ("model.embed_tokens.weight",)),
+    ],
+)
+def test_groups_of_models_that_the_paper_did_not_try(
+    build: Callable[[], nn.Module], groups: int, members: int, lengths: set[int], specific: tuple[str, ...]
+) -> None:
+    with torch.device("meta"):
+        found = find_groups(build())
+    assert (len(found.groups), len(found.grouped)) == (groups, members)
+    assert {len(group) for group in found.groups} == lengths
+    assert found.specific == specific
 
 
 def test_the_exemption_of_the_papers_code_is_the_models_and_can_be_replaced() -> None:
