@@ -2,17 +2,16 @@
 # Builds and installs Horovod into a Python environment: bash containers/build_horovod.sh .venv/bin/python
 #
 # Horovod ships as source only, and its last release asks for an older C++ than today's torch. The wheel is built once for
-# each torch, Python and state of this file, and kept in the user's cache. CPU, Gloo; with MPI=1 also MPI.
+# each torch, Python and state of this file, and kept in the user's cache. CPUs, Gloo.
 set -euo pipefail
 
 PYTHON=$(realpath --no-symlinks "${1:?usage: build_horovod.sh PYTHON}")
 VERSION=0.28.1
 SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
-MPI=${MPI:-0}
 
 torch=$("$PYTHON" -c 'import torch; print(torch.__version__)')
 abi=$("$PYTHON" -c 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_platform())')
-key=$({ echo "$torch $abi $MPI"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+key=$({ echo "$torch $abi"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/resireduce/horovod/$key
 
 build() {
@@ -32,12 +31,11 @@ build() {
   cd "$work/horovod-$VERSION"
   grep -rlE 'CMAKE_CXX_STANDARD 14' --include=CMakeLists.txt . | xargs sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/'
   # The tools' Python sees the torch of the environment that Horovod is for.
-  local site switch=HOROVOD_WITHOUT_MPI
+  local site
   site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
-  if [ "$MPI" = 1 ]; then switch=HOROVOD_WITH_MPI; fi
   local flags=
   if [ "$(uname -m)" = x86_64 ]; then flags="-mavx -mf16c -mfma"; fi # not those of just this machine
-  env PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" "$switch=1" HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
+  env PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
     HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="$flags" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
     >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; echo "error: Horovod cannot be built; the end of the log is above" >&2; exit 1; }

@@ -48,8 +48,8 @@ def distribute(
             Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
         gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
-            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late. Kept
-            raises an error then; streamed cannot: there is nothing in `.grad`, and a norm of 0 to clip.
+            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late, and is
+            an error.
         residual_dtype: storage precision of residuals: float64, float32, bfloat16, float16, float8_e4m3, int8 or int4,
             not wider than the gradients; None is the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.

@@ -3,34 +3,29 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Gathered, Handle
+from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 
-Received = TypeVar("Received")
-Received_co = TypeVar("Received_co", covariant=True)
+T = TypeVar("T")
 
 
-class _Waits(Protocol[Received_co]):
-    def wait(self) -> Received_co: ...
-
-
-class _Shared(Generic[Received]):
+class _Shared(Generic[T]):
     """The handle of one collective that may be asked more than once, or by several messages: waits for it once."""
 
-    def __init__(self, handle: "_Waits[Received]"):
+    def __init__(self, handle: Handle[T]):
         self._handle = handle
-        self._result: Received | None = None
+        self._result: T | None = None
 
-    def wait(self) -> Received:
+    def wait(self) -> T:
         if self._result is None:
             self._result = self._handle.wait()
         return self._result
@@ -54,7 +49,7 @@ class Message:
 
     payload: Payload
     compressor: Compressor
-    handle: Handle | Gathered
+    handle: Handle[Tensor] | Handle[Sequence[Tensor]]
 
 
 class ErrorFeedback:

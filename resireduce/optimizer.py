@@ -34,7 +34,6 @@ class DistributedOptimizer(OptimizerWrapper):
         feedback: ErrorFeedback,
         *,
         streamed: bool,
-        gathered_limit: int | None = None,
         backward_passes_per_step: int = 1,
         max_grad_norm: float | None = None,
     ):
@@ -44,7 +43,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.steps = 0
         self._syncing, self._failed = True, False
         self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
-        limit = sum(slot.nbytes for slot in self._slots) // 16 if gathered_limit is None else gathered_limit
+        limit = sum(slot.nbytes for slot in self._slots) // 16
         self._queue = LaunchQueue(self._slots, feedback, limit)
         self._updater = Updater(optimizer, self._slots, self._queue, streamed=streamed, max_grad_norm=max_grad_norm)
         self._restart()

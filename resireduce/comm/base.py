@@ -1,25 +1,33 @@
 """What a communicator promises."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
-class Handle(Protocol):
+
+class Handle(Protocol[T_co]):
     """A collective that has been launched."""
 
-    def wait(self) -> Tensor:
+    def wait(self) -> T_co:
         """The result, once it is there."""
 
 
-class Gathered(Protocol):
-    """An all-gather that has been launched."""
+@dataclass
+class Deferred(Generic[T]):
+    """A handle whose result is made when it is waited for."""
 
-    def wait(self) -> Sequence[Tensor]:
-        """Every rank's tensor, in the order of ranks, once they are there."""
+    finish: Callable[[], T]
+
+    def wait(self) -> T:
+        """Make it."""
+        return self.finish()
 
 
 class Communicator(ABC):
@@ -31,11 +39,11 @@ class Communicator(ABC):
     """Where small tensors must lie that ranks agree by."""
 
     @abstractmethod
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Sum over all ranks, in place; the result is `tensor`."""
 
     @abstractmethod
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Every rank's 1-D `tensor`: all of one size or, without `equal_sizes`, each of its own, which may be zero."""
 
     @abstractmethod

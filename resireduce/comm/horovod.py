@@ -1,24 +1,13 @@
 """Horovod: Gloo or MPI on CPUs, NCCL on GPUs."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Gathered, Handle
+from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.errors import ConfigError
-
-T = TypeVar("T")
-
-
-@dataclass
-class _Launched(Generic[T]):
-    finish: Callable[[], T]
-
-    def wait(self) -> T:
-        return self.finish()
 
 
 class HorovodCommunicator(Communicator):
@@ -31,15 +20,15 @@ class HorovodCommunicator(Communicator):
         self._hvd = _horovod()
         self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Asynchronous sum. Of bfloat16, which Horovod does not know, by way of float32."""
         if tensor.dtype != torch.bfloat16:
             handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name)
-            return _Launched(lambda: self._hvd.synchronize(handle))
+            return Deferred(lambda: self._hvd.synchronize(handle))
         wide = self._hvd.allreduce_async(tensor.float(), op=self._hvd.Sum, name=name)
-        return _Launched(lambda: tensor.copy_(self._hvd.synchronize(wide)))
+        return Deferred(lambda: tensor.copy_(self._hvd.synchronize(wide)))
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Asynchronous gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
         data = self._hvd.allgather_async(tensor.view(torch.uint8), name=name)
         numels = None
@@ -52,7 +41,7 @@ class HorovodCommunicator(Communicator):
             sizes = [each] * self.world_size if numels is None else self._hvd.synchronize(numels).tolist()
             return [row.view(tensor.dtype) for row in whole.split(sizes)]
 
-        return _Launched(finish)
+        return Deferred(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From rank 0; as bytes, whatever they stand for."""

@@ -1,15 +1,15 @@
 """A world of 1..n ranks in one process, one thread each: for one process alone, for tests, and for planning."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Gathered, Handle
+from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.errors import UsageError
 
 T = TypeVar("T")
@@ -76,14 +76,6 @@ class LocalWorld:
             return [collective.inputs[rank] for rank in range(self.size)]
 
 
-@dataclass
-class _Waiting(Generic[T]):
-    finish: Callable[[], T]
-
-    def wait(self) -> T:
-        return self.finish()
-
-
 class LocalCommunicator(Communicator):
     """Rank `rank` of a LocalWorld; without arguments, the only rank of its own."""
 
@@ -97,10 +89,10 @@ class LocalCommunicator(Communicator):
         self._world.launch(number, self.rank, name, tensor)
         return lambda: self._world.wait(number)
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Summed in the order of ranks."""
         if self.world_size == 1:
-            return _Waiting(lambda: tensor)
+            return Deferred(lambda: tensor)
         # The others may read this rank's input after this rank has gone on: they get a copy.
         inputs = self._exchange(tensor.clone(), name)
 
@@ -111,14 +103,14 @@ class LocalCommunicator(Communicator):
                 tensor.add_(other)
             return tensor
 
-        return _Waiting(finish)
+        return Deferred(finish)
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Stacked when waited for, if of equal sizes; of one rank alone, the tensor itself."""
         if self.world_size == 1:
-            return _Waiting(lambda: [tensor])
+            return Deferred(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
-        return _Waiting(lambda: list(torch.stack(inputs())) if equal_sizes else inputs())
+        return Deferred(lambda: list(torch.stack(inputs())) if equal_sizes else inputs())
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From rank 0."""
@@ -135,14 +127,14 @@ class PretendCommunicator(Communicator):
     def __init__(self, world_size: int):
         self.world_size = world_size
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """`world_size` times the tensor."""
-        return _Waiting(lambda: tensor.mul_(self.world_size))
+        return Deferred(lambda: tensor.mul_(self.world_size))
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """The received buffer is there from the launch on, as it is with a real collective."""
         gathered = tensor.repeat(self.world_size, 1)
-        return _Waiting(lambda: list(gathered))
+        return Deferred(lambda: list(gathered))
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Nothing to do."""

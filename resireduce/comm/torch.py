@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.comm.base import Communicator, Gathered, Handle
+from resireduce.comm.base import Communicator, Handle
 from resireduce.errors import ConfigError
 from resireduce.payload import ALIGNMENT
 
@@ -88,13 +88,13 @@ class TorchCommunicator(Communicator):
             self.control_device = torch.device("cuda", torch.cuda.current_device())
         self._ragged: _Ragged | None = None
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Asynchronous sum."""
         self._finish_ragged()
         work = dist.all_reduce(tensor, group=self.group, async_op=True)
         return _Launched(work, tensor)
 
-    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Gathered:
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Asynchronous gather. Unequal sizes cost a second, small message."""
         self._finish_ragged()
         if equal_sizes:

@@ -24,7 +24,8 @@ class DGC(SparseCompressor):
 
     The threshold is that of the sample's own top share. As long as it lets less than 0.8 k pass it is lowered by a
     fifth, ten times at most; where it lets more than k pass, their k largest are taken (the released code takes those
-    of the lowest indices). Momentum correction is no part of selection: see `resireduce.distribute`.
+    of the lowest indices). This is the selection alone: without the paper's momentum
+    correction, factor masking, clipping and warm-up of the density.
     """
 
     equal_sizes: ClassVar[bool] = False

@@ -60,7 +60,7 @@ class _Counting(LocalCommunicator):
         super().__init__()
         self.launched: list[tuple[str, int]] = []
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle:
+    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         self.launched.append((name, tensor.numel()))
         return super().all_reduce(tensor, name)
 
