@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.checks import integer, known_keys
-from benchmarks.models import MODELS
+from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
@@ -32,7 +32,7 @@ class Cell:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
-        choose("model", self.model, MODELS)
+        choose("model", self.model, WORKLOADS)
         choose("compressor", self.compressor, COMPRESSORS)
         choose("scheme", self.scheme, SCHEMES)
         choose("gradients", self.gradients, GRADIENTS)
@@ -59,7 +59,7 @@ class Cell:
         """Build a cell from plain values. Raises ConfigError, one line, for what is unknown, missing or not allowed."""
         known_keys("cell", values, CELL_FIELDS)
         if "model" not in values:
-            raise ConfigError(f"model: missing; allowed: {', '.join(sorted(MODELS))}")
+            raise ConfigError(f"model: missing; allowed: {', '.join(sorted(WORKLOADS))}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
