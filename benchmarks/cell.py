@@ -51,6 +51,12 @@ class Cell:
             object.__setattr__(self, "density", 1.0)
         if self.compressor == "none" and self.scheme != "none":
             raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
+        if COMPRESSORS[self.compressor].corrects_momentum and WORKLOADS[self.model].optimizer != "sgd":
+            others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
+            raise ConfigError(
+                f"compressor: {self.compressor!r} takes the place of SGD's momentum; {self.model!r} is trained by "
+                f"{WORKLOADS[self.model].optimizer}; allowed: {others}"
+            )
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
 

@@ -29,7 +29,7 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
 from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.scheme import load
+from resireduce.scheme import COMPRESSORS, load
 
 PROGRESS_SECONDS = 5.0
 
@@ -129,7 +129,7 @@ def build(cell: Cell, communicator: Communicator, weights: Path | None) -> Train
         model.load_state_dict(torch.load(weights, weights_only=True))
     optimizer = resireduce.distribute(
         model,
-        make_optimizer(workload, list(model.parameters())),
+        make_optimizer(workload, list(model.parameters()), COMPRESSORS[cell.compressor].corrects_momentum),
         scheme=cell.scheme,
         compressor=cell.compressor,
         density=cell.density,
@@ -140,11 +140,14 @@ def build(cell: Cell, communicator: Communicator, weights: Path | None) -> Train
     return Trainer(cell, workload, load(TASKS[workload.task])("train"), model, optimizer, communicator)
 
 
-def make_optimizer(workload: Workload, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The workload's optimizer, before it is distributed."""
+def make_optimizer(
+    workload: Workload, parameters: list[nn.Parameter], corrects_momentum: bool = False
+) -> torch.optim.Optimizer:
+    """The workload's optimizer, before it is distributed; without momentum if the compressor takes care of it."""
     rate, decay = workload.learning_rate, workload.weight_decay
     if workload.optimizer == "sgd":
-        return torch.optim.SGD(parameters, rate, momentum=workload.momentum, weight_decay=decay)
+        momentum = 0.0 if corrects_momentum else workload.momentum
+        return torch.optim.SGD(parameters, rate, momentum=momentum, weight_decay=decay)
     return torch.optim.AdamW(parameters, rate, weight_decay=decay)
 
 

@@ -10,19 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resireduce.api import distribute
+    from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
     from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
+    from resireduce.redistribute import redistribute
 
 _EXPORTS = {
     "DistributedOptimizer": "resireduce.optimizer",
+    "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "measure_states": "resireduce.memory",
+    "redistribute": "resireduce.redistribute",
 }
 
-__all__ = ["DistributedOptimizer", "Grouping", "distribute", "find_groups", "measure_states"]
+__all__ = [
+    "DistributedOptimizer",
+    "GradScaler",
+    "Grouping",
+    "distribute",
+    "find_groups",
+    "measure_states",
+    "redistribute",
+]
 __version__ = "0.1.0"
 
 

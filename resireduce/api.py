@@ -12,6 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
+from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DISTRIBUTED, DistributedOptimizer
 from resireduce.patterns import match_groups
@@ -33,6 +34,8 @@ def distribute(
     dense: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
     max_grad_norm: float | None = None,
+    max_local_grad_norm: float | None = None,
+    grad_scaler: torch.amp.GradScaler | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -41,8 +44,9 @@ def distribute(
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
             member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half.
-        compressor: none; topk, dgc, randomk (which send a share of the elements); threshold (what is greater); fp16,
-            qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3), one of your own, ...
+        compressor: none; topk, dgc, dgc-simple, dgc-momentum, randomk (which send a share of the elements); threshold
+            (what is greater); fp16, qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3),
+            one of your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
@@ -60,29 +64,33 @@ def distribute(
         max_grad_norm: averaged gradients are scaled so that their global norm is this at most, as clip_grad_norm_ does;
             `optimizer.grad_norm` has the norm. It is that of what was sent, which varies more than the gradient's own.
             Streamed, all ranks' payloads then wait for the last.
+        max_local_grad_norm: kept only: each rank's own gradient is scaled so that its norm is this at most, before
+            anything is compressed, which then waits for all of it. DGC has max_grad_norm / sqrt(world size) here.
+        grad_scaler: a `resireduce.GradScaler` that scales the loss. Streamed, payloads wait as with max_grad_norm.
 
-    Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
-    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails, until
-    the launcher (torchrun) or the time limit of the process group ends them.
+    Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
+    on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
+    launcher (torchrun) or the time limit of the process group ends them.
     """
     _check_types(model, optimizer)
     choose("gradients", gradients, GRADIENTS)
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
-    if max_grad_norm is not None and (isinstance(max_grad_norm, bool) or not 0 < max_grad_norm < math.inf):
-        raise ConfigError(f"max_grad_norm: {max_grad_norm!r} is not allowed; give a number greater than 0, or None")
+    _check_norms(max_grad_norm, max_local_grad_norm, gradients)
+    _check_scaler(grad_scaler)
     parameters = _optimized(model, optimizer)
     compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
     grouping = find_grouping(model, groups, compressed)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
+    _check_momentum(lossy, optimizer)
     communicator = _communicator(backend)
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
     _warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
-    settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm}
-    check_agreement(
-        settings | {"backward_passes_per_step": backward_passes_per_step, "groups": grouping}, parameters, communicator
-    )
+    settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm, "groups": grouping}
+    settings |= {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": type(grad_scaler).__name__}
+    settings |= {"backward_passes_per_step": backward_passes_per_step}
+    check_agreement(settings, parameters, communicator)
     uncompressed = frozenset(parameters.keys() - compressed.keys())
     feedback = ErrorFeedback(lossy, residual, communicator, uncompressed)
     distributed = DistributedOptimizer(
@@ -92,6 +100,8 @@ def distribute(
         streamed=gradients == "streamed",
         backward_passes_per_step=backward_passes_per_step,
         max_grad_norm=max_grad_norm,
+        max_local_grad_norm=max_local_grad_norm,
+        grad_scaler=grad_scaler,
     )
     broadcast_start(model, optimizer, communicator)
     return distributed
@@ -103,6 +113,35 @@ def _check_types(model: object, optimizer: object) -> None:
             raise ConfigError(
                 f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
             )
+
+
+def _check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
+    for field, value in (("max_grad_norm", max_grad_norm), ("max_local_grad_norm", max_local_grad_norm)):
+        if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
+            raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
+    if max_local_grad_norm is not None and gradients == "streamed":
+        raise ConfigError(
+            f"max_local_grad_norm: {max_local_grad_norm} is not allowed with gradients='streamed', which are sent "
+            "before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
+        )
+
+
+def _check_scaler(scaler: object) -> None:
+    if scaler is not None and not isinstance(scaler, GradScaler):
+        raise ConfigError(
+            f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
+            "resireduce.GradScaler"
+        )
+
+
+def _check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """A compressor that corrects momentum takes the place of the optimizer's."""
+    own = next((key for g in optimizer.param_groups for key in ("momentum", "betas") if g.get(key)), None)
+    if compressor.momentum is not None and own is not None:
+        raise ConfigError(
+            f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
+            f"{type(optimizer).__name__}; give SGD with momentum=0, or compressor='dgc', which leaves momentum to it"
+        )
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:

@@ -1,6 +1,6 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Generic, TypeVar
@@ -12,8 +12,10 @@ from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
+from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
+from resireduce.state import check_place, check_state
 
 T = TypeVar("T")
 
@@ -65,6 +67,30 @@ class ErrorFeedback:
         self.residual, self.communicator = residual, communicator
         self._dense = dense
         self._dense_compressor = NoCompression()
+        settings = self.compressor.momentum
+        self.momentum = None if settings is None else MomentumCorrection(settings)
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
+        if self.momentum is not None:
+            self.momentum.register(name, parameter)
+        if self.keeps_residual(name):
+            self.residual.register(name, parameter)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals, step number and velocities, and which rank of how many it is."""
+        place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
+        velocities = {} if self.momentum is None else self.momentum.tensors()
+        return self.residual.state_dict() | velocities | {key: torch.tensor(value) for key, value in place.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy `state` into the tensors held. ConfigError, before anything is changed, if it is of something else."""
+        held = self.state_dict()
+        check_state(held, state)
+        check_place(held, state)
+        self.residual.load_state_dict({name: state[name] for name in self.residual.state_dict()})
+        for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
+            velocity.copy_(state[name])
 
     def compressor_of(self, name: str) -> Compressor:
         """The compressor of tensor `name`: none where it is sent dense."""
@@ -79,18 +105,32 @@ class ErrorFeedback:
 
         Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
         """
-        if not _is_finite(grad):
-            raise NonFiniteGradient(
-                f"the gradient of {name!r} holds NaN or infinity in step {step}; its residual is unchanged. "
-                "Lower the learning rate, or look at the loss of this step"
-            )
+        check_finite(grad, name)
         compressor = self.compressor_of(name)
+        if self.momentum is not None:
+            grad = self.momentum.accumulate_(grad, name)
         if compressor.lossless:
             return self._compress(grad, name, step)
         compensated = self.residual.compensate_(grad, name)
         payload = self._compress(compensated, name, step)
+        if self.momentum is not None:
+            self.momentum.mask_(name, compressor.sent_indices(payload))
         self.residual.update(name, lambda: compressor.error_(compensated, payload))
         return payload
+
+    def absorbs(self, name: str) -> bool:
+        """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
+        return self.momentum is None and self.keeps_residual(name) and self.residual.absorbs(name)
+
+    def absorb(self, grad: Tensor, name: str) -> None:
+        """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
+        check_finite(grad, name)
+        self.residual.absorb(grad, name)
+
+    def put_back(self, payload: Payload, name: str) -> None:
+        """Return what was sent to the residual: as in a step that has it for a gradient, and sends nothing."""
+        compensated = self.residual.compensate_(self.compressor_of(name).decompress(payload), name)
+        self.residual.update(name, lambda: compensated)
 
     def _compress(self, grad: Tensor, name: str, step: int) -> Payload:
         compressor = self.compressor_of(name)
@@ -143,8 +183,11 @@ class ErrorFeedback:
         return into
 
 
-def _is_finite(grad: Tensor) -> bool:
-    """Whether no element is NaN or infinite. A finite sum proves it, and is the cheaper to compute."""
-    if grad.is_meta or torch.isfinite(grad.sum()):
-        return True
-    return bool(torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)))
+def check_finite(grad: Tensor, name: str) -> None:
+    """Raise NonFiniteGradient if an element is NaN or infinite. A finite sum proves the contrary, and is cheaper."""
+    if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
+        return
+    raise NonFiniteGradient(
+        f"the gradient of {name!r} holds NaN or infinity; its residual is unchanged. "
+        "Lower the learning rate, or look at the loss of this step"
+    )

@@ -46,6 +46,8 @@ class LaunchQueue:
         self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
         self.keeps_messages = False
         """Whether a message may be delivered again."""
+        self.flagged = False
+        """Whether any rank, itself included, has flagged the last step."""
         self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
         self._restart()
 
@@ -122,14 +124,17 @@ class LaunchQueue:
         if not self.keeps_messages:
             slot.message = None
 
-    def settle(self) -> list[Slot]:
+    def settle(self, flag: bool) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
 
+        And on whether to go on: `flagged` is whether any rank gave a `flag`, that its gradient cannot be used.
         The step's last collective, since a rank may still be launching the others.
         """
         communicator = self.feedback.communicator
-        presence = torch.tensor([int(slot.present) for slot in self.slots], device=communicator.control_device)
+        here = [int(slot.present) for slot in self.slots] + [int(flag)]
+        presence = torch.tensor(here, device=communicator.control_device)
         communicator.all_reduce(presence, "resireduce.presence").wait()
+        self.flagged = bool(presence[-1])
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
             if slot in found:

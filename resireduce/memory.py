@@ -7,12 +7,15 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from resireduce.grouping import compressible
+from resireduce.launch import BUCKET_BYTES
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.update import largest_layer
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class ModelStates:
     residuals: int
     """Indices included."""
     optimizer_states: int
+    """The wrapped optimizer's, and velocities that a compressor keeps in its place."""
 
     @property
     def total(self) -> int:
@@ -53,12 +57,41 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
     """The tensors held now, by the kind of model state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    momentum = optimizer.feedback.momentum
+    velocities = [] if momentum is None else list(momentum.tensors().values())
     states = [value for state in optimizer.state.values() for value in state.values()]
     return {
         "parameters": parameters,
         "gradients": [p.grad for p in parameters if p.grad is not None],
         "residuals": list(optimizer.feedback.residual.tensors().values()),
-        "optimizer_states": [value for value in states if isinstance(value, Tensor)],
+        "optimizer_states": [value for value in states if isinstance(value, Tensor)] + velocities,
+    }
+
+
+def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
+    """Bytes alive at most beside the model states, at any time of a step in streamed mode.
+
+    dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes the
+    gradients of weight and bias together), and a message of small tensors with its parts. Tied parameters come on top:
+    autograd holds their gradient from their last use to their first. local_bytes: this rank's compressed payloads.
+    gathered_bytes: all ranks' payloads of the tensors under way.
+
+    Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
+    reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
+    behind it: dense payloads then wait for `step()`, and so do messages of tensors that had no gradient here. With
+    `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
+    """
+    queue, feedback = optimizer.queue, optimizer.feedback
+    payloads = {}
+    for slot in queue.slots:
+        like = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype, device="meta")
+        payloads[slot] = feedback.compressor_of(slot.name).compress(like, slot.name, 0)
+    gathered = [queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
+    small = sum(slot.nbytes for slot in queue.slots if slot.small)
+    return {
+        "dense_bytes": 2 * (largest_layer(queue.slots) + min(BUCKET_BYTES, small)),
+        "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
+        "gathered_bytes": max(queue.gathered_limit, *gathered),
     }
 
 

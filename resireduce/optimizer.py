@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.grouping import is_small
-from resireduce.launch import BUCKET_BYTES, LaunchQueue
+from resireduce.intake import Intake
+from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
 from resireduce.streamed_away import StreamedAway
 from resireduce.update import Updater
@@ -36,31 +37,42 @@ class DistributedOptimizer(OptimizerWrapper):
         streamed: bool,
         backward_passes_per_step: int = 1,
         max_grad_norm: float | None = None,
+        max_local_grad_norm: float | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
     ):
         super().__init__(optimizer)
-        self.feedback, self.streamed = feedback, streamed
+        self.feedback, self.streamed, self.grad_scaler = feedback, streamed, grad_scaler
         self.backward_passes_per_step = backward_passes_per_step
         self.steps = 0
+        self.overflowed = False
+        """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._syncing, self._failed = True, False
-        self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self._slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
         limit = sum(slot.nbytes for slot in self._slots) // 16
-        self._queue = LaunchQueue(self._slots, feedback, limit)
-        self._updater = Updater(optimizer, self._slots, self._queue, streamed=streamed, max_grad_norm=max_grad_norm)
+        self.queue = LaunchQueue(self._slots, feedback, limit)
+        self._intake = Intake(
+            self._slots, feedback, streamed=streamed, max_norm=max_local_grad_norm, scaler=grad_scaler
+        )  # fmt: skip
+        self._updater = Updater(
+            optimizer,
+            self._slots,
+            self.queue,
+            streamed=streamed,
+            waits=streamed and grad_scaler is not None,
+            max_grad_norm=max_grad_norm,
+        )
         self._restart()
         for slot in self._slots:
-            if feedback.keeps_residual(slot.name):
-                feedback.residual.register(slot.name, slot.parameter)
-        for slot in self._slots:
+            feedback.register(slot.name, slot.parameter)
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
             setattr(slot.parameter, DISTRIBUTED, True)
+        for slot in self._slots:
             slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._on_gradient(slot))
 
     def _restart(self) -> None:
-        self._arrived: list[Slot] = []
+        self._in_backward = False
+        self._intake.restart()
         self._updater.restart()
-        self._held = False  # whether an earlier pass of this step left gradients in .grad
-        for slot in self._slots:
-            slot.present, slot.passes, slot.version = False, 0, None
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -68,15 +80,18 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals. They differ between ranks: save one file a rank."""
-        return self.feedback.residual.state_dict()
+        """This rank's residuals, and its velocities if momentum is corrected: they differ between ranks, so save one
+        file a rank."""
+        return self.feedback.state_dict()
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """This rank's residuals, as this rank of a job of the same size saved them, and the number of the step.
+        """What this rank of a job of the same size saved, the number of the step included.
 
         Random choices follow from it: with it, the optimizer's and the model's state, training goes on bit for bit.
+        Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or world size; for
+        the last there is `resireduce.redistribute`.
         """
-        self.feedback.residual.load_state_dict(state)
+        self.feedback.load_state_dict(state)
         self.steps = self.feedback.residual.steps
 
     # --- the backward pass ---
@@ -93,7 +108,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; not between `backward` and `step`, when gradients are already under way."""
         self._refuse_if_failed()
-        if self._arrived:
+        if self._intake.has_begun:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. After a "
@@ -106,106 +121,88 @@ class DistributedOptimizer(OptimizerWrapper):
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has finished with this parameter's gradient."""
         self._refuse_if_failed()
-        if slot.present:
+        if not self._in_backward:
+            self._in_backward = True
+            Variable._execution_engine.queue_callback(self._end_backward)
+        if slot.complete:
             raise UsageError(
                 f"a second backward() reached {slot.name!r} before step(). To add up several passes, run all but the "
                 "last within optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...)"
             )
         slot.passes += 1
-        if not self._syncing or slot.passes < self.backward_passes_per_step:
-            self._held = True
-            return
-        self._take(slot)
-        self._queue.launch(self.steps)
+        slot.complete = self._syncing and slot.passes >= self.backward_passes_per_step
+        if slot.dropped:
+            slot.parameter.grad = None
+        elif not slot.complete:
+            self._intake.hold(slot)
+        elif not self._intake.waits:
+            self._send(slot)
+
+    def _end_backward(self) -> None:
+        """Autograd has come to the end of a backward pass; it does not where one fails."""
+        self._in_backward = False
+
+    def _send(self, slot: Slot) -> None:
+        """Compress a gradient that is complete, and launch what is ready."""
+        self._intake.take(slot, self.steps)
+        self.queue.launch(self.steps)
         # Not while others hold gradients of earlier passes in .grad, which would be taken for finished ones.
-        if self.streamed and not self._held:
-            self._updater.update_early()
-            last = self._queue.last
+        if self.streamed and not self._intake.holds:
+            self._updater.update_early(slot)
+            last = self.queue.last
             if last.present and last.parameter.grad is None:
                 last.parameter.grad = StreamedAway.of(last.parameter)
-
-    def _take(self, slot: Slot) -> None:
-        """Compress the gradient; streamed, its payload is all that is left of it."""
-        grad = slot.parameter.grad
-        if grad is None:
-            raise UsageError(
-                f"the gradient of {slot.name!r} was dropped between two backward passes of one step: call zero_grad() "
-                "only before the first"
-            )
-        if grad.layout != torch.strided:
-            raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        try:
-            slot.payload = self.feedback.compress(grad.contiguous(), slot.name, self.steps)
-        except NonFiniteGradient:
-            self._failed = True
-            raise
-        slot.present = True
-        self._arrived.append(slot)
-        if self.streamed:
-            slot.parameter.grad = None
-            self._updater.dense_bytes += slot.nbytes if slot.dense else 0
-        else:
-            slot.seal()
 
     def _refuse_if_failed(self) -> None:
         if self._failed:
             raise UsageError(
-                "an earlier gradient held NaN or infinity, and this step's messages are half sent: build model and "
-                "optimizer anew, on every rank, from a checkpoint"
+                "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
+                "anew, on every rank, from a checkpoint"
             )
 
     # --- the step ---
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Bring the averages back and update all parameters. `closure`, if given, computes loss and gradients first."""
+        """Bring the averages back and update all parameters. `closure`, if given, computes loss and gradients first.
+
+        Raises NonFiniteGradient on all ranks if a gradient of one held NaN or infinity; with a GradScaler such a step
+        is skipped instead.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._refuse_if_failed()
-        for slot in self._slots:
-            if slot.passes and not slot.present:  # its only gradients came in earlier passes of this step
-                self._take(slot)
-        self._held = False
-        self.feedback.residual.end_step()
-        self._queue.launch(self.steps, complete=True)
-        self._updater.finish(self.steps)
-        self._queue.finish(self._arrived)
+        if self._in_backward:
+            raise UsageError(
+                "step() after a backward() that did not come to its end: some gradients are under way, others are "
+                "missing. Build model and optimizer anew, on every rank, from a checkpoint"
+            )
+        ready = self._intake.finish(self.steps)
+        if ready:
+            self._exchange()
+        self.overflowed = not ready or self.queue.flagged
         self._restart()
-        self.steps += 1
         return loss
 
-    # --- what is alive at most ---
+    def _exchange(self) -> None:
+        """All that this rank has to send is compressed: launch the rest, receive, and update."""
+        residual, error = self.feedback.residual, self._intake.non_finite
+        residual.end_step()
+        self.queue.launch(self.steps, complete=True)
+        self._updater.finish(self.steps, flag=error is not None)
+        self.queue.finish(self._intake.arrived)
+        if self.queue.flagged:
+            self._fail_or_put_back(error)
+        self.steps = residual.steps
 
-    def bounds(self) -> dict[str, int]:
-        """Bytes alive at most beside the model states, at any time of a step in streamed mode.
-
-        dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes
-        the gradients of weight and bias together), and a message of small tensors with its parts. Tied parameters come
-        on top: autograd holds their gradient from their last use to their first. local_bytes: this rank's compressed
-        payloads. gathered_bytes: all ranks' payloads of the tensors under way.
-
-        Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
-        reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
-        behind it: dense payloads then wait for `step()`, and so do messages of tensors that had no gradient here.
-        With `max_grad_norm` all messages wait for the last one, so there is no bound but their sum.
-        """
-        payloads = {}
-        for slot in self._slots:
-            like = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype, device="meta")
-            payloads[slot] = self.feedback.compressor_of(slot.name).compress(like, slot.name, 0)
-        gathered = [self._queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
-        small = sum(slot.nbytes for slot in self._slots if slot.small)
-        return {
-            "dense_bytes": 2 * (self._updater.chunk_bytes + min(BUCKET_BYTES, small)),
-            "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
-            "gathered_bytes": max(self._queue.gathered_limit, *gathered),
-        }
-
-
-def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Slot:
-    compressor = feedback.compressor_of(name)
-    small = compressor.lossless and is_small(parameter)
-    gathered = compressor.collective == "all_gather"
-    return Slot(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
+    def _fail_or_put_back(self, error: NonFiniteGradient | None) -> None:
+        """Some rank's gradient was not finite. What was sent of the others goes back, if the step can be skipped."""
+        if self.grad_scaler is None:
+            self._failed = True
+            raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+        for slot in self._intake.arrived:
+            if slot.sent is not None:
+                self.feedback.put_back(slot.sent, slot.name)
+        self.feedback.residual.end_step()

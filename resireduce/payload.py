@@ -61,7 +61,12 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """The payload that another rank sent, in the same layout as this one but for the number of elements."""
+        """The payload that another rank sent, in the same layout as this one but for the number of elements.
+
+        Copied where it does not begin aligned, behind a payload of an uneven size.
+        """
+        if len(self.layout) > 1 and buffer.storage_offset() % ALIGNMENT:
+            buffer = buffer.clone()
         if not self.ragged:
             return replace(self, buffer=buffer)
         count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)

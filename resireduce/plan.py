@@ -12,6 +12,7 @@ from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping
 from resireduce.memory import ModelStates, baseline_total, measure_states, track_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import COMPRESSORS
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -40,7 +41,7 @@ def plan(
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.
-        optimizer: sgd (with momentum) or adamw.
+        optimizer: sgd (with momentum, its own or the compressor's) or adamw.
         world_size: number of ranks, each of which sends as much as this one.
         scheme, gradients, residual_dtype, compressor, density, groups, dense, options: as in `resireduce.distribute`.
 
@@ -58,9 +59,12 @@ def plan(
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
+    wrapped = make(trainable)
+    if optimizer == "sgd" and compressor in COMPRESSORS and COMPRESSORS[compressor].corrects_momentum:
+        wrapped.param_groups[0]["momentum"] = 0.0
     distributed = distribute(
         model,
-        make(trainable),
+        wrapped,
         scheme,
         compressor,
         density,

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listed:
-    """A compressor: "module:Class", and whether it selects a share of the elements, the density."""
+    """A compressor: "module:Class", whether it selects a share of the elements, the density, and whether it corrects
+    momentum, so that the optimizer must have none."""
 
     target: str
     selects: bool
+    corrects_momentum: bool = False
 
 
 COMPRESSORS = {
@@ -28,6 +30,8 @@ COMPRESSORS = {
     "randomk": Listed("resireduce.compressors.randomk:RandomK", selects=True),
     "threshold": Listed("resireduce.compressors.threshold:Threshold", selects=False),
     "dgc": Listed("resireduce.compressors.dgc:DGC", selects=True),
+    "dgc-simple": Listed("resireduce.compressors.dgc_simple:DGCSimple", selects=True),
+    "dgc-momentum": Listed("resireduce.compressors.dgc:DGCMomentum", selects=True, corrects_momentum=True),
     "fp16": Listed("resireduce.compressors.fp16:Fp16", selects=False),
     "qsgd": Listed("resireduce.compressors.qsgd:QSGD", selects=False),
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),

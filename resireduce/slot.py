@@ -1,11 +1,13 @@
 """One parameter's way through a step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from torch import nn
 
-from resireduce.error_feedback import Message
+from resireduce.error_feedback import ErrorFeedback, Message
 from resireduce.errors import UsageError
+from resireduce.grouping import is_small
 from resireduce.payload import Payload
 
 
@@ -24,8 +26,16 @@ class Slot:
     """Whether it may share a message with others."""
     passes: int = 0
     """Backward passes since the last step."""
+    complete: bool = False
+    """Whether the last of them is over."""
+    absorbed: bool = False
+    """Whether the residual has absorbed the gradients of earlier passes."""
+    dropped: bool = False
+    """Whether its gradient held NaN or infinity."""
     present: bool = False
     """Whether this rank has taken a gradient of it in this step."""
+    sent: Payload | None = None
+    """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
     payload: Payload | None = None
     """This rank's message, from its compression to its launch."""
     message: Message | None = None
@@ -33,10 +43,29 @@ class Slot:
     version: int | None = None
     """torch's count of the changes to a kept `.grad`, when the library last touched it."""
 
+    @classmethod
+    def of(cls, index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Self:
+        """That of parameter number `index`, as its compressor wants it."""
+        compressor = feedback.compressor_of(name)
+        small = compressor.lossless and is_small(parameter)
+        gathered = compressor.collective == "all_gather"
+        return cls(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
+
     @property
     def nbytes(self) -> int:
         """Bytes of its dense gradient."""
         return self.parameter.nbytes
+
+    def restart(self) -> None:
+        """Forget the last step."""
+        self.passes, self.version, self.sent = 0, None, None
+        self.complete = self.absorbed = self.dropped = self.present = False
+
+    def remember_sent(self, needed: bool) -> None:
+        """Keep what is about to be sent, if `needed`: a copy where all ranks' messages are summed in its memory."""
+        if needed and self.payload is not None:
+            own = self.payload.buffer if self.gathered else self.payload.buffer.clone()
+            self.sent = replace(self.payload, buffer=own)
 
     def seal(self) -> None:
         """Remember the state of a kept `.grad`: from now on only the library may change it."""

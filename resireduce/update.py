@@ -14,8 +14,11 @@ from resireduce.streamed_away import StreamedAway
 class Updater:
     """Receives messages in the order of their launch. Streamed, at most `chunk_bytes` of averages are alive at once.
 
-    With `max_grad_norm` all averages are measured before the first is used; streamed, their messages are kept until
-    then, and decompressed twice.
+    Args:
+        waits: whether nothing is updated before all ranks have said that their gradients can be used.
+        max_grad_norm: averages are scaled so that their global norm is this at most, which makes all wait, too.
+
+    While it waits streamed averages are freed again; their messages are kept, and decompressed a second time.
     """
 
     def __init__(
@@ -25,14 +28,16 @@ class Updater:
         queue: LaunchQueue,
         *,
         streamed: bool,
+        waits: bool,
         max_grad_norm: float | None,
     ):
         self.optimizer, self.queue, self.streamed, self.max_grad_norm = optimizer, queue, streamed, max_grad_norm
-        self.queue.keeps_messages = streamed and max_grad_norm is not None
+        self.waits = waits or max_grad_norm is not None
+        self.queue.keeps_messages = streamed and self.waits
         known = {id(slot.parameter) for slot in slots}
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._held_parameters, self._frozen = len(held), [p for p in held if id(p) not in known]
-        self.chunk_bytes = _largest_layer(slots)
+        self.chunk_bytes = largest_layer(slots)
         self.grad_norm: Tensor | None = None
         self._has_stepped = False
         self.restart()
@@ -41,26 +46,33 @@ class Updater:
         """Forget what an unfinished step has brought."""
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
-        self.dense_bytes = 0  # of dense payloads between their gradient's arrival and their update
+        self.dense_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
 
-    def update_early(self) -> None:
+    def update_early(self, arrived: Slot) -> None:
         """Streamed dense payloads are as large as gradients and must not pile up until the end of the step."""
-        while self.max_grad_norm is None and self.dense_bytes > self.chunk_bytes and self.queue.next():
+        self.dense_bytes += arrived.nbytes if arrived.dense else 0
+        while not self.waits and self.dense_bytes > self.chunk_bytes and self.queue.next():
             self._clear()
             self._receive()
             self._update()
 
-    def finish(self, step: int) -> None:
-        """Receive all that is under way, and update all parameters that have come."""
+    def finish(self, step: int, flag: bool) -> None:
+        """Receive all that is under way, and update all parameters that have come.
+
+        flag: this rank's gradient cannot be used. What has not been updated is not, then, on any rank.
+        """
         self._clear()
-        if self.max_grad_norm is not None:
-            self._clip(self._measure(step), self.max_grad_norm)
+        if self.waits:
+            norms = self._measure(step, flag)
+            if not self.queue.flagged:
+                self._use(norms)
         else:
             while self.queue.next():
                 self._receive()
                 self.queue.launch(step, complete=True)
-            self._updating += self.queue.settle()
-        self._update()
+            self._updating += self.queue.settle(flag)
+        if not self.queue.flagged:
+            self._update()
 
     def _clear(self) -> None:
         """Make room for the average where StreamedAway stands."""
@@ -85,7 +97,7 @@ class Updater:
         self._updating.append(slot)
         self._updating_bytes += slot.nbytes
 
-    def _measure(self, step: int) -> dict[Slot, Tensor]:
+    def _measure(self, step: int, flag: bool) -> dict[Slot, Tensor]:
         """Receive everything: the norm of each average, which is freed again if gradients are streamed."""
         norms: dict[Slot, Tensor] = {}
 
@@ -100,25 +112,29 @@ class Updater:
             if slot.present:
                 measure(slot)
             self.queue.launch(step, complete=True)
-        for slot in self.queue.settle():
+        for slot in self.queue.settle(flag):
             measure(slot)
         return dict(sorted(norms.items(), key=lambda item: item[0].index))
 
-    def _clip(self, norms: dict[Slot, Tensor], largest: float) -> None:
-        """Scale what was measured so that its global norm is `largest` at most, as clip_grad_norm_ does."""
-        if not norms:
-            return
-        device = next(iter(norms.values())).device
-        self.grad_norm = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms.values()]))
-        factor = (largest / (self.grad_norm + 1e-6)).clamp(max=1.0)
+    def _use(self, norms: dict[Slot, Tensor]) -> None:
+        """Bring back what was measured, scaled so that its global norm is as clip_grad_norm_ would make it."""
+        factor = self._factor(list(norms.values()))
         for slot in norms:
             self._make_room(slot)
             if self.streamed:
                 self.queue.deliver(slot)
                 slot.message = None
-            assert slot.parameter.grad is not None
-            slot.parameter.grad.mul_(factor.to(slot.parameter.device))
+            if factor is not None:
+                slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
             self._add(slot)
+
+    def _factor(self, norms: list[Tensor]) -> Tensor | None:
+        """What averages of these norms are scaled by, 0-D, if they are to be clipped."""
+        if self.max_grad_norm is None or not norms:
+            return None
+        together = torch.stack([norm.to(norms[0].device) for norm in norms])
+        self.grad_norm = torch.linalg.vector_norm(together)
+        return (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
 
     def _update(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
@@ -154,7 +170,7 @@ class Updater:
         return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
-def _largest_layer(slots: Sequence[Slot]) -> int:
+def largest_layer(slots: Sequence[Slot]) -> int:
     """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
     layers: dict[str, int] = {}
     for slot in slots:

@@ -33,8 +33,8 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def _step_supports_amp_scaling(self) -> bool:
         """GradScaler asks for it before a step: gradients must be unscaled before they are compressed."""
         raise UsageError(
-            "GradScaler is not supported: gradients are under way before it can unscale them; use bfloat16 autocast, "
-            "which needs no scaling"
+            "torch's GradScaler cannot unscale gradients that are under way already: use resireduce.GradScaler and "
+            "give it to resireduce.distribute(grad_scaler=...), or bfloat16 autocast, which needs no scaling"
         )
 
     def __reduce_ex__(self, protocol: object) -> Any:

@@ -1,7 +1,7 @@
 """Small models and training loops that the tests of the library share."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import COMPRESSORS
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
@@ -69,18 +70,24 @@ def loss_of(model: nn.Module, generator: torch.Generator, size: int = 6) -> Tens
     return nn.functional.cross_entropy(model(x), y)
 
 
+def sgd_for(options: Mapping[str, object]) -> str:
+    """SGD with momentum, unless the compressor takes its place."""
+    name = options.get("compressor")
+    return "sgd" if isinstance(name, str) and COMPRESSORS[name].corrects_momentum else "momentum"
+
+
 def train(
     communicator: Communicator,
     model: nn.Module,
     *,
-    optimizer: str = "momentum",
+    optimizer: str | None = None,
     steps: int = 30,
     loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
     **options: object,
 ) -> tuple[nn.Module, DistributedOptimizer]:
-    """Train a copy of `model` on this rank's own batches; at density 0.05 unless told."""
+    """Train a copy of `model` on this rank's own batches; at density 0.05, by SGD with momentum, unless told."""
     model = copy.deepcopy(model)
-    wrapped = OPTIMIZERS[optimizer](list(model.parameters()))
+    wrapped = OPTIMIZERS[optimizer or sgd_for(options)](list(model.parameters()))
     distributed = resireduce.distribute(
         model,
         wrapped,

@@ -1,6 +1,7 @@
 """What a compressor promises."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -9,6 +10,16 @@ from torch import Tensor
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """How a compressor wants momentum corrected: Lin et al., "Deep gradient compression", ICLR 2018, section 3."""
+
+    factor: float
+    nesterov: bool = False
+    masking: bool = True
+    """Whether the velocity is set to zero where it was sent (the paper's momentum factor masking)."""
 
 
 class Compressor(ABC):
@@ -27,11 +38,18 @@ class Compressor(ABC):
     same_draw: ClassVar[bool] = False
     """Whether all ranks must make the same random choices; else each makes its own."""
 
-    exact: ClassVar[bool] = True
-    """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
-
     lossless: ClassVar[bool] = False
     """True where the error is always zero: no residual is kept then."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
+        return True
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """Momentum that is formed on each rank before compression, in place of the optimizer's; None: nothing is."""
+        return None
 
     @classmethod
     @abstractmethod
@@ -45,6 +63,10 @@ class Compressor(ABC):
     @abstractmethod
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """The payload of contiguous `grad`, which is left as it is. `name` and `step` may seed random choices."""
+
+    def sent_indices(self, payload: Payload) -> Tensor | None:
+        """Which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""
+        return None
 
     @abstractmethod
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:

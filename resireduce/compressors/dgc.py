@@ -1,4 +1,4 @@
-"""Selection of DGC: Lin et al., "Deep gradient compression", ICLR 2018: a threshold estimated from a sample."""
+"""DGC: Lin et al., "Deep gradient compression", ICLR 2018."""
 
 import math
 from dataclasses import dataclass
@@ -7,8 +7,10 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from resireduce.compressors.base import Momentum
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
+from resireduce.errors import ConfigError, check_share
 from resireduce.kernels.select import largest_magnitudes, reaching
 from resireduce.share import share
 
@@ -16,6 +18,8 @@ SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
 ROUNDS = 10
 """How often it is lowered at most."""
+PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
+"""Densities of the paper's first four epochs (section 3.3)."""
 
 
 @dataclass(frozen=True)
@@ -24,23 +28,51 @@ class DGC(SparseCompressor):
 
     The threshold is that of the sample's own top share. As long as it lets less than 0.8 k pass it is lowered by a
     fifth, ten times at most; where it lets more than k pass, their k largest are taken (the released code takes those
-    of the lowest indices). This is the selection alone: without the paper's momentum
-    correction, factor masking, clipping and warm-up of the density.
+    of the lowest indices). The paper's gradient clipping is `max_local_grad_norm` of `resireduce.distribute`.
     """
 
     equal_sizes: ClassVar[bool] = False
 
     density: float
     """Share of the elements that is sent at most, in (0, 1]."""
+    momentum_factor: float = 0.0
+    """In place of the optimizer's momentum, which must be 0: formed on each rank, before compression (section 3.1)."""
+    nesterov: bool = False
+    masking: bool = True
+    """Momentum factor masking (section 3.2): no velocity is left where it was sent."""
+    warmup: tuple[float, ...] = ()
+    """Densities of the first stages, one after the other (section 3.3); the paper's are PAPER_WARMUP."""
+    warmup_steps: int = 0
+    """Steps of each stage; the paper has an epoch."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that cannot be used."""
+        for value in (self.density, *self.warmup):
+            check_share("density", value)
+        if isinstance(self.momentum_factor, bool) or not 0 <= self.momentum_factor < 1:
+            raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
+        if bool(self.warmup) != (self.warmup_steps > 0):
+            raise ConfigError(f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities")
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """DGC with this density."""
+        """Its selection alone: with any optimizer, whose momentum stays its own."""
         return cls(density)
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """If there is a factor."""
+        return Momentum(self.momentum_factor, self.nesterov, self.masking) if self.momentum_factor else None
+
+    def density_at(self, step: int) -> float:
+        """The density of this step, counted from 0."""
+        stage = step // self.warmup_steps if self.warmup else 0
+        return self.warmup[stage] if stage < len(self.warmup) else self.density
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Those that reach the threshold, at most k."""
-        k, threshold = share(self.density, flat.numel()), self._estimate(flat, name, step)
+        density = self.density_at(step)
+        k, threshold = share(density, flat.numel()), self._estimate(flat, density, name, step)
         if flat.is_meta:
             return torch.empty(k, dtype=torch.int64, device=flat.device)
         candidates = reaching(flat, threshold)
@@ -51,9 +83,21 @@ class DGC(SparseCompressor):
             candidates = reaching(flat, threshold)
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
 
-    def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
+    def _estimate(self, flat: Tensor, density: float, name: str, step: int) -> Tensor:
         """0-D: the smallest of the top share of a sample, in which that share is two elements at least."""
         n = flat.numel()
-        samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / self.density)))
+        samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / density)))
         positions = one_of_each(n, samples, 0, samples, generator(flat.device, name, step), flat.device)
-        return torch.topk(flat[positions].abs(), math.ceil(self.density * samples), sorted=False).values.min()
+        return torch.topk(flat[positions].abs(), math.ceil(density * samples), sorted=False).values.min()
+
+
+@dataclass(frozen=True)
+class DGCMomentum(DGC):
+    """DGC in full but for clipping and warm-up, which depend on the training: momentum correction, half precision."""
+
+    momentum_factor: float = 0.9
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """With momentum 0.9, factor masking, and values in half precision."""
+        return cls(density, half=True)

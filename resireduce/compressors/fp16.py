@@ -18,10 +18,13 @@ class Fp16(Compressor):
     """
 
     collective: ClassVar[Collective] = "all_reduce"
-    exact: ClassVar[bool] = False
-
     largest: float = torch.finfo(torch.float16).max
     """Largest magnitude that one rank sends."""
+
+    @property
+    def exact(self) -> bool:
+        """No: values are rounded."""
+        return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -1,7 +1,7 @@
 """QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,12 +22,15 @@ class QSGD(Compressor):
     Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte an element and four a bucket.
     """
 
-    exact: ClassVar[bool] = False
-
     norm: float = 2.0
     """Of a bucket: 2 (the paper's) or infinity."""
     bucket: int | None = 128
     """Elements that share a norm; None: the whole tensor."""
+
+    @property
+    def exact(self) -> bool:
+        """No: values are rounded."""
+        return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:

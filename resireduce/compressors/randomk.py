@@ -36,6 +36,10 @@ class RandomK(Compressor):
         indices = _draw(flat.numel(), share(self.density, flat.numel()), (name, step), grad.device)
         return Payload.pack(flat[indices], like=grad, source=(name, step))
 
+    def sent_indices(self, payload: Payload) -> Tensor:
+        """Those that were drawn."""
+        return _indices(payload)
+
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Scatter-add; indices do not repeat."""
         dense.view(-1).index_add_(0, _indices(payload), payload.buffer.to(dense.dtype), alpha=scale)

@@ -1,6 +1,7 @@
 """What compressors have in common that send some elements as values and indices."""
 
 from abc import abstractmethod
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -8,9 +9,20 @@ from torch import Tensor
 from resireduce.compressors.base import Compressor
 from resireduce.payload import Payload
 
+LARGEST_HALF = torch.finfo(torch.float16).max
 
+
+@dataclass(frozen=True)
 class SparseCompressor(Compressor):
-    """Sends elements as they are, in the gradient's dtype, with int32 indices (int64 from 2^31 elements on)."""
+    """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
+
+    half: bool = field(default=False, kw_only=True)
+    """Whether values travel as float16: 6 bytes an element. What that takes from them is error, and kept."""
+
+    @property
+    def exact(self) -> bool:
+        """Unless values are rounded to half precision."""
+        return not self.half
 
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
@@ -20,17 +32,25 @@ class SparseCompressor(Compressor):
         """The selected elements: 8 bytes each in float32."""
         flat = grad.view(-1)
         indices = self.select(flat, name, step)
+        values = flat[indices]
+        if self.half:
+            values = values.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
         narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
-        return Payload.pack(flat[indices], indices.to(narrow), like=grad, ragged=not self.equal_sizes)
+        return Payload.pack(values, indices.to(narrow), like=grad, ragged=not self.equal_sizes)
+
+    def sent_indices(self, payload: Payload) -> Tensor:
+        """Those of the payload."""
+        return payload.parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Scatter-add. The indices of one payload are unique, so the result does not depend on any order."""
         values, indices = payload.parts()
-        dense.view(-1).index_add_(0, indices, values, alpha=scale)
+        dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """`grad` with zeros where it was sent: exact, since what was sent are its own values."""
-        _, indices = payload.parts()
-        grad.view(-1).index_fill_(0, indices.long(), 0.0)
+        """`grad` with zeros where it was sent, which is exact; of rounded values, what rounding took."""
+        if self.half:
+            return self.add_(grad, payload, scale=-1.0)
+        grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)
         return grad

@@ -56,10 +56,6 @@ def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
-def _alike(first: Tensor, second: object) -> bool:
-    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
-
-
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
@@ -87,6 +83,14 @@ class Residual(ABC):
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Store the error that is left (step 5). `error()` computes it in the memory of what `compensate_` returned."""
 
+    def absorbs(self, name: str) -> bool:
+        """Whether `absorb` works for tensor `name`."""
+        return False
+
+    def absorb(self, grad: Tensor, name: str) -> None:
+        """Residual += gradient, of a pass before the one that `compensate_` gets; only where `absorbs` says so."""
+        raise NotImplementedError
+
     def end_step(self) -> None:
         """All gradients of this step have arrived."""
         self.steps += 1
@@ -103,19 +107,9 @@ class Residual(ABC):
         """This rank's residuals: they differ from rank to rank, so every rank saves its own."""
         return self.tensors() | {"steps": torch.tensor(self.steps)}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Copy `state` into the tensors held. ConfigError if names, shapes or dtypes are those of something else."""
-        if not isinstance(state, Mapping):
-            raise ConfigError(
-                f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made"
-            )
-        held = self.state_dict()
-        wrong = sorted(held.keys() ^ state.keys()) or sorted(n for n in held if not _alike(held[n], state[n]))
-        if wrong:
-            raise ConfigError(
-                f"residual state: {wrong[0]!r} does not fit this model, scheme and residual_dtype; load what they saved"
-            )
-        for name, tensor in held.items():
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy `state`, of the names, shapes and dtypes of `state_dict`, into the tensors held."""
+        for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
         self.steps = int(state["steps"])
 

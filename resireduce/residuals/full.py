@@ -16,26 +16,37 @@ class FullResidual(Residual):
     formed in the gradient's memory, and rounded when it is stored.
     """
 
-    def register(self, name: str, parameter: Tensor) -> None:
-        """One tensor of the parameter's shape."""
-        self._stored[name] = self.stored(parameter.shape, parameter)
-
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
         self._stored: dict[str, Stored] = {}
+        self._absorbing: dict[str, Plain] = {}
+        """Those in whose memory the sum is formed."""
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """One tensor of the parameter's shape."""
+        stored = self._stored[name] = self.stored(parameter.shape, parameter)
+        if isinstance(stored, Plain) and stored.values.dtype == parameter.dtype:
+            self._absorbing[name] = stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """R += G if they share a dtype, else G += R."""
-        stored = self._stored[name]
-        if isinstance(stored, Plain) and stored.values.dtype == grad.dtype:
-            return stored.values.add_(grad)
-        return stored.add_to_(grad)
+        if name in self._absorbing:
+            return self._absorbing[name].values.add_(grad)
+        return self._stored[name].add_to_(grad)
+
+    def absorbs(self, name: str) -> bool:
+        """If stored in the gradient's own dtype."""
+        return name in self._absorbing
+
+    def absorb(self, grad: Tensor, name: str) -> None:
+        """R += G."""
+        self._absorbing[name].values.add_(grad)
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Where the sum was formed in the residual's memory the error is there already."""
-        left, stored = error(), self._stored[name]
-        if not (isinstance(stored, Plain) and left is stored.values):
-            stored.set_(left, self.source(name, left))
+        left = error()
+        if name not in self._absorbing:
+            self._stored[name].set_(left, self.source(name, left))
 
     def tensors(self) -> dict[str, Tensor]:
         """One for each registered tensor."""

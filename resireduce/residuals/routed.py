@@ -31,13 +31,21 @@ class RoutedResidual(Residual):
         """As the responsible part does."""
         self._part(name).update(name, error)
 
+    def absorbs(self, name: str) -> bool:
+        """Whether the responsible part does."""
+        return self._part(name).absorbs(name)
+
+    def absorb(self, grad: Tensor, name: str) -> None:
+        """As the responsible part does."""
+        self._part(name).absorb(grad, name)
+
     def end_step(self) -> None:
         """For every part."""
         super().end_step()
         for part in self._parts:
             part.end_step()
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Into all parts."""
         super().load_state_dict(state)
         for part in self._parts:

@@ -1,0 +1,84 @@
+"""A checkpoint of another number of ranks: what they had not sent is shared out anew."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.state import check_state
+
+
+@torch.no_grad()
+def redistribute(optimizer: DistributedOptimizer, states: Sequence[Mapping[str, Tensor]]) -> None:
+    """Load, in place of `load_residual_state_dict`, this rank's share of what all ranks of a job of any size saved.
+
+    Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
+    j = i modulo N. They are scaled by M / N, so that their average over the ranks, which is what the model would still
+    be moved by, stays what it was, but for rounding, in every scheme except `d` and `2d`: where several ranks' rows
+    and columns meet, only those of the largest norms can be stored, as after any step. For the time of the call one
+    more copy of the model is held.
+
+    Args:
+        states: `residual_state_dict()` of every rank of that job, in any order. All ranks must be given the same.
+
+    Raises ConfigError, before anything is changed, if one is missing, or is of another model or scheme.
+    """
+    feedback = optimizer.feedback
+    held = feedback.state_dict()
+    for state in states:
+        check_state(held, state)
+    by_rank = _by_rank(states)
+    rank, world_size = feedback.communicator.rank, feedback.communicator.world_size
+    mine = {i: share for i in range(len(by_rank)) if (share := _share(i, rank, len(by_rank), world_size))}
+    dense = _left_over(optimizer, by_rank, mine)
+    residual = feedback.residual
+    for tensor in residual.tensors().values():
+        tensor.zero_()
+    for name, left in dense.items():
+        total = residual.compensate_(left, name)
+        residual.update(name, partial(_same, total))
+    residual.end_step()
+    for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
+        velocity.zero_()
+        for source, share in mine.items():
+            velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
+    optimizer.steps = residual.steps = int(by_rank[0]["steps"])
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
+    """The states in the order of their ranks, all of one job and step."""
+    ordered = sorted(states, key=lambda state: int(state["rank"]))
+    kinds = {(int(state["world_size"]), int(state["steps"])) for state in ordered}
+    if len(kinds) != 1 or [int(state["rank"]) for state in ordered] != list(range(kinds.pop()[0])):
+        given = [f"rank {int(s['rank'])} of {int(s['world_size'])} at step {int(s['steps'])}" for s in ordered]
+        raise ConfigError(f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step")
+    return ordered
+
+
+def _share(source: int, rank: int, sources: int, world_size: int) -> float:
+    """What rank `rank` of `world_size` gets of the residual of rank `source` of `sources`."""
+    if source % world_size != rank % sources:
+        return 0.0
+    heirs = len(range(source % world_size, world_size, sources))
+    return world_size / sources / heirs
+
+
+def _left_over(
+    optimizer: DistributedOptimizer, states: Sequence[Mapping[str, Tensor]], shares: Mapping[int, float]
+) -> dict[str, Tensor]:
+    """The dense residual of each tensor, summed over the ranks that this rank has `shares` of."""
+    feedback, dense = optimizer.feedback, dict[str, Tensor]()
+    for source, share in shares.items():
+        feedback.residual.load_state_dict(states[source])
+        for slot in optimizer.queue.slots:
+            if feedback.keeps_residual(slot.name):
+                left = feedback.residual.compensate_(torch.zeros_like(slot.parameter), slot.name) * share
+                dense[slot.name] = left if slot.name not in dense else dense[slot.name].add_(left)
+    return dense

@@ -1,0 +1,166 @@
+"""DGC in full: what its momentum correction, masking, warm-up and half precision must do."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.dgc import DGC, PAPER_WARMUP, DGCMomentum
+from resireduce.compressors.dgc_simple import DGCSimple
+from resireduce.compressors.topk import TopK
+from resireduce.errors import ConfigError
+from resireduce.memory import measure_states
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.plan import plan
+from resireduce.share import share
+from tests.worlds import Net, same, seeded, train, train_world
+
+
+def lines() -> nn.Module:
+    """One compressed matrix and one vector that is sent dense, in double precision."""
+    model = nn.Module()
+    model.matrix = nn.Parameter(torch.zeros(110, 100, dtype=torch.float64))
+    model.vector = nn.Parameter(torch.zeros(100, dtype=torch.float64))
+    return model
+
+
+def walk(compressor: DGC, gradients: list[dict[str, torch.Tensor]], lr: float = 1.0) -> DistributedOptimizer:
+    """Steps in which the gradient is what is given."""
+    model = lines()
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), lr), "baseline", compressor, backend="local"
+    )
+    for grads in gradients:
+        optimizer.zero_grad()
+        sum((parameter * grads[name]).sum() for name, parameter in model.named_parameters()).backward()
+        optimizer.step()
+    return optimizer
+
+
+def draws(steps: int) -> list[dict[str, torch.Tensor]]:
+    source = torch.Generator().manual_seed(0)
+    return [
+        {name: torch.randn(p.shape, generator=source, dtype=torch.float64) for name, p in lines().named_parameters()}
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_what_is_sent_and_what_is_kept_are_all_velocities(nesterov: bool) -> None:
+    gradients = draws(6)
+    optimizer = walk(DGC(0.05, momentum_factor=0.9, nesterov=nesterov, masking=False), gradients)
+    for name in ("matrix", "vector"):
+        velocity = total = torch.zeros(())
+        for grads in gradients:
+            velocity = 0.9 * velocity + grads[name]
+            total = total + (grads[name] + 0.9 * velocity if nesterov else velocity)
+        parameter = next(slot.parameter for slot in optimizer.queue.slots if slot.name == name)
+        left = optimizer.residual_state_dict().get(f"full.{name}", 0)
+        torch.testing.assert_close(left - parameter.detach(), total, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(optimizer.residual_state_dict()[f"momentum.{name}"], velocity)
+
+
+def test_dense_tensors_move_as_under_the_optimizers_own_momentum() -> None:
+    gradients, plain = draws(6), lines()
+    reference = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for grads in gradients:
+        plain.vector.grad = grads["vector"]
+        reference.step()
+    (vector,) = (s.parameter for s in walk(DGC(0.05, momentum_factor=0.9), gradients, 0.1).queue.slots if s.small)
+    torch.testing.assert_close(vector, plain.vector)
+
+
+def test_nothing_is_left_where_it_was_sent() -> None:
+    state = walk(DGC(0.05, momentum_factor=0.9), draws(1)).residual_state_dict()
+    sent = state["full.matrix"] == 0
+    assert 0.7 * 550 <= sent.sum() <= 550 and torch.equal(state["momentum.matrix"] == 0, sent)
+    unmasked = walk(DGC(0.05, momentum_factor=0.9, masking=False), draws(1)).residual_state_dict()
+    assert (unmasked["momentum.matrix"] != 0).all()
+
+
+def test_without_momentum_and_sampling_errors_it_is_error_feedback_with_topk() -> None:
+    alike = [{name: grad.sign() * 2.0**i for name, grad in g.items()} for i, g in enumerate(draws(4))]
+    for grads in alike:  # magnitudes that leave no doubt about the threshold
+        grads["matrix"].view(-1)[:: share(0.05, 11_000)] *= 64
+    first, second = (walk(kind, alike) for kind in (DGC(20 / 11_000), TopK(20 / 11_000)))
+    states = first.residual_state_dict(), second.residual_state_dict()
+    assert torch.equal(states[0]["full.matrix"] == 0, states[1]["full.matrix"] == 0)
+    assert torch.equal(states[0]["full.matrix"], states[1]["full.matrix"])
+
+
+def test_the_density_warms_up_in_stages() -> None:
+    compressor = DGC(0.001, warmup=PAPER_WARMUP, warmup_steps=10)
+    assert [compressor.density_at(step) for step in (0, 9, 10, 25, 39, 40, 999)] == [
+        0.25, 0.25, 0.0625, 0.015625, 0.004, 0.001, 0.001
+    ]  # fmt: skip
+    grad = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    counts = [compressor.compress(grad, "w", step).layout[0][1] for step in (0, 10, 20, 30, 40)]
+    for count, density in zip(counts, (*PAPER_WARMUP, 0.001), strict=True):
+        assert 0.7 * density * 60_000 <= count <= density * 60_000
+
+
+@pytest.mark.parametrize("kind", [TopK, DGC, DGCMomentum])
+def test_half_precision_keeps_what_rounding_takes(kind: type[DGC]) -> None:
+    grad = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+    grad[0, 0], grad[0, 1] = 1e6, -1e-9
+    compressor = kind(0.02, half=True)
+    payload = compressor.compress(grad, "w", 0)
+    assert payload.nbytes == pytest.approx(6 * payload.layout[0][1], abs=8)
+    sent, error = compressor.decompress(payload), compressor.error_(grad.clone(), payload)
+    assert torch.equal(sent + error, grad) and not compressor.exact
+    assert sent[0, 0] == 65504 and error[0, 0] == 1e6 - 65504
+    where = compressor.sent_indices(payload)
+    assert 0 < error.view(-1)[where[1:]].abs().max() < 2**-10 * grad.view(-1)[where[1:]].abs().max()
+
+
+def test_the_simple_form_sends_about_as_much_as_it_should() -> None:
+    for density in (0.01, 0.1):
+        grad = torch.randn(1000, 700, generator=torch.Generator().manual_seed(0))
+        count = DGCSimple(density).compress(grad, "w", 0).layout[0][1]
+        assert 0.7 * density <= count / grad.numel() <= 1.3 * density
+    assert DGCSimple(0.01).compress(torch.zeros(100, 100), "w", 0).nbytes == 0
+    assert DGCSimple(0.01).compress(torch.ones(3, 3), "w", 0).layout[0][1] == 9, "of equal magnitudes all are sent"
+
+
+def test_streamed_is_kept_with_momentum_correction_and_velocities_are_counted() -> None:
+    options = {"scheme": "w+2d", "compressor": "dgc-momentum", "steps": 6}
+    kept, streamed = (train_world(2, seeded(Net), gradients=g, **options) for g in ("kept", "streamed"))
+    assert same(kept[0][0], streamed[1][0]) and same(streamed[0][0], streamed[1][0])
+    states = measure_states(streamed[0][1])
+    assert states.optimizer_states == states.parameters
+    planned = plan(Net, scheme="w+2d", compressor="dgc-momentum")
+    assert planned["optimizer_states"] == planned["parameters"]
+
+
+def test_training_goes_on_with_the_velocities_that_were_saved() -> None:
+    options = {"compressor": "dgc-momentum", "optimizer": "sgd"}
+    _, stopped = train(LocalCommunicator(), seeded(Net), steps=3, **options)
+    saved = copy.deepcopy(stopped.residual_state_dict())
+    _, fresh = train(LocalCommunicator(), seeded(Net), steps=0, **options)
+    fresh.load_residual_state_dict(saved)
+    assert any(name.startswith("momentum.") and t.any() for name, t in fresh.residual_state_dict().items())
+    assert all(torch.equal(saved[name], tensor) for name, tensor in fresh.residual_state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"momentum_factor": 1.0}, r"momentum_factor: 1\.0 is not allowed; give a number, 0 <= it < 1"),
+        ({"warmup": PAPER_WARMUP}, r"warmup_steps: 0 is not allowed with 4 densities"),
+        ({"warmup_steps": 5}, r"warmup_steps: 5 is not allowed with 0 densities"),
+        ({"warmup": (1.5,), "warmup_steps": 5}, r"density: 1\.5 is not allowed"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DGC(0.01, **settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrapped", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
+def test_momentum_is_not_applied_twice(wrapped: type[torch.optim.Optimizer]) -> None:
+    model = seeded(Net)
+    with pytest.raises(ConfigError, match=r"DGCMomentum corrects momentum .* give SGD with momentum=0, or .*'dgc'"):
+        resireduce.distribute(model, wrapped(model.parameters()), compressor="dgc-momentum", backend="local")
