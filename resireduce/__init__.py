@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping, find_groups
     from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
-    from resireduce.redistribute import redistribute
+    from resireduce.resume import redistribute
 
 _EXPORTS = {
     "DistributedOptimizer": "resireduce.optimizer",
@@ -23,7 +23,7 @@ _EXPORTS = {
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "measure_states": "resireduce.memory",
-    "redistribute": "resireduce.redistribute",
+    "redistribute": "resireduce.resume",
 }
 
 __all__ = [

@@ -22,7 +22,7 @@ LAYERS = (
     ("launch",),
     ("intake", "update"),
     ("optimizer",),
-    ("grad_scaler", "redistribute"),
+    ("grad_scaler", "resume"),
     ("scheme",),
     ("api", "memory", "plan", "zoo", ""),
     ("__main__",),

@@ -1,0 +1,121 @@
+"""A checkpoint of another number of ranks: what would still have been applied to the model is conserved."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.errors import ConfigError
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import SCHEMES
+from tests.worlds import Net, same, seeded, train, train_world
+
+CONSERVING = [scheme for scheme in SCHEMES if "d" not in scheme and scheme != "none"]
+
+
+def saved(world_size: int, **options: object) -> list[dict[str, Tensor]]:
+    trained = train_world(world_size, seeded(Net), steps=3, **options)
+    return [copy.deepcopy(optimizer.residual_state_dict()) for _, optimizer in trained]
+
+
+def loaded(world_size: int, states: list[dict[str, Tensor]], **options: object) -> list[DistributedOptimizer]:
+    def rank(communicator: Communicator) -> DistributedOptimizer:
+        _, optimizer = train(communicator, seeded(Net), steps=0, **options)
+        resireduce.redistribute(optimizer, states)
+        return optimizer
+
+    return LocalWorld(world_size).run(rank)
+
+
+def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Over the ranks: how much of each residual the model would still be moved by."""
+    names = [name for name in states[0] if name.startswith(("full.", "average.", "weighted.", "partial.", "momentum."))]
+    return {name: torch.stack([state[name] for state in states]).mean(0) for name in names}
+
+
+@pytest.mark.parametrize("scheme", CONSERVING)
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (3, 2), (2, 3), (4, 2), (2, 2)])
+def test_the_average_over_the_ranks_is_conserved(before: int, after: int, scheme: str) -> None:
+    states = saved(before, scheme=scheme)
+    optimizers = loaded(after, states, scheme=scheme)
+    expected, found = mean(states), mean([optimizer.residual_state_dict() for optimizer in optimizers])
+    assert expected or scheme == "member"
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-8)
+    assert all(optimizer.steps == 3 for optimizer in optimizers)
+
+
+def test_velocities_are_conserved() -> None:
+    states = saved(3, compressor="dgc-momentum", scheme="baseline")
+    found = [
+        optimizer.residual_state_dict() for optimizer in loaded(2, states, compressor="dgc-momentum", scheme="baseline")
+    ]
+    expected = mean(states)
+    assert any(name.startswith("momentum.") for name in expected)
+    for name, tensor in mean(found).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_as_many_ranks_as_before_load_what_they_saved(scheme: str) -> None:
+    states = saved(2, scheme=scheme)
+    for state, optimizer in zip(states, loaded(2, states[::-1], scheme=scheme), strict=True):
+        for name, tensor in optimizer.residual_state_dict().items():
+            torch.testing.assert_close(tensor, state[name], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("scheme", ["2d", "d", "w+2d"])
+def test_of_rows_and_columns_the_largest_are_kept(scheme: str) -> None:
+    states = saved(2, scheme=scheme)
+    (optimizer,) = loaded(1, states, scheme=scheme)
+    name = next(name for name in states[0] if name.endswith(".rows")).removesuffix(".rows")
+    kept = optimizer.residual_state_dict()[name]
+    assert kept.abs().sum() >= 0.5 * max(state[name].abs().sum() for state in states)
+
+
+def test_all_ranks_go_on_from_there_alike() -> None:
+    states = saved(2, residual_dtype="int8")
+
+    def rank(communicator: Communicator) -> torch.nn.Module:
+        model, optimizer = train(communicator, seeded(Net), steps=0, residual_dtype="int8")
+        resireduce.redistribute(optimizer, states)
+        (model(torch.ones(6, 600) * communicator.rank)).square().mean().backward()
+        optimizer.step()
+        assert optimizer.steps == 4
+        return model
+
+    models = LocalWorld(3).run(rank)
+    assert same(models[0], models[2])
+
+
+def test_states_that_cannot_be_shared_out() -> None:
+    states = saved(2, scheme="baseline")
+    (optimizer,) = train_world(1, seeded(Net), steps=0, scheme="baseline")[0][1:]
+    for given, message in (
+        (states[:1], "those of rank 0 of 2 at step 3 are not all of one job"),
+        ([], "those of no rank are not all of one job"),
+        ([states[0], states[0]], "are not all of one job"),
+        ([states[0], {**states[1], "steps": torch.tensor(4)}], "at step 3, rank 1 of 2 at step 4 are not all"),
+        (saved(2, scheme="w"), "does not fit this model, scheme"),
+        (["x"], "it is of type str"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resireduce.redistribute(optimizer, given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"that of rank 0 of 2, this is rank 0 of 1; .*resireduce\.redistribute"):
+        optimizer.load_residual_state_dict(states[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("full.first.weight", torch.nan), ("full.blocks.1.up.weight", torch.inf), ("steps", -1)]
+)
+def test_a_damaged_state(name: str, value: float) -> None:
+    (state,) = saved(1, scheme="baseline")
+    damaged = {**state, name: torch.full_like(state[name], value)}
+    (optimizer,) = train_world(1, seeded(Net), steps=0, scheme="baseline")[0][1:]
+    with pytest.raises(ConfigError, match=rf"'{name}' holds NaN, infinity or a negative number"):
+        optimizer.load_residual_state_dict(damaged)
+    assert optimizer.steps == 0
