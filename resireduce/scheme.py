@@ -33,37 +33,32 @@ COMPRESSORS = {
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
 }
 
-RESIDUALS = {
-    "none": "resireduce.residuals.none:NoResidual",
-    "full": "resireduce.residuals.full:FullResidual",
-    "average": "resireduce.residuals.average:AverageResidual",
-    "weighted": "resireduce.residuals.weighted:WeightedResidual",
-    "member": "resireduce.residuals.member:MemberResidual",
-    "rows": "resireduce.residuals.rows:RowsResidual",
-    "rows_columns": "resireduce.residuals.rows_columns:RowsColumnsResidual",
-    "partial": "resireduce.residuals.partial:PartialResidual",
-}
+FULL = "resireduce.residuals.full:FullResidual"
+NONE = "resireduce.residuals.none:NoResidual"
+WEIGHTED = "resireduce.residuals.weighted:WeightedResidual"
+ROWS_COLUMNS = "resireduce.residuals.rows_columns:RowsColumnsResidual"
+PARTIAL = "resireduce.residuals.partial:PartialResidual"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which residual (a name in RESIDUALS) a tensor has: member of a reusable group, specific layer, any other."""
+    """Which residual, "module:Class", a tensor has: member of a reusable group, specific layer, any other."""
 
-    grouped: str
-    specific: str
-    other: str
+    grouped: str = FULL
+    specific: str = FULL
+    other: str = FULL
 
 
 SCHEMES = {
-    "baseline": Scheme(grouped="full", specific="full", other="full"),
-    "none": Scheme(grouped="none", specific="none", other="none"),
-    "a": Scheme(grouped="average", specific="full", other="full"),
-    "w": Scheme(grouped="weighted", specific="full", other="full"),
-    "member": Scheme(grouped="member", specific="full", other="full"),
-    "d": Scheme(grouped="full", specific="rows", other="full"),
-    "2d": Scheme(grouped="full", specific="rows_columns", other="full"),
-    "w+2d": Scheme(grouped="weighted", specific="rows_columns", other="full"),
-    "partial": Scheme(grouped="partial", specific="partial", other="partial"),
+    "baseline": Scheme(),
+    "none": Scheme(NONE, NONE, NONE),
+    "a": Scheme(grouped="resireduce.residuals.average:AverageResidual"),
+    "w": Scheme(grouped=WEIGHTED),
+    "member": Scheme(grouped="resireduce.residuals.member:MemberResidual"),
+    "d": Scheme(specific="resireduce.residuals.rows:RowsResidual"),
+    "2d": Scheme(specific=ROWS_COLUMNS),
+    "w+2d": Scheme(grouped=WEIGHTED, specific=ROWS_COLUMNS),
+    "partial": Scheme(PARTIAL, PARTIAL, PARTIAL),
 }
 
 GRADIENTS = ("kept", "streamed")
@@ -106,7 +101,7 @@ def build_residual(
     scheme = SCHEMES[choose("scheme", name, SCHEMES)]
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
-    classes = {kind: load(RESIDUALS[kind]) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
+    classes = {kind: load(kind) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
         choose(f"options of scheme {name!r}", option, set().union(*known.values()))
