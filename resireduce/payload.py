@@ -43,6 +43,7 @@ class Payload:
         nbytes = sum(part.nbytes for part in parts)
         size = nbytes if ragged else -(-nbytes // ALIGNMENT) * ALIGNMENT
         buffer = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
+        buffer[nbytes:].zero_()
         payload = cls(buffer, layout, like.shape, like.dtype, source, ragged)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
