@@ -62,7 +62,7 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """The payload that another rank sent, in the same layout as this one but for the number of elements."""
+        """The payload that another rank sent as `buffer`, in this one's layout but for the number of elements."""
         if not self.ragged:
             return replace(self, buffer=buffer)
         count = buffer.numel() // sum(dtype.itemsize for dtype, _ in self.layout)

@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listed:
-    """A compressor: "module:Class", and whether it selects a share of the elements, the density."""
+    """A compressor in the registry."""
 
     target: str
+    """Its class, as "module:Class"."""
     selects: bool
+    """Whether it selects a share of the elements, the density; else density means nothing to it."""
 
 
 COMPRESSORS = {
@@ -74,13 +76,16 @@ COMMON = {"grouping", "dtype", "rank"}
 
 
 def load(target: str) -> Any:
-    """The object that "package.module:name" names."""
+    """The object that `target`, "package.module:name", names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
 def build_compressor(name: str, density: float) -> "Compressor":
-    """The compressor called `name`, sending a share `density` of the elements where it selects any."""
+    """The compressor called `name`, sending a share `density` of the elements where it selects any.
+
+    Raises ConfigError for a name that is not listed and for a density outside (0, 1].
+    """
     kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
     return kind.from_density(check_share("density", density))
 
@@ -94,7 +99,8 @@ def build_residual(
 ) -> "Residual":
     """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own).
 
-    `options` are arguments of the residuals that the scheme uses, each given to all that know it.
+    `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises ConfigError
+    for a name, dtype or option that is not known, and for an option's value that cannot be used.
     """
     from resireduce.residuals.routed import RoutedResidual
 
