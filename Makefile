@@ -1,13 +1,14 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make test  everything that must pass before a change lands
 # make horovod  build Horovod once, for its tests (kept in the user's cache)
+# make docs  pages of the library's interface, in docs/api
 # All build .venv first; RUN=name and CONFIG=file choose another run.
 PYTHON ?= python3
 RUN ?= smoke
 CONFIG ?= benchmarks/config/$(RUN).yaml
 BIN := .venv/bin
 
-.PHONY: run test lint unit horovod format clean
+.PHONY: run test lint unit horovod docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,8 +45,11 @@ horovod: .venv/horovod
 unit: .venv/installed
 	$(BIN)/python -m pytest
 
+docs: .venv/installed
+	@$(BIN)/python docs/build_api.py docs/api
+
 format: .venv/installed
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/snakefmt Snakefile benchmarks/workflow
 
 clean:
-	rm -rf .venv .snakemake results/runs results/cache
+	rm -rf .venv .snakemake docs/api results/runs results/cache

@@ -28,7 +28,9 @@ def parser() -> argparse.ArgumentParser:
     model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
     model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
     model.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    commands.add_parser("groups", parents=[model], help="reusable groups and specific layers")
+    commands.add_parser(
+        "groups", parents=[model], help="reusable groups, specific layers, and what schemes save by them"
+    )
     plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
     plan.add_argument("--optimizer", default="sgd", help="sgd (with momentum) or adamw (default: %(default)s)")
     plan.add_argument("--scheme", default="w+2d", help=f"{', '.join(SCHEMES)} (default: %(default)s)")
@@ -87,6 +89,7 @@ def _groups(args: argparse.Namespace) -> str:
 
     from resireduce.api import find_grouping
     from resireduce.grouping import compressible
+    from resireduce.savings import residual_bytes, saved_bytes
     from resireduce.zoo import find_builder
 
     with torch.device("meta"):
@@ -95,15 +98,27 @@ def _groups(args: argparse.Namespace) -> str:
     grouping = find_grouping(model, _patterns(args.patterns), parameters)
     sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
     others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
+    held = residual_bytes(parameters, grouping)
+    saved = saved_bytes(held)
     if args.json:
         kinds = {"groups": grouping.groups, "specific": grouping.specific, "others": others}
-        return json.dumps({**kinds, "bytes": sizes}, indent=2)
+        return json.dumps({**kinds, "bytes": sizes, "residual_bytes": held, "saved_bytes": saved}, indent=2)
     lines = [f"{len(grouping.groups)} groups of {len(grouping.grouped)} tensors"]
     lines += [f"  {sizes[g[0]] / MIB:10,.2f} MiB x {len(g)}  {g[0]} ... {g[-1]}" for g in grouping.groups]
     lines += [f"{len(grouping.specific)} specific"]
     lines += [f"  {sizes[name] / MIB:10,.2f} MiB      {name}" for name in grouping.specific]
     lines += [f"{len(others)} others, {sum(sizes[name] for name in others) / MIB:,.2f} MiB, keep a full residual"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *_savings(held["baseline"], saved)])
+
+
+def _savings(whole: int, saved: dict[str, int]) -> list[str]:
+    """Lines of what schemes save of `whole` bytes; those that save the same share one."""
+    alike: dict[int, list[str]] = {}
+    for scheme, nbytes in saved.items():
+        if scheme != "none":
+            alike.setdefault(nbytes, []).append(scheme)
+    lines = [f"Full residuals take {whole / MIB:,.2f} MiB. Of that is saved by"]
+    return lines + [f"  {n / MIB:10,.2f} MiB {n / max(1, whole):6.1%}  {'/'.join(names)}" for n, names in alike.items()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -10,13 +10,19 @@ SMALLEST = 1 << 14
 
 
 def pieces(numel: int, block: int = 1) -> Iterator[slice]:
-    """About a sixteenth of a flat tensor at a time, in whole blocks but for the last: temporaries stay small."""
+    """Slices of a flat tensor of `numel` elements, about a sixteenth of them each: temporaries stay small.
+
+    Each begins with a whole multiple of `block` elements, and all but the last are one long.
+    """
     size = block * -(-max(SMALLEST, -(-numel // PIECES)) // block)
     for first in range(0, numel, size):
         yield slice(first, min(first + size, numel))
 
 
 def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
-    """Of one number for each block, the one of each element of `piece`, which begins with a block."""
+    """For each element of `piece` the number of its block: 1-D, as long as the piece, which must begin with a block.
+
+    shared: 1-D, one number for each `block` elements of the whole tensor.
+    """
     blocks = shared[piece.start // block : -(-piece.stop // block)]
     return blocks.repeat_interleave(block)[: piece.stop - piece.start]

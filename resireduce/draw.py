@@ -19,7 +19,7 @@ def one_of_each(
     """One element from each of the stretches `first` to `last` (not included) of `k` equal ones: int64, ascending.
 
     So k of `numel` elements are drawn without repeats, each with the same probability but for rounding, without the
-    memory of a permutation.
+    memory of a permutation. `source`: a generator on `device`, where the result lies; None on the meta device.
     """
     borders = torch.arange(first, last + 1, device=device).mul_(numel).div_(k, rounding_mode="floor")
     lengths = borders.diff()

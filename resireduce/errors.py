@@ -17,7 +17,7 @@ class NonFiniteGradient(ArithmeticError):
 
 
 def choose(field: str, value: object, allowed: Iterable[str]) -> str:
-    """`value` if it is one of `allowed`, else a ConfigError that lists them and guesses what was meant."""
+    """`value` if it is one of `allowed`, else a ConfigError that names `field`, lists them and guesses."""
     names = sorted(allowed)
     if isinstance(value, str) and value in names:
         return value
@@ -27,7 +27,7 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def check_share(field: str, value: object) -> float:
-    """`value` as a float in (0, 1], or a ConfigError."""
+    """`value` as a float in (0, 1], or a ConfigError that names `field`."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
     raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")

@@ -21,7 +21,8 @@ LONGEST_RUN = 6
 class Grouping:
     """Which tensors share a residual, and which are reduced within themselves; by parameter name.
 
-    groups: members in the order of the model. specific: tensors that ResiReduce-d and -2d reduce.
+    groups: members in the order of the model. specific: tensors that ResiReduce-d and -2d reduce. Raises ConfigError
+    for a name that is there twice, and for a group of one.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -60,7 +61,7 @@ class Grouping:
 
 
 def is_small(parameter: torch.Tensor) -> bool:
-    """Whether a tensor is sent dense, without compression and without residual, for its size or shape."""
+    """Whether `parameter` is sent dense, without compression and residual: 1-D, or fewer than 10,000 elements."""
     return parameter.dim() < 2 or parameter.numel() < DENSE_BELOW
 
 

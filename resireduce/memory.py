@@ -23,11 +23,13 @@ class ModelStates:
     """What is held at a step boundary, after `step()` and before `zero_grad()`; in bytes, on one rank."""
 
     parameters: int
+    """Of all that the optimizer holds, trained or not."""
     gradients: int
+    """In `.grad`; none if they are streamed."""
     residuals: int
     """Indices included."""
     optimizer_states: int
-    """The wrapped optimizer's, and velocities that a compressor keeps in its place."""
+    """The wrapped optimizer's, step counters included, and velocities that a compressor keeps in its place."""
 
     @property
     def total(self) -> int:
@@ -40,7 +42,10 @@ class ModelStates:
 
 
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
-    """The model states of this rank, counted tensor by tensor; a tensor held twice is counted once."""
+    """The model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
+
+    optimizer: made by `resireduce.distribute`.
+    """
     return ModelStates(**{kind: _nbytes(tensors) for kind, tensors in held_tensors(optimizer).items()})
 
 
@@ -55,7 +60,7 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """The tensors held now, by the kind of model state."""
+    """The tensors that `optimizer`, its parameters and its residuals hold now, by the kind of model state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     momentum = optimizer.feedback.momentum
     velocities = [] if momentum is None else list(momentum.tensors().values())

@@ -43,6 +43,7 @@ class Payload:
         nbytes = sum(part.nbytes for part in parts)
         size = nbytes if ragged else -(-nbytes // ALIGNMENT) * ALIGNMENT
         buffer = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
+        buffer[nbytes:].zero_()
         payload = cls(buffer, layout, like.shape, like.dtype, source, ragged)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
@@ -61,7 +62,7 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """The payload that another rank sent, in the same layout as this one but for the number of elements.
+        """The payload that another rank sent as `buffer`, in this one's layout but for the number of elements.
 
         Copied where it does not begin aligned, behind a payload of an uneven size.
         """

@@ -37,7 +37,7 @@ def plan(
     dense: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
 ) -> dict[str, int | float]:
-    """Model states of one rank, in bytes.
+    """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.

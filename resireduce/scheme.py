@@ -16,12 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Listed:
-    """A compressor: "module:Class", whether it selects a share of the elements, the density, and whether it corrects
-    momentum, so that the optimizer must have none."""
+    """A compressor in the registry."""
 
     target: str
+    """Its class, as "module:Class"."""
     selects: bool
+    """Whether it selects a share of the elements, the density; else density means nothing to it."""
     corrects_momentum: bool = False
+    """Whether it takes the place of the optimizer's momentum, which must be 0 then."""
 
 
 COMPRESSORS = {
@@ -37,37 +39,32 @@ COMPRESSORS = {
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
 }
 
-RESIDUALS = {
-    "none": "resireduce.residuals.none:NoResidual",
-    "full": "resireduce.residuals.full:FullResidual",
-    "average": "resireduce.residuals.average:AverageResidual",
-    "weighted": "resireduce.residuals.weighted:WeightedResidual",
-    "member": "resireduce.residuals.member:MemberResidual",
-    "rows": "resireduce.residuals.rows:RowsResidual",
-    "rows_columns": "resireduce.residuals.rows_columns:RowsColumnsResidual",
-    "partial": "resireduce.residuals.partial:PartialResidual",
-}
+FULL = "resireduce.residuals.full:FullResidual"
+NONE = "resireduce.residuals.none:NoResidual"
+WEIGHTED = "resireduce.residuals.weighted:WeightedResidual"
+ROWS_COLUMNS = "resireduce.residuals.rows_columns:RowsColumnsResidual"
+PARTIAL = "resireduce.residuals.partial:PartialResidual"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which residual (a name in RESIDUALS) a tensor has: member of a reusable group, specific layer, any other."""
+    """Which residual, "module:Class", a tensor has: member of a reusable group, specific layer, any other."""
 
-    grouped: str
-    specific: str
-    other: str
+    grouped: str = FULL
+    specific: str = FULL
+    other: str = FULL
 
 
 SCHEMES = {
-    "baseline": Scheme(grouped="full", specific="full", other="full"),
-    "none": Scheme(grouped="none", specific="none", other="none"),
-    "a": Scheme(grouped="average", specific="full", other="full"),
-    "w": Scheme(grouped="weighted", specific="full", other="full"),
-    "member": Scheme(grouped="member", specific="full", other="full"),
-    "d": Scheme(grouped="full", specific="rows", other="full"),
-    "2d": Scheme(grouped="full", specific="rows_columns", other="full"),
-    "w+2d": Scheme(grouped="weighted", specific="rows_columns", other="full"),
-    "partial": Scheme(grouped="partial", specific="partial", other="partial"),
+    "baseline": Scheme(),
+    "none": Scheme(NONE, NONE, NONE),
+    "a": Scheme(grouped="resireduce.residuals.average:AverageResidual"),
+    "w": Scheme(grouped=WEIGHTED),
+    "member": Scheme(grouped="resireduce.residuals.member:MemberResidual"),
+    "d": Scheme(specific="resireduce.residuals.rows:RowsResidual"),
+    "2d": Scheme(specific=ROWS_COLUMNS),
+    "w+2d": Scheme(grouped=WEIGHTED, specific=ROWS_COLUMNS),
+    "partial": Scheme(PARTIAL, PARTIAL, PARTIAL),
 }
 
 GRADIENTS = ("kept", "streamed")
@@ -83,13 +80,16 @@ COMMON = {"grouping", "dtype", "rank"}
 
 
 def load(target: str) -> Any:
-    """The object that "package.module:name" names."""
+    """The object that `target`, "package.module:name", names."""
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
 def build_compressor(name: str, density: float) -> "Compressor":
-    """The compressor called `name`, sending a share `density` of the elements where it selects any."""
+    """The compressor called `name`, sending a share `density` of the elements where it selects any.
+
+    Raises ConfigError for a name that is not listed and for a density outside (0, 1].
+    """
     kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
     return kind.from_density(check_share("density", density))
 
@@ -103,14 +103,15 @@ def build_residual(
 ) -> "Residual":
     """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own).
 
-    `options` are arguments of the residuals that the scheme uses, each given to all that know it.
+    `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises ConfigError
+    for a name, dtype or option that is not known, and for an option's value that cannot be used.
     """
     from resireduce.residuals.routed import RoutedResidual
 
     scheme = SCHEMES[choose("scheme", name, SCHEMES)]
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
-    classes = {kind: load(RESIDUALS[kind]) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
+    classes = {kind: load(kind) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
         choose(f"options of scheme {name!r}", option, set().union(*known.values()))

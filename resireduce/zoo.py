@@ -23,7 +23,10 @@ def known_models() -> dict[str, str]:
 
 
 def find_builder(name: str) -> Callable[[], nn.Module]:
-    """The function that builds model `name`. ConfigError if there is none, and from the function if it builds none."""
+    """The function that builds model `name`, a known one or "module:callable".
+
+    ConfigError if there is none, and from the function if it builds none.
+    """
     target = name
     if ":" not in name:
         models = known_models()

@@ -24,6 +24,7 @@ class Deferred(Generic[T]):
     """A handle whose result is made when it is waited for."""
 
     finish: Callable[[], T]
+    """Makes it; called once for each `wait`."""
 
     def wait(self) -> T:
         """Make it."""
@@ -31,16 +32,21 @@ class Deferred(Generic[T]):
 
 
 class Communicator(ABC):
-    """The ranks of one data-parallel job. All launch the same collectives, of the same names, in the same order."""
+    """The ranks of one data-parallel job. All launch the same collectives, of the same names, in the same order.
+
+    `name` tells a collective from others: Horovod pairs messages by it, torch.distributed by their order alone.
+    """
 
     rank: int
+    """From 0."""
     world_size: int
+    """Number of ranks."""
     control_device: torch.device = torch.device("cpu")
     """Where small tensors must lie that ranks agree by."""
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Sum over all ranks, in place; the result is `tensor`."""
+        """Sum over all ranks, in place; the result is `tensor`, of any shape, when the handle has been waited for."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:

@@ -11,7 +11,7 @@ from resireduce.errors import ConfigError
 
 
 class HorovodCommunicator(Communicator):
-    """All ranks of a Horovod job, which must have called `horovod.torch.init()`.
+    """All ranks of a Horovod job. ConfigError if Horovod is not there, or `horovod.torch.init()` was not called.
 
     Every collective has a name, so Horovod pairs them by that and reports ranks that do not come.
     """

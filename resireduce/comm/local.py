@@ -53,7 +53,10 @@ class LocalWorld:
             raise
 
     def launch(self, number: int, rank: int, name: str, tensor: Tensor) -> None:
-        """Rank `rank` enters its collective number `number`."""
+        """Rank `rank` enters its collective number `number`, called `name`, with `tensor`; the others may read it.
+
+        Raises UsageError if another rank calls that collective by another name.
+        """
         with self._changed:
             collective = self._collectives.setdefault(number, _Collective(name))
             if collective.name != name:
@@ -62,7 +65,7 @@ class LocalWorld:
             self._changed.notify_all()
 
     def wait(self, number: int) -> list[Tensor]:
-        """All ranks' inputs of collective `number`, in the order of ranks."""
+        """All ranks' inputs of collective `number`, in the order of ranks. ConnectionError if one is missing."""
         with self._changed:
             collective = self._collectives[number]
             done = self._changed.wait_for(
@@ -77,7 +80,7 @@ class LocalWorld:
 
 
 class LocalCommunicator(Communicator):
-    """Rank `rank` of a LocalWorld; without arguments, the only rank of its own."""
+    """Rank `rank` of `world`, a LocalWorld; without arguments, the only rank of its own."""
 
     def __init__(self, rank: int = 0, world: LocalWorld | None = None):
         self._world = world or LocalWorld(1)
@@ -120,7 +123,7 @@ class LocalCommunicator(Communicator):
 
 
 class PretendCommunicator(Communicator):
-    """Rank 0 of a world of any size whose other ranks send what this one sends. For planning: it moves nothing."""
+    """Rank 0 of `world_size` ranks, of which the others send what this one sends. For planning: it moves nothing."""
 
     rank = 0
 

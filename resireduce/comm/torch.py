@@ -74,7 +74,7 @@ def _timeout() -> timedelta | None:
 
 class TorchCommunicator(Communicator):
     """The ranks of `group`; None makes a new group of all ranks, so that a collective of the user's own, between
-    `backward` and `step`, cannot be taken for one of these. The process group must have been initialised."""
+    `backward` and `step`, cannot be taken for one of these. ConfigError if no process group has been initialised."""
 
     def __init__(self, group: dist.ProcessGroup | None = None):
         if not dist.is_available() or not dist.is_initialized():
@@ -114,7 +114,7 @@ class TorchCommunicator(Communicator):
             self._ragged = None
 
     def gather_rows(self, tensor: Tensor, sizes: list[int]) -> _Rows:
-        """Launch a gather of 1-D tensors of one size, of which `sizes` elements count."""
+        """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
         result = torch.empty((self.world_size, tensor.numel()), dtype=tensor.dtype, device=tensor.device)
         work = dist.all_gather(list(result.unbind()), tensor, group=self.group, async_op=True)
         return _Rows(work, result, sizes)

@@ -54,15 +54,18 @@ class Compressor(ABC):
     @classmethod
     @abstractmethod
     def from_density(cls, density: float) -> Self:
-        """This compressor, sending a share `density` of the elements (if it selects any)."""
+        """This compressor, sending a share `density` of the elements, in (0, 1], if it selects any."""
 
     def for_world(self, world_size: int) -> "Compressor":
-        """This compressor as it must be for so many ranks."""
+        """This compressor as it must be for `world_size` ranks."""
         return self
 
     @abstractmethod
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """The payload of contiguous `grad`, which is left as it is. `name` and `step` may seed random choices."""
+        """The payload of contiguous `grad`, of any shape and floating dtype, which is left as it is.
+
+        `name` and `step` seed random choices; `name` is the tensor's and, without `same_draw`, has the rank in it.
+        """
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""
@@ -70,12 +73,12 @@ class Compressor(ABC):
 
     @abstractmethod
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the decompressed payload to contiguous `dense`, in place."""
+        """`dense` += `scale` x the decompressed payload: contiguous, of the gradient's shape; returned."""
 
     @abstractmethod
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """`grad` minus the decompressed payload; overwrites contiguous `grad`."""
+        """`grad`, as it was compressed, minus the decompressed payload; overwrites contiguous `grad`; returned."""
 
     def decompress(self, payload: Payload) -> Tensor:
-        """The dense tensor that a payload stands for, of the shape of the gradient."""
+        """The dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
         return self.add_(torch.zeros(payload.shape, dtype=payload.dtype, device=payload.buffer.device), payload)

@@ -26,7 +26,7 @@ class SparseCompressor(Compressor):
 
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Indices (int64, unique, ascending) of the elements of 1-D `flat` to send."""
+        """Indices (int64, unique, ascending) of the elements of 1-D `flat` to send; `name`, `step`: `compress`'s."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """The selected elements: 8 bytes each in float32."""

@@ -33,7 +33,7 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 
 
 def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) -> Tensor:
-    """Indices (int64, ascending) of the elements of 1-D `flat` whose magnitude is `threshold` or more (or just more).
+    """Indices (int64, ascending) of the elements of 1-D `flat` whose magnitude is `threshold` or, `strictly`, more.
 
     A sixteenth at a time, so that magnitudes of all are never in memory at once.
     """

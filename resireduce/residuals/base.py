@@ -26,8 +26,9 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
 def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
     """Which `count` of the 1-D `norms` to keep: int32, ascending.
 
-    choice: "largest"; or "softmax", drawn without replacement with the softmax of the norms as probabilities. The draw
-    takes the largest of norm + Gumbel noise, which is the same and works where probabilities underflow.
+    choice: "largest"; or "softmax", drawn from `source` without replacement with the softmax of the norms as
+    probabilities. The draw takes the largest of norm + Gumbel noise, which is the same and works where probabilities
+    underflow.
     """
     if choice == "softmax":
         uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
@@ -36,7 +37,13 @@ def select(norms: Tensor, count: int, choice: str, source: torch.Generator | Non
 
 
 class Ratio:
-    """A share of each tensor that is stored: one for all, or by shell pattern of the name, the first match counts."""
+    """A share of each tensor that is stored, in (0, 1]: one for all, or by name.
+
+    Args:
+        field: the option's name, for messages.
+        value: a share, or {shell pattern of tensor names: share}, of which the first match counts. Raises ConfigError
+            for anything else.
+    """
 
     def __init__(self, field: str, value: object):
         self.field = field
@@ -52,7 +59,7 @@ class Ratio:
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """What several residuals hold, by names that are unique within a scheme."""
+    """What several residuals, `stored` by tensor, hold: by names that begin with `kind`, so are unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
@@ -62,6 +69,13 @@ class Residual(ABC):
     In each step, for each tensor whose gradient has arrived: `compensate_`, then compression, then `update`; once all
     have arrived, `end_step`. Contract: a group's result does not depend on the order in which its members arrive, and
     `nbytes()` is that of the tensors really held between two steps.
+
+    Args:
+        grouping: which tensors are members of one group.
+        dtype: storage precision, a name in RESIDUAL_DTYPES; None: each gradient's own.
+        rank: whose residual this is; random choices that need not agree between ranks are seeded with it.
+
+    Subclasses have further arguments, all keyword-only, which users give as `options`.
     """
 
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0):
@@ -70,18 +84,22 @@ class Residual(ABC):
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate, zeroed, what the tensor `name`, shaped like `parameter`, needs."""
+        """Allocate, zeroed, what the tensor `name`, with shape, dtype and device of `parameter`, needs."""
 
     @abstractmethod
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Gradient + residual (paper, section 2.2, step 2), in contiguous `grad`'s memory or in the residual's own.
+        """Gradient + residual of tensor `name` (paper, section 2.2, step 2).
 
-        The caller may free `grad` if the result does not share its memory.
+        In contiguous `grad`'s memory or in the residual's own, in `grad`'s shape and dtype. The caller may free `grad`
+        if the result does not share its memory.
         """
 
     @abstractmethod
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """Store the error that is left (step 5). `error()` computes it in the memory of what `compensate_` returned."""
+        """Store the error that is left of tensor `name` (paper, section 2.2, step 5).
+
+        `error()` computes it, in the memory of what `compensate_` returned.
+        """
 
     def absorbs(self, name: str) -> bool:
         """Whether `absorb` works for tensor `name`."""
@@ -104,7 +122,7 @@ class Residual(ABC):
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals: they differ from rank to rank, so every rank saves its own."""
+        """This rank's residuals and the number of steps: they differ between ranks, so every rank saves its own."""
         return self.tensors() | {"steps": torch.tensor(self.steps)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -114,7 +132,7 @@ class Residual(ABC):
         self.steps = int(state["steps"])
 
     def source(self, name: str, like: Tensor) -> torch.Generator | None:
-        """What rounding of tensor `name` draws from in this step."""
+        """What rounding of tensor `name` draws from in this step, on the device of `like`; None on the meta device."""
         return generator(like.device, f"{name}/{self.rank}", self.steps)
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:

@@ -44,7 +44,7 @@ class GroupResidual(Residual):
 
     @abstractmethod
     def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """What is stored, once all members that had a gradient are folded; may use `total`'s memory."""
+        """What is stored of `total` and its `weight`, 0-D, once all that came are folded; may use `total`'s memory."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """One tensor for the whole group, allocated with its first member."""

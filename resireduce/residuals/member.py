@@ -11,6 +11,10 @@ class MemberResidual(GroupResidual):
     """Stores the residual of the member whose L1 or L2 norm is the largest (or the smallest), and reuses it for all.
 
     The paper's comparison of members, which led to the weights of `w`. Of equal norms the later member's is stored.
+
+    Args:
+        norm: 1 or 2.
+        smallest: store that of the smallest norm. Raises ConfigError for another `norm`.
     """
 
     def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):

@@ -38,7 +38,7 @@ class Stored(ABC):
 
 
 class Plain(Stored):
-    """In a floating-point dtype, rounded to nearest."""
+    """In a floating-point `dtype`, rounded to nearest: a tensor of `shape` on `device`."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -68,7 +68,9 @@ class Plain(Stored):
 
 
 class Blocks(Stored):
-    """Codes with a float32 scale for each block of 64: the block's largest magnitude is the largest code.
+    """Codes of `kind` (int8, int4, float8_e4m3) for a tensor of `shape` on `device`.
+
+    Each block of 64 has a float32 scale: its largest magnitude is the largest code.
 
     int8 and int4 are rounded at random, so that the expectation is what was to be stored: a residual smaller than half
     a step would else never be kept. float8_e4m3 is rounded to nearest, its steps being relative.

@@ -15,6 +15,8 @@ class WeightedResidual(AverageResidual):
         phi: weight of the L1 norm, 0 to 1; the paper has 0.5.
         norms: what x_i is: "residual" (the paper) or "compensated", the gradient with the residual added to it (the
             released code).
+
+    Raises ConfigError for other values.
     """
 
     def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):

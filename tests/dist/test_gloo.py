@@ -3,7 +3,6 @@
 import copy
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -135,7 +134,8 @@ def check_ragged(communicator: Communicator) -> None:
 
 
 @pytest.mark.parametrize(
-    "checks", [check_ragged, check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user]
+    "checks",
+    [check_ragged, check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user],
 )
 def test_two_processes(checks: Checks) -> None:
     on_processes(2, checks)

@@ -1,17 +1,47 @@
-"""The README's training loop, as it stands there."""
+"""The code and the tables of README and docs/library.md, as they stand there."""
 
+import os
 import re
+import shlex
+import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-README = Path(__file__).parents[2] / "README.md"
+from resireduce.__main__ import main
+from resireduce.api import find_grouping
+from resireduce.comm.base import Communicator
+from resireduce.grouping import Grouping, compressible
+from resireduce.savings import residual_bytes
+from resireduce.scheme import COMPRESSORS, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
+from resireduce.zoo import find_builder
+from tests.dist.test_gloo import on_processes
+from tests.worlds import Net, loss_of, same, seeded
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/library.md").read_text(encoding="utf-8")
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
+
+
+def code(section: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL)
+
+
+def table(section: str) -> list[dict[str, str]]:
+    """The rows of a section's table, by heading, without backticks."""
+    head, _, *rows = [line.strip("|").split("|") for line in SECTIONS[section].splitlines() if line.startswith("|")]
+    return [
+        {key.strip(" `"): value.strip().replace("`", "") for key, value in zip(head, row, strict=True)} for row in rows
+    ]
 
 
 def test_the_training_loop_of_the_readme_trains(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    (loop,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     model = nn.Sequential(*[nn.Linear(120, 120) for _ in range(3)])
     before = [parameter.clone() for parameter in model.parameters()]
     batches = torch.randn(3, 5, 120, generator=torch.Generator().manual_seed(0))
@@ -21,7 +51,108 @@ def test_the_training_loop_of_the_readme_trains(tmp_path: Path) -> None:
 
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        exec(code, {"torch": torch, "model": model, "batches": batches, "loss": loss})
+        exec(loop, {"torch": torch, "model": model, "batches": batches, "loss": loss})
     finally:
         dist.destroy_process_group()
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def check_page(communicator: Communicator) -> None:
+    """Two ranks stop and go on, and are then where two that never stopped are; the other snippets train too."""
+    (start, loop), (save, load) = code("1. Three lines"), code("3. Stop and go on")
+    mine = [torch.Generator().manual_seed(2 * step + communicator.rank) for step in range(3)]
+    names = {"build_model": lambda: seeded(Net), "loss": lambda model, seed: loss_of(model, seed.clone_state())}
+    page, again = {**names, "batches": mine}, {**names, "batches": mine}
+    exec(start + loop + save + loop, page)
+    whole = page["model"]
+    dist.barrier()
+    exec(start + load + loop, again)
+    assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))
+    for section in ("Compressors", "Groups and specific layers"):
+        (snippet,) = code(section)
+        exec(snippet + loop + code("Adding up several passes")[0], page)
+        assert not same(page["model"], seeded(Net))
+    assert len(page["groups"]["groups"]) == 2
+
+
+def in_a_folder(communicator: Communicator) -> None:
+    """Both ranks in rank 0's folder, where nothing else is."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = [own]
+        dist.broadcast_object_list(folder)
+        os.chdir(folder[0])
+        check_page(communicator)
+        dist.barrier()
+        os.chdir(ROOT)
+
+
+def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
+    on_processes(2, in_a_folder)
+
+
+def test_every_snippet_of_the_page_is_run() -> None:
+    found = [section for section in SECTIONS if code(section)]
+    assert found[:2] == ["1. Three lines", "3. Stop and go on"]
+    assert found[2:] == ["Compressors", "Groups and specific layers", "Adding up several passes"]
+
+
+def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
+    (commands,) = code("2. Which scheme", "")
+    for command in commands.splitlines():
+        python, dash, module, *arguments = shlex.split(command)
+        assert (python, dash, module, main(arguments)) == ("python", "-m", "resireduce", 0)
+    assert "w+2d" in capsys.readouterr().out
+
+
+def test_what_the_page_says_that_schemes_save() -> None:
+    rows = table("2. Which scheme")
+    assert {row["Scheme"] for row in rows} == set(SCHEMES)
+    for name in ("vgg19", "bert-base", "gpt2-medium", "resnet50"):
+        with torch.device("meta"):
+            model = find_builder(name)()
+        parameters = compressible(model)
+        held = residual_bytes(parameters, find_grouping(model, "auto", parameters))
+        for row in rows:
+            assert row[name] == f"{100 * (1 - held[row['Scheme']] / held['baseline']):.1f} %", (name, row["Scheme"])
+
+
+def test_what_the_page_says_that_compressors_send() -> None:
+    rows = table("Compressors")
+    assert {row["Compressor"] for row in rows} == set(COMPRESSORS)
+    grad = torch.randn(1000, 1000, generator=torch.Generator().manual_seed(0))
+    for row in rows:
+        compressor = build_compressor(row["Compressor"], 0.01)
+        payload = compressor.compress(grad.clone(), "w", 0)
+        assert row["Travels by"] == compressor.collective.replace("_", "-")
+        bound, said = "at most" in row["Bytes"], int(re.sub(r"\D", "", row["Bytes"]))
+        if row["Bytes"].endswith("for each sent"):
+            said *= int(compressor.decompress(payload).count_nonzero())
+        assert payload.nbytes <= said if bound else payload.nbytes == said, row
+
+
+def test_what_the_page_says_that_precisions_take() -> None:
+    rows = table("Precision of residuals")
+    assert [row["residual_dtype"] for row in rows] == ["None", *RESIDUAL_DTYPES]
+    like = torch.empty(64, 100, dtype=torch.float64)
+    for row in rows[1:]:
+        residual = build_residual("baseline", Grouping(), row["residual_dtype"])
+        residual.register("w", like)
+        assert residual.nbytes() / like.numel() == float(row["Bytes an element"]), row
+
+
+def test_the_messages_of_the_page_are_the_library_s() -> None:
+    library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
+    rows = table("What is refused, and the cure")
+    assert [row["Said"] for row in rows if row["Said"].removesuffix(" (a warning)") not in library] == []
+    assert all(row["Cure"] for row in rows)
+
+
+@pytest.mark.parametrize("name", sorted(path.relative_to(ROOT).as_posix() for path in PAGES))
+def test_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)", text):
+        file = (ROOT / name).parent / target if target else ROOT / name
+        assert file.exists(), f"{name}: {target}"
+        if anchor:
+            heads = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}, anchor

@@ -194,3 +194,9 @@ def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
     parts = [torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(names)]
     back = Payload.pack(*parts, like=torch.zeros(1)).parts()
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(parts, back, strict=True))
+
+
+def test_what_fills_a_message_up_is_zero_and_not_what_lay_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty", lambda size, **options: torch.full((size,), 7, **options))
+    payload = Payload.pack(torch.ones(5, dtype=torch.uint8), torch.ones(1), like=torch.zeros(1))
+    assert payload.buffer.tolist()[4:] == [1, 1, 1, 1, 1, *[0] * 7]

@@ -24,7 +24,7 @@ LAYERS = (
     ("optimizer",),
     ("grad_scaler", "resume"),
     ("scheme",),
-    ("api", "memory", "plan", "zoo", ""),
+    ("api", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""

@@ -11,6 +11,7 @@ from torch import nn
 from benchmarks.models import MODELS
 from resireduce.__main__ import main
 from resireduce.plan import plan
+from resireduce.scheme import SCHEMES
 from resireduce.zoo import find_builder
 
 BAD_MODELS = [
@@ -100,3 +101,30 @@ def test_groups_and_others_are_all_tensors(capsys):
     found = json.loads(capsys.readouterr().out)
     kinds = [name for group in found["groups"] for name in group] + found["specific"] + found["others"]
     assert sorted(kinds) == sorted(found["bytes"])
+
+
+@pytest.mark.parametrize("model", ["vgg-digits", "gpt2-bytes"])
+def test_groups_say_what_plan_counts_for_every_scheme(capsys, model):
+    assert main(["groups", "--model", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["residual_bytes"] == {
+        scheme: plan(find_builder(model), scheme=scheme, world_size=1)["residuals"] for scheme in SCHEMES
+    }
+    whole = found["residual_bytes"]["baseline"]
+    assert whole == sum(found["bytes"].values()) == found["saved_bytes"]["none"]
+    assert found["saved_bytes"]["w"] == sum(found["bytes"][name] for group in found["groups"] for name in group[1:])
+
+
+def test_groups_show_what_schemes_save(capsys):
+    assert main(["groups", "--model", "vgg-digits", "--json"]) == 0
+    saved = json.loads(capsys.readouterr().out)["saved_bytes"]
+    assert main(["groups", "--model", "vgg-digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = [number for number, line in enumerate(lines) if line.startswith("Full residuals take ")]
+    shown = {scheme: float(line.split()[0]) for line in lines[start + 1 :] for scheme in line.split()[-1].split("/")}
+    assert shown == {scheme: round(nbytes / 2**20, 2) for scheme, nbytes in saved.items() if scheme != "none"}
+
+
+def test_groups_of_a_model_without_compressed_tensors(capsys):
+    assert main(["groups", "--model", "torch.nn:ReLU"]) == 0
+    assert "  0.0%  a/w/member/d/2d/w+2d/partial" in capsys.readouterr().out

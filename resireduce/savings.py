@@ -1,0 +1,27 @@
+"""What each scheme's residuals take for a model, asked of the residuals themselves."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from resireduce.grouping import Grouping
+from resireduce.scheme import SCHEMES, build_residual
+
+
+def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict[str, int]:
+    """Bytes of all residuals of `parameters` (by name) with each scheme, default options, in the parameters' dtype.
+
+    grouping: of those tensors. Residuals are registered for tensors without storage, so that nothing is allocated.
+    """
+    held = {}
+    for scheme in SCHEMES:
+        residual = build_residual(scheme, grouping)
+        for name, parameter in parameters.items():
+            residual.register(name, parameter.to("meta"))
+        held[scheme] = residual.nbytes()
+    return held
+
+
+def saved_bytes(held: Mapping[str, int]) -> dict[str, int]:
+    """Of the bytes `held` with each scheme, what it saves against `baseline`, which is left out."""
+    return {scheme: held["baseline"] - nbytes for scheme, nbytes in held.items() if scheme != "baseline"}
