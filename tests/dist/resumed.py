@@ -33,7 +33,13 @@ def _rank(communicator: Communicator, model: torch.nn.Module, folder: Path, opti
         _save(folder, communicator, step + 1, model, optimizer)
 
 
-def _save(folder: Path, communicator: Communicator, step: int, model: torch.nn.Module, optimizer: resireduce.DistributedOptimizer) -> None:
+def _save(
+    folder: Path,
+    communicator: Communicator,
+    step: int,
+    model: torch.nn.Module,
+    optimizer: resireduce.DistributedOptimizer,
+) -> None:
     """Every rank's file is there before rank 0 names the step that can be gone on from."""
     state = {"residuals": optimizer.residual_state_dict()}
     if communicator.rank == 0:

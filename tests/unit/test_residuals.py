@@ -1,4 +1,4 @@
-"""Contracts of every scheme, and the paper's formulas computed independently."""
+"""Contracts of every scheme; tests/unit/test_formulas.py has the paper's formulas."""
 
 import itertools
 
@@ -82,82 +82,6 @@ def test_bytes_of_each_scheme_are_the_papers_arithmetic() -> None:
     assert nbytes("a") == nbytes("member") == nbytes("w")
     assert nbytes("d") == everything - 3000 * element + 12 * 60 * element + 12 * 4
     assert nbytes("partial") == everything / 2
-
-
-def partial_mask(name: str) -> np.ndarray:
-    """Which elements `partial` stores of a tensor: those that come back out of a residual into which ones were put."""
-    residual = registered(build_residual("partial", GROUPING))
-    residual.update(name, lambda: torch.ones(SHAPES[name], dtype=torch.float64))
-    return residual.compensate_(torch.zeros(SHAPES[name], dtype=torch.float64), name).numpy() == 1
-
-
-def kinds_of(scheme: str) -> dict[str, str]:
-    """Class names of the residuals that a scheme uses, by kind of tensor."""
-    return {kind: target.partition(":")[2] for kind, target in vars(SCHEMES[scheme]).items()}
-
-
-IN_NUMPY = {
-    f"{kind}Residual" for kind in ("Full", "No", "Average", "Weighted", "Member", "Rows", "RowsColumns", "Partial")
-}
-"""Residuals whose formulas `numpy_scheme` has; one that is not here needs a test of its own."""
-
-
-def numpy_scheme(scheme: str, steps: int, density: float = 0.1, norms: str = "residual") -> list[dict[str, np.ndarray]]:
-    """The paper's formulas, section 2.2, 4.2 and 4.3, in NumPy. Returns what is sent in each step."""
-    stored = {name: np.zeros(shape) for name, shape in SHAPES.items()}
-    history = []
-    for number in range(steps):
-        sent, left, totals = {}, {}, {}
-        for name, grad in gradients(number).items():
-            total = totals[name] = grad.numpy() + stored[name]
-            k = max(1, int(np.floor(density * total.size)))
-            keep = np.argsort(-np.abs(total).ravel(), kind="stable")[:k]
-            mask = np.zeros(total.size, dtype=bool)
-            mask[keep] = True
-            sent[name] = np.where(mask.reshape(total.shape), total, 0)
-            left[name] = total - sent[name]
-        kinds, of = kinds_of(scheme), dict(left if norms == "residual" else totals)
-        if kinds["grouped"] == "WeightedResidual":
-            weight = {n: 0.5 * np.abs(of[n]).sum() / of[n].size
-                      + 0.5 * np.sqrt((of[n] ** 2).sum()) / np.sqrt(of[n].size) for n in "abc"}  # fmt: skip
-            average = sum(weight[n] * left[n] for n in "abc") / sum(weight.values())
-            left |= dict.fromkeys("abc", average)
-        if kinds["grouped"] == "AverageResidual":
-            left |= dict.fromkeys("abc", sum(left[n] for n in "abc") / 3)
-        if kinds["grouped"] == "MemberResidual":
-            left |= dict.fromkeys("abc", max((left[n] for n in "abc"), key=lambda r: np.abs(r).sum()))
-        if kinds["specific"] == "RowsResidual":
-            rows = np.argsort(-np.abs(of["big"]).sum(1))[: SHAPES["big"][0] // 4]
-            block = np.zeros(SHAPES["big"])
-            block[rows] = left["big"][rows]
-            left["big"] = block
-        if kinds["other"] == "PartialResidual":
-            left = {n: np.where(partial_mask(n), v, 0) for n, v in left.items()}
-        if kinds["specific"] == "RowsColumnsResidual":
-            full, block = left["big"], np.zeros(SHAPES["big"])
-            rows = np.argsort(-np.abs(of["big"]).sum(1))[: SHAPES["big"][0] // 2]
-            columns = np.argsort(-np.abs(of["big"]).sum(0))[: SHAPES["big"][1] // 2]
-            block[np.ix_(rows, columns)] = full[np.ix_(rows, columns)]
-            left["big"] = block
-        stored = {n: np.zeros_like(v) for n, v in left.items()} if kinds["other"] == "NoResidual" else left
-        history.append(sent)
-    return history
-
-
-@pytest.mark.parametrize(
-    ("scheme", "norms"),
-    [
-        *((scheme, "residual") for scheme in SCHEMES if IN_NUMPY.issuperset(kinds_of(scheme).values())),
-        *((scheme, "compensated") for scheme in ("w", "d", "2d", "w+2d")),
-    ],
-)
-def test_every_scheme_agrees_with_the_formulas_over_five_steps(scheme: str, norms: str) -> None:
-    options = {"norms": norms} if scheme in ("w", "d", "2d", "w+2d") else {}
-    residual = registered(build_residual(scheme, GROUPING, options=options))
-    for number, expected in enumerate(numpy_scheme(scheme, 5, norms=norms)):
-        sent = step(residual, number, list(reversed(SHAPES)))
-        for name in SHAPES:
-            np.testing.assert_allclose(sent[name].numpy(), expected[name], rtol=1e-10, atol=1e-12, err_msg=name)
 
 
 def one_group() -> WeightedResidual:
