@@ -10,19 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resireduce.api import distribute
+    from resireduce.comm_hook import CompressionHook
+    from resireduce.ddp import compress_ddp
     from resireduce.grouping import Grouping, find_groups
     from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
 
 _EXPORTS = {
+    "CompressionHook": "resireduce.comm_hook",
     "DistributedOptimizer": "resireduce.optimizer",
     "Grouping": "resireduce.grouping",
+    "compress_ddp": "resireduce.ddp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "measure_states": "resireduce.memory",
 }
 
-__all__ = ["DistributedOptimizer", "Grouping", "distribute", "find_groups", "measure_states"]
+__all__ = [
+    "CompressionHook",
+    "DistributedOptimizer",
+    "Grouping",
+    "compress_ddp",
+    "distribute",
+    "find_groups",
+    "measure_states",
+]
 __version__ = "0.1.0"
 
 

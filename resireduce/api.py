@@ -77,7 +77,7 @@ def distribute(
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
     communicator = _communicator(backend)
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
-    _warn_if_nothing_is_reduced(scheme, grouping)
+    warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
     settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm}
     check_agreement(
@@ -140,7 +140,7 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def _warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
+def warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
     """A scheme that reduces groups or specific layers saves nothing in a model that has none."""
     kinds = SCHEMES[scheme]
     reduced = [

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.grouping import is_small
 from resireduce.launch import BUCKET_BYTES, LaunchQueue
 from resireduce.slot import Slot
 from resireduce.streamed_away import StreamedAway
@@ -42,7 +41,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.backward_passes_per_step = backward_passes_per_step
         self.steps = 0
         self._syncing, self._failed = True, False
-        self._slots = [_slot(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self._slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
         limit = sum(slot.nbytes for slot in self._slots) // 16
         self._queue = LaunchQueue(self._slots, feedback, limit)
         self._updater = Updater(optimizer, self._slots, self._queue, streamed=streamed, max_grad_norm=max_grad_norm)
@@ -202,10 +201,3 @@ class DistributedOptimizer(OptimizerWrapper):
             "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
             "gathered_bytes": max(self._queue.gathered_limit, *gathered),
         }
-
-
-def _slot(index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Slot:
-    compressor = feedback.compressor_of(name)
-    small = compressor.lossless and is_small(parameter)
-    gathered = compressor.collective == "all_gather"
-    return Slot(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)

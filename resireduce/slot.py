@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from resireduce.error_feedback import Message
+from resireduce.error_feedback import ErrorFeedback, Message
 from resireduce.errors import UsageError
+from resireduce.grouping import is_small
 from resireduce.payload import Payload
 
 
@@ -32,6 +33,14 @@ class Slot:
     """The message under way, from its launch to its receipt."""
     version: int | None = None
     """torch's count of the changes to a kept `.grad`, when the library last touched it."""
+
+    @classmethod
+    def of(cls, index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> "Slot":
+        """That of the model's parameter number `index`, whose gradients `feedback` compresses."""
+        compressor = feedback.compressor_of(name)
+        small = compressor.lossless and is_small(parameter)
+        gathered = compressor.collective == "all_gather"
+        return cls(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
 
     @property
     def nbytes(self) -> int:

@@ -20,14 +20,20 @@ LAYERS = (
     ("patterns", "slot", "start", "wrapper"),
     ("launch",),
     ("update",),
-    ("optimizer",),
+    ("comm_hook", "optimizer"),
     ("scheme",),
-    ("api", "memory", "plan", "zoo", ""),
+    ("api", "ddp", "memory", "plan", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
 
-SIDEWAYS = {("compressors", "kernels"), ("residuals", "grouping"), ("plan", "api"), ("plan", "memory")}
+SIDEWAYS = {
+    ("compressors", "kernels"),
+    ("residuals", "grouping"),
+    ("ddp", "api"),
+    ("plan", "api"),
+    ("plan", "memory"),
+}
 """Within a layer, only these: (who imports, what)."""
 
 ONLY_IN = {"horovod": ("resireduce/comm/horovod.py",)}
