@@ -122,17 +122,19 @@ def check_accumulation(communicator: Communicator) -> None:
 
 
 class Branching(nn.Module):
-    """`odd` is used by odd ranks only, `never` by none, `frozen` is not trained; a channels-last convolution."""
+    """Rank 0 uses `odd` in every other step; nobody `never`; `frozen` is not trained; a channels-last convolution."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
         self.image = nn.Conv2d(30, 40, 3).to(memory_format=torch.channels_last)
         self.frozen.requires_grad_(False)
+        self.passes = 0
 
     def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
         x = self.frozen(self.shared(x)) + self.image(x[:, :30, None, None].expand(-1, -1, 3, 3)).flatten(1).repeat(1, 3)
-        return self.odd(x) if dist.get_rank() == 1 else x
+        return self.odd(x) if dist.get_rank() == 1 or self.passes % 2 else x
 
 
 def check_unused(communicator: Communicator) -> None:
@@ -151,6 +153,24 @@ def check_unused(communicator: Communicator) -> None:
             assert same(hooked.never, start.never) and hooked.never.weight.grad is None
             theirs = reference.residual_state_dict()
             assert all(torch.equal(theirs[name], mine) for name, mine in hook.residual_state_dict().items())
+
+
+class Backwards(Net):
+    """Gradients arrive first block first: errors of a group wait until its last member has come."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        for block in reversed(self.blocks):
+            x = block(x)
+        return self.head(x)
+
+
+def check_order(communicator: Communicator) -> None:
+    """What waits in a group of residuals is not overwritten by averages that come back before."""
+    start = seeded(lambda: Backwards(width=144, blocks=4))
+    for options in ({"scheme": "w", "density": 0.1}, {"scheme": "member", "density": 0.1}):
+        kept, _ = train(communicator, start, gradients="kept", steps=4, **options)
+        assert same(kept, train_ddp(start, **options)[0]), options
 
 
 def check_tied(communicator: Communicator) -> None:
@@ -179,7 +199,7 @@ def check_group(communicator: Communicator) -> None:
 
 
 CHECKS = (
-    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_tied,
+    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_order, check_tied,
     check_disagreement, check_group,
 )  # fmt: skip
 
