@@ -7,6 +7,7 @@ from inspect import Parameter, signature
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
@@ -103,6 +104,11 @@ def _check_types(model: object, optimizer: object) -> None:
             raise ConfigError(
                 f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
             )
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
+            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
+        )
 
 
 def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:

@@ -57,5 +57,6 @@ class Slot:
         if self.version is not None and (grad is None or grad._version != self.version):
             raise UsageError(
                 f"the gradient of {self.name!r} was changed between backward() and step(), when it was already under "
-                "way: that would have no effect. Scale the loss instead, or change gradients within optimizer.no_sync()"
+                "way: that would have no effect. Scale the loss instead, or change gradients within optimizer.no_sync("
+                "); and take the model out of DistributedDataParallel, if it is in one"
             )
