@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resireduce.api import distribute
+    from resireduce.comm_hook import CompressionHook
+    from resireduce.ddp import compress_ddp
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
     from resireduce.memory import measure_states
@@ -17,9 +19,11 @@ if TYPE_CHECKING:
     from resireduce.resume import redistribute
 
 _EXPORTS = {
+    "CompressionHook": "resireduce.comm_hook",
     "DistributedOptimizer": "resireduce.optimizer",
     "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
+    "compress_ddp": "resireduce.ddp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "measure_states": "resireduce.memory",
@@ -27,9 +31,11 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "CompressionHook",
     "DistributedOptimizer",
     "GradScaler",
     "Grouping",
+    "compress_ddp",
     "distribute",
     "find_groups",
     "measure_states",

@@ -7,6 +7,7 @@ from inspect import Parameter, signature
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
@@ -85,7 +86,7 @@ def distribute(
     _check_momentum(lossy, optimizer)
     communicator = _communicator(backend)
     residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
-    _warn_if_nothing_is_reduced(scheme, grouping)
+    warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
     settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm, "groups": grouping}
     settings |= {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": type(grad_scaler).__name__}
@@ -113,6 +114,11 @@ def _check_types(model: object, optimizer: object) -> None:
             raise ConfigError(
                 f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
             )
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
+            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
+        )
 
 
 def _check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
@@ -179,7 +185,7 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def _warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
+def warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
     """A scheme that reduces groups or specific layers saves nothing in a model that has none."""
     kinds = SCHEMES[scheme]
     reduced = [

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
 from resireduce.payload import Payload
 from resireduce.slot import Slot
 
@@ -114,6 +115,11 @@ class LaunchQueue:
         assert slot.message is not None
         slot.check_seal()
         kept = slot.parameter.grad
+        if slot.present and kept is not None and slot.version is None:
+            raise UsageError(
+                f"the gradient of {slot.name!r} was streamed, and somebody else has put one in its place. Take the "
+                "model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of distribute(...)"
+            )
         if kept is None:
             slot.parameter.grad = self.feedback.receive(slot.message)
         elif kept.is_contiguous():

@@ -45,7 +45,7 @@ class Slot:
 
     @classmethod
     def of(cls, index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Self:
-        """That of parameter number `index`, as its compressor wants it."""
+        """That of the model's parameter number `index`, whose gradients `feedback` compresses."""
         compressor = feedback.compressor_of(name)
         small = compressor.lossless and is_small(parameter)
         gathered = compressor.collective == "all_gather"
@@ -77,5 +77,6 @@ class Slot:
         if self.version is not None and (grad is None or grad._version != self.version):
             raise UsageError(
                 f"the gradient of {self.name!r} was changed between backward() and step(), when it was already under "
-                "way: that would have no effect. Scale the loss instead, or change gradients within optimizer.no_sync()"
+                "way: that would have no effect. Scale the loss instead, or change gradients within optimizer.no_sync("
+                "); and take the model out of DistributedDataParallel, if it is in one"
             )

@@ -29,3 +29,11 @@ class StreamedAway(Tensor):
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
             "clipping off; to look at them use gradients='kept'"
         )
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Refuse what comes from C++ code: DistributedDataParallel, which copies its averages into `.grad`."""
+        raise UsageError(
+            f"{func}: gradients have been streamed, and another averages them too. Take the model out of "
+            "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
+        )

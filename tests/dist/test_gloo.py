@@ -1,46 +1,18 @@
 """The same contracts between processes, over gloo."""
 
 import copy
-import tempfile
-from collections.abc import Callable
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm.torch import TorchCommunicator
 from resireduce.scheme import COMPRESSORS
+from tests.processes import Checks, all_equal, on_processes
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
-
-Checks = Callable[[Communicator], None]
-
-
-def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
-    checks(TorchCommunicator())
-    dist.destroy_process_group()
-
-
-def on_processes(world_size: int, checks: Checks) -> None:
-    """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (world_size, folder, checks), nprocs=world_size)
-
-
-def _all_equal(model: nn.Module) -> bool:
-    """Whether all ranks hold the same parameters."""
-    for parameter in model.parameters():
-        theirs = [torch.empty_like(parameter.data) for _ in range(dist.get_world_size())]
-        dist.all_gather(theirs, parameter.data)
-        if not all(torch.equal(parameter.data, other) for other in theirs):
-            return False
-    return True
 
 
 def check_ddp(communicator: Communicator) -> None:
@@ -71,7 +43,7 @@ def check_lifetimes(communicator: Communicator) -> None:
         options = {"scheme": scheme, "compressor": compressor, "steps": 10}
         kept, _ = train(communicator, start, gradients="kept", **options)
         streamed, _ = train(communicator, start, gradients="streamed", **options)
-        assert same(kept, streamed) and _all_equal(streamed) and not same(streamed, start)
+        assert same(kept, streamed) and all_equal(streamed) and not same(streamed, start)
         if communicator.world_size == 2:
             local = train_world(2, start, gradients="streamed", **options)
             assert same(local[0][0], streamed)
@@ -81,9 +53,9 @@ def check_start(communicator: Communicator) -> None:
     """Ranks that start from different parameters, buffers and optimizer states go on from rank 0's."""
     model = seeded(Net, seed=communicator.rank)
     model.norm.running_mean.fill_(communicator.rank)
-    assert not _all_equal(model)
+    assert not all_equal(model)
     trained, _ = train(communicator, model, steps=0)
-    assert _all_equal(trained) and trained.norm.running_mean.sum() == 0
+    assert all_equal(trained) and trained.norm.running_mean.sum() == 0
 
 
 def check_optimizer_of_rank_0(communicator: Communicator) -> None:
@@ -98,7 +70,7 @@ def check_optimizer_of_rank_0(communicator: Communicator) -> None:
     assert wrapped.param_groups[0]["lr"] == 0.25
     loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
     optimizer.step()
-    assert all(state["step"] == 2 for state in wrapped.state.values()) and _all_equal(model)
+    assert all(state["step"] == 2 for state in wrapped.state.values()) and all_equal(model)
 
 
 def check_collectives_of_the_user(communicator: Communicator) -> None:
@@ -115,7 +87,7 @@ def check_collectives_of_the_user(communicator: Communicator) -> None:
         dist.all_reduce(total)
         assert total == communicator.world_size
         optimizer.step()
-    assert _all_equal(model)
+    assert all_equal(model)
 
 
 def check_ragged(communicator: Communicator) -> None:

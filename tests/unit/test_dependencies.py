@@ -21,15 +21,21 @@ LAYERS = (
     ("patterns", "slot", "start", "wrapper"),
     ("launch",),
     ("intake", "update"),
-    ("optimizer",),
+    ("comm_hook", "optimizer"),
     ("grad_scaler", "resume"),
     ("scheme",),
-    ("api", "memory", "plan", "savings", "zoo", ""),
+    ("api", "ddp", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
 
-SIDEWAYS = {("compressors", "kernels"), ("residuals", "grouping"), ("plan", "api"), ("plan", "memory")}
+SIDEWAYS = {
+    ("compressors", "kernels"),
+    ("residuals", "grouping"),
+    ("ddp", "api"),
+    ("plan", "api"),
+    ("plan", "memory"),
+}
 """Within a layer, only these: (who imports, what)."""
 
 ONLY_IN = {"horovod": ("resireduce/comm/horovod.py",)}

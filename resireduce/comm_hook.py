@@ -1,0 +1,161 @@
+"""The communication hook of DistributedDataParallel: what happens to one bucket of gradients."""
+
+from collections import deque
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+
+from resireduce.error_feedback import ErrorFeedback, Message
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.launch import buckets
+from resireduce.payload import Payload
+from resireduce.slot import Slot
+
+
+class CompressionHook:
+    """Made by `compress_ddp`: this rank's residuals, and what is under way within one backward pass.
+
+    Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group.
+    Gathered ones cost world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
+    within the backward pass, before the next is launched. All else is received when the last bucket comes.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
+        self.feedback = feedback
+        slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self._slots: dict[Tensor, Slot] = {slot.parameter: slot for slot in slots}
+        self._gathered_limit = sum(slot.nbytes for slot in slots) // 16
+        self._failed = False
+        self._restart()
+        for slot in slots:
+            feedback.register(slot.name, slot.parameter)
+            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, slot))
+
+    def _restart(self) -> None:
+        self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
+        self._gathered_bytes = 0
+        self._results: list[tuple[Future[Tensor], Tensor]] = []
+        for slot in self._slots.values():
+            slot.present = False
+
+    @property
+    def steps(self) -> int:
+        """How many times all gradients have been averaged."""
+        return self.feedback.residual.steps
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals. They differ between ranks: save one file a rank."""
+        return self.feedback.state_dict()
+
+    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
+        """This rank's residuals, as this rank of a job of the same size saved them, and the number of the step.
+
+        ConfigError if they are those of another model, scheme or residual_dtype.
+        """
+        self.feedback.load_state_dict(state)
+
+    @torch.no_grad()
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Launch the messages of a bucket, whose memory takes the averages; the future has it after the last bucket.
+
+        Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
+        gradients, and in every step after one that failed.
+        """
+        slots, buffer = self._slots_of(bucket), bucket.buffer()
+        views = _views(buffer, slots)
+        whole = all(slot.dense for slot in slots)
+        slots.sort(key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
+        for group in [slots] if whole else buckets(slots):
+            payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            if whole:  # one all-reduce in the bucket's own memory, as without a hook
+                payloads, targets = [Payload.pack(buffer, like=buffer)], [buffer]
+            self._make_room(payloads, group[0])
+            self._under_way.extend(zip(self.feedback.send(payloads, group[0].name), targets, strict=True))
+        future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
+        self._results.append((future, buffer))
+        if bucket.is_last():
+            self._finish()
+        return future
+
+    def _slots_of(self, bucket: dist.GradBucket) -> list[Slot]:
+        if self._failed:
+            raise UsageError(
+                "an earlier gradient held NaN or infinity, and this step's messages are half sent: build model and "
+                "optimizer anew, on every rank, from a checkpoint"
+            )
+        slots = [self._slots.get(parameter) for parameter in bucket.parameters()]
+        known = [slot for slot in slots if slot is not None]
+        if len(known) < len(slots):
+            raise UsageError(
+                "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
+                "before the model is wrapped"
+            )
+        if bucket.buffer().layout != torch.strided:
+            raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
+        return known
+
+    def _compress(self, slot: Slot, grad: Tensor) -> Payload:
+        """The payload of a gradient; of zeros, which leave the residual as it is, if this step had none here.
+
+        Made from a copy: a group's residual may hold an error until its turn comes, and the bucket takes averages
+        before that.
+        """
+        if not slot.present:
+            grad.zero_()
+            return self.feedback.absent(slot.parameter, slot.name, self.steps)
+        try:
+            own = grad.contiguous() if slot.dense else grad.clone(memory_format=torch.contiguous_format)
+            return self.feedback.compress(own, slot.name, self.steps)
+        except NonFiniteGradient:
+            self._failed = True
+            raise
+
+    def _make_room(self, payloads: list[Payload], first: Slot) -> None:
+        """Receive the oldest messages if all ranks' `payloads` would make more than the limit."""
+        if first.gathered:
+            nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
+            while self._under_way and self._gathered_bytes + nbytes > self._gathered_limit:
+                self._receive()
+            self._gathered_bytes += nbytes
+
+    def _gathered_nbytes(self, payload: Payload) -> int:
+        return payload.nbytes * self.feedback.communicator.world_size
+
+    def _receive(self) -> None:
+        message, target = self._under_way.popleft()
+        if message.compressor.collective == "all_gather":
+            self._gathered_bytes -= self._gathered_nbytes(message.payload)
+        if target.is_contiguous():
+            self.feedback.receive(message, into=target)
+        else:
+            target.copy_(self.feedback.receive(message))
+
+    def _finish(self) -> None:
+        self.feedback.residual.end_step()
+        while self._under_way:
+            self._receive()
+        for future, buffer in self._results:
+            future.set_result(buffer)
+        self._restart()
+
+
+def _mark_present(slot: Slot, _: Tensor) -> None:
+    """This rank has a gradient of it, from this backward pass or from an earlier one within `no_sync()`."""
+    slot.present = True
+
+
+def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:
+    """Each gradient in the flat bucket, laid out as the wrapper does: like its parameter, if that leaves no gaps."""
+    views, start = {}, 0
+    for slot in slots:
+        parameter = slot.parameter
+        flat = buffer[start : start + parameter.numel()]
+        # Strides survive empty_like only if the tensor has neither gaps nor overlaps.
+        dense = torch.empty_like(parameter, device="meta").stride() == parameter.stride()
+        views[slot] = flat.as_strided(parameter.shape, parameter.stride()) if dense else flat.view(parameter.shape)
+        start += parameter.numel()
+    return views

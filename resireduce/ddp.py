@@ -1,0 +1,93 @@
+"""`resireduce.compress_ddp`: kept gradients for a model in DistributedDataParallel, whoever has wrapped it.
+
+The wrapper goes on as usual: it gathers gradients in buckets, hands each bucket to the hook while the backward pass is
+still running, and leaves the averages in `.grad` when `backward()` returns. Clipping, `no_sync()` and any optimizer
+work on them as ever.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+
+from resireduce.api import find_grouping, warn_if_nothing_is_reduced
+from resireduce.comm.torch import TorchCommunicator
+from resireduce.comm_hook import CompressionHook
+from resireduce.compressors.base import Compressor
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import ConfigError
+from resireduce.grouping import Grouping, compressible
+from resireduce.optimizer import DISTRIBUTED
+from resireduce.scheme import build_compressor, build_residual
+from resireduce.start import check_agreement
+
+
+def compress_ddp(
+    model: DistributedDataParallel,
+    scheme: str = "w+2d",
+    compressor: str | Compressor = "topk",
+    density: float = 0.01,
+    groups: str | Grouping | Mapping[str, object] = "auto",
+    residual_dtype: str | None = None,
+    dense: Iterable[str] | None = None,
+    options: Mapping[str, object] | None = None,
+) -> CompressionHook:
+    """Make `model` average compressed gradients over the ranks of its process group, with error feedback.
+
+    The same arithmetic as `resireduce.distribute(..., gradients="kept")`, for trainers that wrap the model themselves.
+    Call it once, before the first backward pass. Names of parameters are those of the model within, without "module.".
+
+    Args:
+        model: in DistributedDataParallel, without a communication hook.
+        scheme, compressor, density, groups, residual_dtype, dense, options: as of `resireduce.distribute`.
+
+    Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
+    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails.
+    """
+    parameters = _parameters(model)
+    compressed = {name: p for name, p in compressible(model.module, dense).items() if name in parameters}
+    grouping = find_grouping(model.module, groups, compressed)
+    lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
+    communicator = TorchCommunicator(model.process_group)
+    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
+    warn_if_nothing_is_reduced(scheme, grouping)
+    settings = {"scheme": scheme, "compressor": lossy, "residual_dtype": residual_dtype, "groups": grouping}
+    check_agreement(settings | {"options": dict(options or {})}, parameters, communicator)
+    uncompressed = frozenset(parameters.keys() - compressed.keys())
+    hook = CompressionHook(parameters, ErrorFeedback(lossy, residual, communicator, uncompressed))
+    model.register_comm_hook(hook, _reduce)
+    return hook
+
+
+def _parameters(model: object) -> dict[str, nn.Parameter]:
+    """The parameters whose gradients the wrapper averages, by their names in the model within."""
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
+            "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
+        )
+    if model._comm_hooks:
+        name = getattr(model._comm_hooks[0][0], "__qualname__", "one")
+        raise ConfigError(
+            f"model: it has a communication hook already ({name}), and can have one only; wrap the model anew, without "
+            "that hook (and without mixed_precision=..., which is one)"
+        )
+    parameters = {
+        name: parameter
+        for name, parameter in model.module.named_parameters()
+        if parameter.requires_grad and name not in model.parameters_to_ignore
+    }
+    twice = next((name for name, parameter in parameters.items() if hasattr(parameter, DISTRIBUTED)), None)
+    if twice is not None:
+        raise ConfigError(
+            f"model: {twice!r} is distributed already, by resireduce.distribute(...), which averages gradients itself; "
+            "use one of the two"
+        )
+    return parameters
+
+
+def _reduce(hook: CompressionHook, bucket: dist.GradBucket) -> Future[Tensor]:
+    """In the form in which DistributedDataParallel calls a hook: its state, then the bucket."""
+    return hook.reduce(bucket)

@@ -1,0 +1,346 @@
+"""The communication hook of DistributedDataParallel: the same arithmetic as kept gradients without the wrapper."""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm_hook import CompressionHook
+from resireduce.compressors.threshold import Threshold
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.scheme import COMPRESSORS
+from tests.processes import all_equal, on_processes
+from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train
+
+SMALL_BUCKETS = {"bucket_cap_mb": 0.1}
+"""From the second step on, a first bucket of 1 MiB and then many of this size."""
+
+
+def build() -> nn.Module:
+    """1.7 MB of parameters: several buckets."""
+    return Net(width=144, blocks=4)
+
+
+def train_ddp(
+    start: nn.Module,
+    *,
+    steps: int = 4,
+    loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
+    ddp: dict[str, object] = SMALL_BUCKETS,
+    set_to_none: bool = True,
+    **options: object,
+) -> tuple[nn.Module, CompressionHook]:
+    """As `tests.worlds.train`, in DistributedDataParallel with the hook."""
+    model = copy.deepcopy(start)
+    parallel = DistributedDataParallel(model, **ddp)  # type: ignore[arg-type]
+    hook = resireduce.compress_ddp(parallel, **{"density": 0.05, **options})  # type: ignore[arg-type]
+    optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad(set_to_none)
+        loss(parallel, generator).backward()
+        optimizer.step()
+    assert hook.steps == steps
+    return model, hook
+
+
+def check_compressors(communicator: Communicator) -> None:
+    """The hook = kept gradients for every compressor, and for schemes that have several kinds of residuals."""
+    start = seeded(build)
+    cases = [{"scheme": "baseline", "compressor": compressor} for compressor in COMPRESSORS]
+    cases += [{"scheme": scheme, "compressor": "topk"} for scheme in ("w+2d", "none", "partial", "a")]
+    cases += [{"compressor": "dgc"}, {"compressor": Threshold(0.02)}, {"residual_dtype": "int8"}, {"density": 0.5}]
+    for options in cases:
+        kept, _ = train(communicator, start, gradients="kept", steps=4, **options)
+        hooked, _ = train_ddp(start, **options)
+        assert same(kept, hooked) and not same(hooked, start), options
+        assert all_equal(hooked)
+
+
+def check_ddp_options(communicator: Communicator) -> None:
+    """However the wrapper holds its gradients and forms its buckets."""
+    start = seeded(build)
+    kept, _ = train(communicator, start, gradients="kept", steps=4)
+    for ddp in (
+        {"bucket_cap_mb": 25},
+        {"gradient_as_bucket_view": True},
+        {"static_graph": True},
+        {"find_unused_parameters": True},
+        {"static_graph": True, "gradient_as_bucket_view": True},
+    ):
+        hooked, _ = train_ddp(start, ddp=SMALL_BUCKETS | ddp)
+        zeroed, _ = train_ddp(start, ddp=SMALL_BUCKETS | ddp, set_to_none=False)
+        assert same(kept, hooked) and same(kept, zeroed), ddp
+
+
+def check_plain(communicator: Communicator) -> None:
+    """Without compression: DistributedDataParallel without a hook, clipping included."""
+    trained = []
+    for hooked in (False, True):
+        parallel = DistributedDataParallel(seeded(build), **SMALL_BUCKETS)
+        if hooked:
+            resireduce.compress_ddp(parallel, compressor="none", scheme="none")
+        optimizer = OPTIMIZERS["adamw"](list(parallel.parameters()))
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss_of(parallel, generator).backward()
+            norm = nn.utils.clip_grad_norm_(parallel.parameters(), 0.1)
+            optimizer.step()
+        assert norm > 0.1
+        trained.append(parallel.module)
+    assert same(*trained) and all_equal(trained[0])
+
+
+def check_accumulation(communicator: Communicator) -> None:
+    """Passes within the wrapper's no_sync() are added up as those within the optimizer's."""
+    models = [seeded(build), seeded(build)]
+    parallel = DistributedDataParallel(models[0], **SMALL_BUCKETS)
+    hook = resireduce.compress_ddp(parallel, density=0.05)
+    plain = OPTIMIZERS["momentum"](list(models[0].parameters()))
+    kept = resireduce.distribute(
+        models[1], OPTIMIZERS["momentum"](list(models[1].parameters())), density=0.05, gradients="kept"
+    )
+    for model, optimizer, no_sync in ((parallel, plain, parallel.no_sync), (models[1], kept, kept.no_sync)):
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with no_sync():
+                loss_of(model, generator).backward()
+            loss_of(model, generator).backward()
+            optimizer.step()
+    assert same(*models) and hook.steps == 3
+
+
+class Branching(nn.Module):
+    """Rank 0 uses `odd` in every other step; nobody `never`; `frozen` is not trained; a channels-last convolution."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
+        self.image = nn.Conv2d(30, 40, 3).to(memory_format=torch.channels_last)
+        self.frozen.requires_grad_(False)
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        x = self.frozen(self.shared(x)) + self.image(x[:, :30, None, None].expand(-1, -1, 3, 3)).flatten(1).repeat(1, 3)
+        return self.odd(x) if dist.get_rank() == 1 or self.passes % 2 else x
+
+
+def check_unused(communicator: Communicator) -> None:
+    """A parameter that some ranks do not use keeps its residual there; one that none uses has no gradient."""
+
+    def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
+        return model(torch.randn(3, 120, generator=generator)).square().mean()
+
+    start = seeded(Branching)
+    for options in ({"scheme": "baseline"}, {"scheme": "baseline", "compressor": "fp16"}, {"compressor": "none"}):
+        kept, reference = train(communicator, start, gradients="kept", steps=4, loss=loss, **options)
+        for view in (False, True):
+            ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": view}
+            hooked, hook = train_ddp(start, loss=loss, ddp=SMALL_BUCKETS | ddp, **options)
+            assert same(kept, hooked) and not same(hooked.odd, start.odd), options
+            assert same(hooked.never, start.never) and hooked.never.weight.grad is None
+            theirs = reference.residual_state_dict()
+            assert all(torch.equal(theirs[name], mine) for name, mine in hook.residual_state_dict().items())
+
+
+class Backwards(Net):
+    """Gradients arrive first block first: errors of a group wait until its last member has come."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.first(x))
+        for block in reversed(self.blocks):
+            x = block(x)
+        return self.head(x)
+
+
+def check_order(communicator: Communicator) -> None:
+    """What waits in a group of residuals is not overwritten by averages that come back before."""
+    start = seeded(lambda: Backwards(width=144, blocks=4))
+    for options in ({"scheme": "w", "density": 0.1}, {"scheme": "member", "density": 0.1}):
+        kept, _ = train(communicator, start, gradients="kept", steps=4, **options)
+        assert same(kept, train_ddp(start, **options)[0]), options
+
+
+def check_tied(communicator: Communicator) -> None:
+    """A tensor that two layers share is one."""
+
+    def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
+        tokens = torch.randint(600, (7,), generator=generator)
+        return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
+
+    start = seeded(lambda: Net(width=144, blocks=4, tied=True))
+    kept, _ = train(communicator, start, gradients="kept", steps=4, loss=loss)
+    assert same(kept, train_ddp(start, loss=loss)[0]) and not same(kept, start)
+
+
+def check_disagreement(communicator: Communicator) -> None:
+    """Ranks that were given different settings say so, instead of waiting for each other."""
+    with pytest.raises(ConfigError, match=r"density=0\.\d|differ between ranks"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), density=0.1 + 0.1 * communicator.rank)
+
+
+def check_group(communicator: Communicator) -> None:
+    """Within the wrapper's process group, which need not hold all ranks."""
+    groups = [dist.new_group([rank]) for rank in range(communicator.world_size)]
+    hooked, _ = train_ddp(seeded(build), ddp={"process_group": groups[communicator.rank]})
+    assert not all_equal(hooked)
+
+
+CHECKS = (
+    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_order, check_tied,
+    check_disagreement, check_group,
+)  # fmt: skip
+
+
+def check_all(communicator: Communicator) -> None:
+    for check in CHECKS:
+        check(communicator)
+
+
+def test_two_processes() -> None:
+    on_processes(2, check_all)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process only."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(
+    alone: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parallel = DistributedDataParallel(seeded(build), **SMALL_BUCKETS)
+    resireduce.compress_ddp(parallel, "baseline", density=0.1)
+    parallel.module.first.weight.register_post_accumulate_grad_hook(lambda _: events.append(None))
+    events: list[int | None] = []
+    send, receive = ErrorFeedback.send, ErrorFeedback.receive
+
+    def sent(self: ErrorFeedback, payloads: list, name: str) -> list:
+        events.extend(payload.nbytes for payload in payloads if self.keeps_residual(name))
+        return send(self, payloads, name)
+
+    def received(self: ErrorFeedback, message: object, **into: Tensor) -> Tensor:
+        events.extend([-message.payload.nbytes] if not message.compressor.lossless else [])
+        return receive(self, message, **into)
+
+    monkeypatch.setattr(ErrorFeedback, "send", sent)
+    monkeypatch.setattr(ErrorFeedback, "receive", received)
+    for step in range(3):
+        events.clear()
+        loss_of(parallel, torch.Generator()).backward()
+        if step == 0:
+            continue  # all gradients are in one bucket
+        before_the_last_gradient = events[: events.index(None)]
+        assert any(n > 0 for n in before_the_last_gradient) and any(n < 0 for n in before_the_last_gradient)
+        under_way = torch.tensor([n for n in events if n is not None]).cumsum(0)
+        gradients = sum(parameter.nbytes for parameter in parallel.parameters())
+        largest = max(n for n in events if n is not None)
+        assert under_way[-1] == 0 and largest < under_way.max() <= max(largest, gradients // 16)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "qsgd"])
+def test_going_on_from_what_was_saved_is_not_stopping(alone: None, compressor: str) -> None:
+    start = seeded(build)
+    whole, _ = train_ddp(start, steps=4, compressor=compressor)
+    _, hook = train_ddp(start, steps=2, compressor=compressor)
+    state = {name: tensor.clone() for name, tensor in hook.residual_state_dict().items()}
+    model = copy.deepcopy(start)
+    parallel = DistributedDataParallel(model)
+    optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
+    fresh = resireduce.compress_ddp(parallel, compressor=compressor, density=0.05)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(4):
+        if step == 2:
+            fresh.load_residual_state_dict(state)
+            assert fresh.steps == 2
+        optimizer.zero_grad()
+        loss_of(parallel, generator).backward()
+        optimizer.step()
+    assert same(whole, model)
+    with pytest.raises(ConfigError, match="does not fit"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "baseline").load_residual_state_dict(state)
+
+
+def test_a_nan_names_its_parameter_and_stays_out_of_the_residual(alone: None) -> None:
+    parallel = DistributedDataParallel(seeded(build))
+    hook = resireduce.compress_ddp(parallel)
+    parallel.module.head.weight.register_hook(lambda grad: grad * torch.nan)
+    with pytest.raises(NonFiniteGradient, match=r"gradient of 'head\.weight' holds NaN"):
+        loss_of(parallel, torch.Generator()).backward()
+    assert all(tensor.isfinite().all() for tensor in hook.residual_state_dict().values())
+
+
+def test_names_are_those_of_the_model_within(alone: None) -> None:
+    for dense, kept in ((None, 9), (("blocks.*",), 1), (("module.blocks.*",), 9)):
+        hook = resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "baseline", dense=dense)
+        names = [name for name in hook.residual_state_dict() if name != "steps"]
+        assert "full.first.weight" in names and len(names) == kept, names
+
+
+def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> None:
+    with pytest.raises(ConfigError, match=r"model: .* type Net is not allowed; give the DistributedDataParallel"):
+        resireduce.compress_ddp(seeded(build))  # type: ignore[arg-type]
+    hooked = DistributedDataParallel(seeded(build))
+    hooked.register_comm_hook(None, fp16_compress_hook)
+    with pytest.raises(ConfigError, match=r"hook already \(fp16_compress_hook\).*wrap the model anew"):
+        resireduce.compress_ddp(hooked)
+    twice = DistributedDataParallel(seeded(build))
+    resireduce.compress_ddp(twice)
+    with pytest.raises(ConfigError, match=r"model: it has a communication hook already"):
+        resireduce.compress_ddp(twice)
+    distributed = seeded(build)
+    resireduce.distribute(distributed, torch.optim.SGD(distributed.parameters(), 0.1), backend="local")
+    with pytest.raises(ConfigError, match=r"'first\.weight' is distributed already, by resireduce\.distribute"):
+        resireduce.compress_ddp(DistributedDataParallel(distributed))
+    with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")
+
+
+def test_sparse_and_newly_frozen_parameters_are_refused(alone: None) -> None:
+    sparse = DistributedDataParallel(nn.Embedding(200, 100, sparse=True))
+    resireduce.compress_ddp(sparse, "baseline")
+    with pytest.raises(UsageError, match=r"'weight' is sparse: make its layer with sparse=False"):
+        sparse(torch.tensor([1, 2])).sum().backward()
+    late = DistributedDataParallel(seeded(build), find_unused_parameters=True)
+    late.module.first.weight.requires_grad_(False)
+    resireduce.compress_ddp(late)
+    with pytest.raises(UsageError, match=r"frozen between .*: freeze before"):
+        loss_of(late, torch.Generator()).backward()
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_an_optimizer_that_averages_does_not_train_a_wrapped_model(
+    alone: None, gradients: str, compressor: str, passes: int
+) -> None:
+    model = seeded(build)
+    optimizer = resireduce.distribute(
+        model,
+        OPTIMIZERS["momentum"](list(model.parameters())),
+        compressor=compressor,
+        gradients=gradients,
+        backward_passes_per_step=passes,
+    )
+    parallel = DistributedDataParallel(model)
+    with pytest.raises(UsageError, match="model out of DistributedDataParallel"):
+        for _ in range(passes):
+            loss_of(parallel, torch.Generator()).backward()
+        optimizer.step()
+    with pytest.raises(ConfigError, match=r"DistributedDataParallel is not allowed.*give the model within"):
+        resireduce.distribute(parallel, torch.optim.SGD(model.parameters(), 0.1))
