@@ -22,6 +22,10 @@ class CompressionHook:
     Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group.
     Gathered ones cost world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
     within the backward pass, before the next is launched. All else is received when the last bucket comes.
+
+    Args:
+        parameters: by name, in the order of the model; all whose gradients the wrapper averages.
+        feedback: compresses them, and holds their residuals.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
@@ -52,7 +56,7 @@ class CompressionHook:
         return self.feedback.state_dict()
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """This rank's residuals, as this rank of a job of the same size saved them, and the number of the step.
+        """Load `state`, what this rank of a job of the same size saved: its residuals, and the number of the step.
 
         ConfigError if they are those of another model, scheme or residual_dtype.
         """

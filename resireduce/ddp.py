@@ -41,7 +41,8 @@ def compress_ddp(
 
     Args:
         model: in DistributedDataParallel, without a communication hook.
-        scheme, compressor, density, groups, residual_dtype, dense, options: as of `resireduce.distribute`.
+        scheme, compressor, density, groups, residual_dtype, dense, options: as of `resireduce.distribute`. With
+            a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the hook cannot see.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails.

@@ -29,7 +29,7 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refused for a DistributedOptimizer, which unscales by itself."""
+        """As torch's; raises UsageError if `optimizer` is a DistributedOptimizer, which unscales by itself."""
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError(
                 "unscale_: gradients are unscaled before they are compressed; to clip them give max_grad_norm to "

@@ -13,11 +13,13 @@ from resireduce.slot import Slot
 class Intake:
     """Takes gradients as autograd finishes them; with `waits`, all of them once the last has come.
 
+    It waits where the whole gradient of a rank is to be clipped or checked, which only kept gradients can be.
+
     Args:
+        slots: one for each parameter.
+        feedback: compresses them.
         streamed: whether gradients are freed once they are compressed.
-        waits: whether nothing is compressed before all gradients are there: what clips or checks the whole gradient of
-            a rank needs it, and only kept gradients can.
-        max_norm: with `waits`, the whole gradient of this rank is scaled so that its norm is this at most.
+        max_norm: kept only: the whole gradient of this rank is scaled so that its norm is this at most.
         scaler: whose scale gradients are divided by before anything else is done with them.
     """
 
@@ -50,7 +52,7 @@ class Intake:
         return bool(self.arrived) or any(slot.absorbed or slot.dropped for slot in self.slots)
 
     def hold(self, slot: Slot) -> None:
-        """One of several passes of a step, not the last: a residual absorbs its gradient, or it stays in `.grad`."""
+        """A pass of `slot`'s that is not its last in this step: a residual absorbs the gradient, or it stays."""
         grad = slot.parameter.grad
         if not (self.streamed and self.feedback.absorbs(slot.name)) or grad is None or grad.layout != torch.strided:
             self.holds = True
@@ -63,7 +65,7 @@ class Intake:
         slot.parameter.grad = None
 
     def take(self, slot: Slot, step: int) -> None:
-        """Compress the gradient; streamed, its payload is all that is left of it."""
+        """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it."""
         grad = self._gradient(slot)
         try:
             slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
@@ -79,7 +81,7 @@ class Intake:
             slot.seal()
 
     def finish(self, step: int) -> bool:
-        """Take what has not been taken. False: some rank's gradient overflowed, and nothing has been compressed."""
+        """Take what is left of this `step`. False: some rank's gradient overflowed, and nothing has been compressed."""
         if self.waits:
             self._prepare(self._pending())
             if self.scaler is not None and self._anywhere(self.non_finite is not None):

@@ -74,7 +74,7 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
 
 
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
-    """Bytes alive at most beside the model states, at any time of a step in streamed mode.
+    """Bytes alive at most beside the model states, at any time of a step of `optimizer` in streamed mode.
 
     dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes the
     gradients of weight and bias together), and a message of small tensors with its parts. Tied parameters come on top:

@@ -13,6 +13,9 @@ class MomentumCorrection:
     when it was found. Here u <- m u + g on each rank, and u takes the gradient's place: it is compensated and
     compressed, and what is not sent of it is the residual. Tensors that are sent dense are treated alike: averaging is
     linear, so their average is the momentum of the averages.
+
+    Args:
+        settings: factor, Nesterov's form, masking.
     """
 
     def __init__(self, settings: Momentum):
@@ -20,18 +23,18 @@ class MomentumCorrection:
         self._velocities: dict[str, Tensor] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Zeros, of the parameter's shape and dtype."""
+        """Zeros for tensor `name`, of the parameter's shape and dtype."""
         self._velocities[name] = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
 
     def accumulate_(self, grad: Tensor, name: str) -> Tensor:
-        """Contiguous `grad`, overwritten with the velocity: u; with Nesterov's momentum g + m u."""
+        """Contiguous `grad` of tensor `name`, overwritten with its velocity u; with Nesterov's momentum g + m u."""
         velocity = self._velocities[name].mul_(self.settings.factor).add_(grad)
         if self.settings.nesterov:
             return grad.add_(velocity, alpha=self.settings.factor)
         return grad.copy_(velocity)
 
     def mask_(self, name: str, indices: Tensor | None) -> None:
-        """Forget the velocity at the flat `indices` that were sent, if it is to be masked; None: all were sent."""
+        """Forget tensor `name`'s velocity at the flat `indices` that were sent, if it is masked; None: all were."""
         if self.settings.masking and indices is not None:
             self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
 

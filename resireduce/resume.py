@@ -22,6 +22,7 @@ def redistribute(optimizer: DistributedOptimizer, states: Sequence[Mapping[str, 
     more copy of the model is held.
 
     Args:
+        optimizer: built as for that job, but for the number of ranks.
         states: `residual_state_dict()` of every rank of that job, in any order. All ranks must be given the same.
 
     Raises ConfigError, before anything is changed, if one is missing, or is of another model or scheme.

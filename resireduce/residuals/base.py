@@ -106,7 +106,7 @@ class Residual(ABC):
         return False
 
     def absorb(self, grad: Tensor, name: str) -> None:
-        """Residual += gradient, of a pass before the one that `compensate_` gets; only where `absorbs` says so."""
+        """Residual += `grad`, of a pass before the one that `compensate_` gets; only where `absorbs` says so."""
         raise NotImplementedError
 
     def end_step(self) -> None:

@@ -39,7 +39,7 @@ class FullResidual(Residual):
         return name in self._absorbing
 
     def absorb(self, grad: Tensor, name: str) -> None:
-        """R += G."""
+        """R += `grad`."""
         self._absorbing[name].values.add_(grad)
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:

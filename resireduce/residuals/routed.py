@@ -36,7 +36,7 @@ class RoutedResidual(Residual):
         return self._part(name).absorbs(name)
 
     def absorb(self, grad: Tensor, name: str) -> None:
-        """As the responsible part does."""
+        """Hand `grad` to the responsible part."""
         self._part(name).absorb(grad, name)
 
     def end_step(self) -> None:

@@ -59,7 +59,7 @@ def test_the_training_loop_of_the_readme_trains(tmp_path: Path) -> None:
 
 def check_page(communicator: Communicator) -> None:
     """Two ranks stop and go on, and are then where two that never stopped are; the other snippets train too."""
-    (start, loop), (save, load) = code("1. Three lines"), code("3. Stop and go on")
+    (start, loop), (save, load, share) = code("1. Three lines"), code("3. Stop and go on")
     mine = [torch.Generator().manual_seed(2 * step + communicator.rank) for step in range(3)]
     names = {"build_model": lambda: seeded(Net), "loss": lambda model, seed: loss_of(model, seed.clone_state())}
     page, again = {**names, "batches": mine}, {**names, "batches": mine}
@@ -68,7 +68,10 @@ def check_page(communicator: Communicator) -> None:
     dist.barrier()
     exec(start + load + loop, again)
     assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))
-    for section in ("Compressors", "Groups and specific layers"):
+    exec(load + share + loop, again)
+    exec(code("Clipping, and half precision")[0], page)
+    assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
+    for section in ("Compressors", "DGC in full", "Groups and specific layers"):
         (snippet,) = code(section)
         exec(snippet + loop + code("Adding up several passes")[0], page)
         assert not same(page["model"], seeded(Net))
@@ -92,8 +95,8 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
-    assert found[:2] == ["1. Three lines", "3. Stop and go on"]
-    assert found[2:] == ["Compressors", "Groups and specific layers", "Adding up several passes"]
+    assert found[:3] == ["1. Three lines", "3. Stop and go on", "Clipping, and half precision"]
+    assert found[3:] == ["Compressors", "DGC in full", "Groups and specific layers", "Adding up several passes"]
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:

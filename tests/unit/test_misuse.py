@@ -315,3 +315,41 @@ def test_streamed_gradients_are_no_zeros_to_clip(compressor: str) -> None:
 def test_a_norm_that_cannot_be_clipped_to(value: float) -> None:
     with pytest.raises(ConfigError, match=r"max_grad_norm: .* is not allowed; give a number greater than 0, or None"):
         distributed(seeded(Net), max_grad_norm=value)
+
+
+class Failing(nn.Module):
+    """Fails in the backward pass, when the gradients of the layers after it have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(120, 120), nn.Linear(120, 120)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.first(x)
+
+        def fail(_: torch.Tensor) -> None:
+            raise KeyError("of the user's own")
+
+        middle.register_hook(fail)
+        return self.last(middle)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_backward_pass_that_fails_half_way(gradients: str) -> None:
+    model = Failing()
+    optimizer = distributed(model, gradients=gradients)
+    with pytest.raises(KeyError):
+        model(torch.ones(2, 120)).sum().backward()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(UsageError, match=r"did not come to its end.*from a checkpoint"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_local_gradients_that_are_streamed_cannot_be_clipped() -> None:
+    with pytest.raises(
+        ConfigError, match=r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"
+    ):
+        distributed(seeded(Net), max_local_grad_norm=1.0)
+    with pytest.raises(ConfigError, match=r"max_local_grad_norm: -1\.0 is not allowed; give a number"):
+        distributed(seeded(Net), max_local_grad_norm=-1.0, gradients="kept")

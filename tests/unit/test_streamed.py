@@ -1,5 +1,6 @@
 """Streamed = kept, bit for bit; and how both are used rightly and wrongly."""
 
+import contextlib
 import copy
 
 import pytest
@@ -326,3 +327,91 @@ def test_clipping_is_clip_grad_norm() -> None:
         optimizer.step()
     assert distributed.grad_norm is not None and float(distributed.grad_norm) == float(norm)
     assert same(clipped, model)
+
+
+def test_clipping_this_ranks_own_gradient() -> None:
+    start, limit = seeded(Net), 0.3
+
+    def rank(communicator: LocalCommunicator) -> tuple[nn.Module, nn.Module]:
+        options = {"compressor": "topk", "density": 1.0, "scheme": "baseline", "steps": 3}
+        clipped, _ = train(communicator, start, gradients="kept", max_local_grad_norm=limit, **options)
+        model = copy.deepcopy(start)
+        optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, generator).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            for name, parameter in model.named_parameters():
+                parameter.grad.mul_(0.5)
+                communicator.all_reduce(parameter.grad, name).wait()
+            optimizer.step()
+        return clipped, model
+
+    (clipped, by_hand), _ = LocalWorld(2).run(rank)
+    for a, b in zip(clipped.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    assert not same(clipped, train_world(2, start, gradients="kept", density=1.0, scheme="baseline", steps=3)[0][0])
+
+
+@pytest.mark.parametrize("accumulation", ["no_sync", "backward_passes_per_step"])
+@pytest.mark.parametrize("scheme", ["baseline", "w"])
+def test_passes_are_absorbed_by_full_residuals_and_held_where_they_are_shared(scheme: str, accumulation: str) -> None:
+    trained, held = [], []
+    for gradients in ("kept", "streamed"):
+        model, generator = seeded(Net), torch.Generator().manual_seed(0)
+        passes = 3 if accumulation == "backward_passes_per_step" else 1
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), scheme, density=0.05, backend="local",
+            gradients=gradients, backward_passes_per_step=passes,
+        )  # fmt: skip
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                with optimizer.no_sync() if passes == 1 else contextlib.nullcontext():
+                    loss_of(model, generator).backward()
+            held.append({name for name, p in model.named_parameters() if p.grad is not None and p.numel() >= 10_000})
+            loss_of(model, generator).backward()
+            optimizer.step()
+        trained.append(model)
+    assert len(held[0]) == len(held[1]) == 7, "kept: all that is compressed"
+    assert held[2] == held[3] == (set() if scheme == "baseline" else {n for n in held[0] if "blocks" in n})
+    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_parameter_whose_gradients_came_in_earlier_passes_alone() -> None:
+    trained = []
+    for gradients in ("kept", "streamed"):
+        model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.01)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", gradients=gradients
+        )
+        with optimizer.no_sync():
+            model[0](torch.ones(2, 120)).square().sum().backward()
+        model[1](torch.ones(2, 120)).square().sum().backward()
+        optimizer.step()
+        trained.append(model)
+    assert same(*trained) and (trained[0][0].weight != 0.01).any()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_nan_on_one_rank_ends_the_step_of_all(gradients: str) -> None:
+    start = seeded(Net)
+
+    def rank(communicator: LocalCommunicator) -> str:
+        model = copy.deepcopy(start)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, gradients=gradients
+        )
+        if communicator.rank == 1:
+            model.head.weight.register_hook(lambda grad: grad * torch.nan)
+        loss_of(model, torch.Generator()).backward()
+        with pytest.raises(NonFiniteGradient) as raised:
+            optimizer.step()
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(rank)
+    assert "another rank holds NaN" in first and "'head.weight' holds NaN" in second
