@@ -40,6 +40,10 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
     plan.add_argument("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
     plan.add_argument(
+        "--passes", dest="backward_passes_per_step", metavar="N", default=1, type=int, help="backward passes a step"
+    )
+    plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
+    plan.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"
     )
     return root

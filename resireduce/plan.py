@@ -36,6 +36,8 @@ def plan(
     groups: str | Grouping | Mapping[str, object] = "auto",
     dense: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
+    backward_passes_per_step: int = 1,
+    compiled: bool = False,
 ) -> dict[str, int | float]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
@@ -43,7 +45,10 @@ def plan(
         build: returns the model; it is called under the meta device, so no memory is taken.
         optimizer: sgd (with momentum, its own or the compressor's) or adamw.
         world_size: number of ranks, each of which sends as much as this one.
-        scheme, gradients, residual_dtype, compressor, density, groups, dense, options: as in `resireduce.distribute`.
+        scheme, gradients, residual_dtype, compressor, density, groups, dense, options, backward_passes_per_step: as in
+            `resireduce.distribute`. Several passes hold the gradients that no residual can absorb: they are in flight.
+        compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
+            pass, and are in flight together.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
@@ -74,8 +79,9 @@ def plan(
         residual_dtype,
         dense=dense,
         options=options,
+        backward_passes_per_step=backward_passes_per_step,
     )
-    states, peak = _two_steps(model, distributed)
+    states, peak = _two_steps(model, distributed, compiled)
     baseline = baseline_total(model, states, dense)
     return {
         **states.as_dict(),
@@ -87,26 +93,28 @@ def plan(
     }
 
 
-def _two_steps(model: nn.Module, optimizer: DistributedOptimizer) -> tuple[ModelStates, int]:
+def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[ModelStates, int]:
     """Model states between the steps, of which the first makes the optimizer's, and bytes at the second's fullest."""
-    _step(model, optimizer)
+    _step(model, optimizer, compiled)
     states = measure_states(optimizer)
     optimizer.zero_grad()
     with track_states(optimizer) as tracker:
-        _step(model, optimizer)
+        _step(model, optimizer, compiled)
     return states, tracker.peak_bytes
 
 
-def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
-    """A backward pass that hands over one gradient after the other, last layer first, and a step.
+def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
+    """Backward passes that hand over one gradient after the other, last layer first, and a step.
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: from the start here.
+    A compiled graph so holds every gradient.
     """
     with_aliases = [p for _, p in model.named_parameters(remove_duplicate=False)]
     tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}
     trainable = [p for p in model.parameters() if p.requires_grad]
-    waiting = {id(p): torch.empty_like(p) for p in trainable if id(p) in tied}
-    for parameter in reversed(trainable):
-        waiting.pop(id(parameter), None)
-        (parameter * torch.ones((), device=parameter.device)).sum().backward()
+    for _ in range(optimizer.backward_passes_per_step):
+        waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
+        for parameter in reversed(trainable):
+            waiting.pop(id(parameter), None)
+            (parameter * torch.ones((), device=parameter.device)).sum().backward()
     optimizer.step()

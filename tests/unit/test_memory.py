@@ -1,6 +1,8 @@
 """What is alive in a step, measured; and `plan`, which must say the same beforehand."""
 
+import contextlib
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from resireduce.memory import LiveBytes, measure_states, step_bounds, track_stat
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, SCHEMES
-from tests.worlds import Net, loss_of, seeded, sgd_for, train, train_world
+from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in ("kept", "streamed")]
 ROWS += [("baseline", compressor, gradients) for compressor in COMPRESSORS for gradients in ("kept", "streamed")]
@@ -152,6 +154,41 @@ def test_plan_of_the_papers_arithmetic() -> None:
     assert lossless["normalised"] == 1 - baseline["gradients"] / baseline["total"]
     floor = plan(Net, scheme="none", compressor="none", gradients="streamed")
     assert floor["total"] == floor["parameters"] + floor["optimizer_states"]
+
+
+def test_gradients_of_several_passes_are_planned_where_no_residual_absorbs_them() -> None:
+    build = partial(Net, blocks=12)
+    gradients = plan(build, gradients="kept")["gradients"]
+    for scheme, absorbed in (("baseline", True), ("w+2d", False)):
+        one, two = (plan(build, scheme=scheme, backward_passes_per_step=n) for n in (1, 2))
+        assert one["total"] == two["total"]
+        held = two["in_flight"] - one["in_flight"]
+        assert held < 0.1 * gradients if absorbed else held > 0.5 * gradients, held / gradients
+
+
+def test_a_compiled_model_is_planned_with_all_gradients_at_once() -> None:
+    build = partial(Net, blocks=12)
+    eager, compiled = (plan(build, compiled=compiled) for compiled in (False, True))
+    gradients = plan(build, gradients="kept")["gradients"]
+    assert eager["total"] == compiled["total"] and eager["in_flight"] < 0.6 * gradients
+    assert gradients <= compiled["in_flight"] < 1.2 * gradients
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+def test_the_planned_peak_of_several_passes_is_near_the_measured_one(scheme: str) -> None:
+    planned = plan(Net, scheme=scheme, density=0.05, world_size=1, backward_passes_per_step=2)
+    model = seeded(Net)
+    optimizer = resireduce.distribute(
+        model, OPTIMIZERS["momentum"](list(model.parameters())), scheme, density=0.05, backend="local",
+        backward_passes_per_step=2,
+    )  # fmt: skip
+    for step in range(3):
+        optimizer.zero_grad()
+        with track_states(optimizer) if step == 2 else contextlib.nullcontext() as tracker:
+            for seed in range(2):
+                loss_of(model, torch.Generator().manual_seed(seed)).backward()
+            optimizer.step()
+    assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
 
 
 def test_tied_parameters_are_planned_with_the_gradient_that_autograd_holds() -> None:

@@ -347,9 +347,7 @@ def test_a_backward_pass_that_fails_half_way(gradients: str) -> None:
 
 
 def test_local_gradients_that_are_streamed_cannot_be_clipped() -> None:
-    with pytest.raises(
-        ConfigError, match=r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"
-    ):
+    with pytest.raises(ConfigError, match=r"max_local_grad_norm: 1\.0 .* gradients='streamed'.*or .*kept"):
         distributed(seeded(Net), max_local_grad_norm=1.0)
     with pytest.raises(ConfigError, match=r"max_local_grad_norm: -1\.0 is not allowed; give a number"):
         distributed(seeded(Net), max_local_grad_norm=-1.0, gradients="kept")
