@@ -9,6 +9,7 @@ from torch import Tensor
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
+"""How payloads can meet."""
 
 
 class Compressor(ABC):
