@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 PIECES = 16
+"""In how many pieces a large tensor is gone through."""
 SMALLEST = 1 << 14
 """Elements below which a piece is not worth its launches."""
 

@@ -21,12 +21,13 @@ LONGEST_RUN = 6
 class Grouping:
     """Which tensors share a residual, and which are reduced within themselves; by parameter name.
 
-    groups: members in the order of the model. specific: tensors that ResiReduce-d and -2d reduce. Raises ConfigError
-    for a name that is there twice, and for a group of one.
+    Raises ConfigError for a name that is there twice, and for a group of one.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
+    """The members of each group, in the order of the model."""
     specific: tuple[str, ...] = ()
+    """Tensors that ResiReduce-d and -2d reduce."""
 
     def __post_init__(self) -> None:
         names = [name for group in self.groups for name in group] + list(self.specific)

@@ -10,6 +10,7 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, cut
 
 FORM = '{"groups": ["blocks.*.fc.weight", ["a.weight", "b.weight"]], "specific": ["embedding.weight"]}'
+"""An example, for messages."""
 
 
 def match_groups(patterns: Mapping[str, object], parameters: Mapping[str, Tensor]) -> Grouping:

@@ -11,22 +11,21 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Payload:
-    """One tensor's message: one buffer, so that values and indices need one collective and not two.
-
-    buffer: 1-D. A single part travels as it is, in its own dtype; several parts lie behind one another as uint8,
-        the widest dtype first, so that each lies aligned.
-    layout: dtype and number of elements of each part.
-    shape, dtype: of the dense gradient, which is what decompression restores.
-    ragged: whether other ranks may have sent another number of elements.
-    source: what a random choice was made from, name and step; it does not travel.
-    """
+    """One tensor's message: one buffer, so that values and indices need one collective and not two."""
 
     buffer: Tensor
+    """1-D, all that travels. A single part is as it is, in its own dtype; several lie behind one another as uint8, the
+    widest dtype first, so that each lies aligned."""
     layout: tuple[tuple[torch.dtype, int], ...]
+    """Dtype and number of elements of each part."""
     shape: torch.Size
+    """Of the dense gradient."""
     dtype: torch.dtype
+    """Of the dense gradient."""
     source: tuple[str, int] | None = None
+    """What a random choice was made from, name and step."""
     ragged: bool = False
+    """Whether other ranks may have sent another number of elements."""
 
     @classmethod
     def pack(
@@ -34,8 +33,8 @@ class Payload:
     ) -> "Payload":
         """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
 
-        ragged: other ranks may send another number of elements, the same of each part; the buffer is not padded then,
-        so that the number follows from its size.
+        source: what a random choice was made from. ragged: other ranks may send another number of elements, the same of
+        each part; the buffer is not padded then, so that the number follows from its size.
         """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:

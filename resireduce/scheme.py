@@ -38,6 +38,7 @@ COMPRESSORS = {
     "qsgd": Listed("resireduce.compressors.qsgd:QSGD", selects=False),
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
 }
+"""All compressors, by name."""
 
 FULL = "resireduce.residuals.full:FullResidual"
 NONE = "resireduce.residuals.none:NoResidual"
@@ -48,11 +49,14 @@ PARTIAL = "resireduce.residuals.partial:PartialResidual"
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which residual, "module:Class", a tensor has: member of a reusable group, specific layer, any other."""
+    """Which residual a tensor has, as "module:Class"."""
 
     grouped: str = FULL
+    """A member of a reusable group."""
     specific: str = FULL
+    """A specific layer."""
     other: str = FULL
+    """Any other that is compressed."""
 
 
 SCHEMES = {
@@ -66,14 +70,18 @@ SCHEMES = {
     "w+2d": Scheme(grouped=WEIGHTED, specific=ROWS_COLUMNS),
     "partial": Scheme(PARTIAL, PARTIAL, PARTIAL),
 }
+"""All schemes, by name."""
 
 GRADIENTS = ("kept", "streamed")
+"""Lifetimes of gradients."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",
     "torch": "resireduce.comm.torch:TorchCommunicator",
 }
+"""All communicators, by name."""
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
+"""Precisions in which residuals can be stored, by name."""
 
 COMMON = {"grouping", "dtype", "rank"}
 """Arguments that every residual takes."""

@@ -16,7 +16,9 @@ class Slot:
     """What is known, between two steps, of the gradient of one parameter."""
 
     index: int
+    """Place among the trained parameters, in the order of the model."""
     name: str
+    """As the model calls it."""
     parameter: nn.Parameter
     dense: bool
     """Whether its payload is the gradient itself, which is summed in place."""

@@ -12,6 +12,7 @@ from resireduce.scheme import load
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
 CURE = "give a known name, or module:callable that needs no arguments and returns the model"
+"""What to do about a model that cannot be used, for messages."""
 
 
 def known_models() -> dict[str, str]:

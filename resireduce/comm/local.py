@@ -14,6 +14,7 @@ from resireduce.errors import UsageError
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 60.0
+"""How long a rank waits for the others."""
 
 
 @dataclass
@@ -30,6 +31,7 @@ class LocalWorld:
     """`size` ranks in this process. `run` starts a thread for each; collectives meet by the order of their launch."""
 
     size: int
+    """Number of ranks."""
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _collectives: dict[int, _Collective] = field(default_factory=dict)
     _broken: bool = False

@@ -10,6 +10,7 @@ from torch import Tensor
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
+"""How payloads can meet."""
 
 
 @dataclass(frozen=True)

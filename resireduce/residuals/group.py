@@ -15,7 +15,9 @@ class Group:
     """One reusable group on its way through a step."""
 
     members: tuple[str, ...]
+    """In the order of the model."""
     stored: Stored
+    """What the last step left."""
     waiting: dict[str, Tensor] = field(default_factory=dict)
     """Errors of this step that arrived before their turn."""
     turn: int = 0

@@ -10,6 +10,7 @@ from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 PIECES = 16
+"""In how many pieces the places of a large tensor are made."""
 SMALLEST = 1 << 12
 """Places below which a piece is not worth its launch."""
 
@@ -21,7 +22,7 @@ class PartialResidual(Residual):
     is made again, from the tensor's name, whenever it is needed: only values are stored.
 
     Args:
-        ratio: share of the elements, or {pattern of names: share}.
+        ratio: share of the elements, or {pattern of names: share}. Raises ConfigError for one outside (0, 1].
     """
 
     def __init__(self, *, ratio: object = 0.5, **options: object):

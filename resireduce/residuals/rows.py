@@ -30,6 +30,8 @@ class RowsResidual(Residual):
     Args:
         row_ratio: share of the rows, or {pattern of names: share}.
         norms, choice: as in RowsColumnsResidual.
+
+    Raises ConfigError for other values.
     """
 
     def __init__(

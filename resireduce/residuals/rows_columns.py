@@ -38,6 +38,8 @@ class RowsColumnsResidual(Residual):
         row_ratio, column_ratio: share of the rows and of the columns, or {pattern of names: share}.
         norms: of the "residual" (the paper) or of the "compensated" gradient (the released code).
         choice: the "largest" (the paper), or drawn with their "softmax" as probabilities (the released code).
+
+    Raises ConfigError for other values.
     """
 
     def __init__(

@@ -66,6 +66,12 @@ def test_the_page_shows_one_file_one_line_and_one_test_each() -> None:
     assert sorted(LINES) == ["COMPRESSORS", "SCHEMES"]
 
 
+def test_the_code_of_the_page_is_in_the_house_style(tree: Path) -> None:
+    files = [path for path in FILES if path.endswith(".py")]
+    run(tree, "ruff", "check", "--no-cache", *files)
+    run(tree, "ruff", "format", "--check", *files)
+
+
 def test_what_is_listed_is_tested_by_the_contracts(tree: Path) -> None:
     compressor, scheme = names()
     own = {Path(path).stem: path for path in FILES if path.startswith("tests/")}
