@@ -116,12 +116,13 @@ class DistributedOptimizer(OptimizerWrapper):
             return
         self._take(slot)
         self._queue.launch(self.steps)
-        # Not while others hold gradients of earlier passes in .grad, which would be taken for finished ones.
-        if self.streamed and not self._held:
+        if not self.streamed:
+            return
+        if not self._held:  # else gradients of earlier passes in .grad would be taken for finished ones
             self._updater.update_early()
-            last = self._queue.last
-            if last.present and last.parameter.grad is None:
-                last.parameter.grad = StreamedAway.of(last.parameter)
+        last = self._queue.last
+        if last.present and last.parameter.grad is None:
+            last.parameter.grad = StreamedAway.of(last.parameter)
 
     def _take(self, slot: Slot) -> None:
         """Compress the gradient; streamed, its payload is all that is left of it."""
