@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--scheme", default="w+2d", help=f"{', '.join(SCHEMES)} (default: %(default)s)")
     plan.add_argument("--gradients", default="streamed", help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
     plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
+    plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
     plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
     plan.add_argument("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")

@@ -1,21 +1,18 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
-import math
 import warnings
 from collections.abc import Iterable, Mapping
-from inspect import Parameter, signature
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from resireduce.checks import check_momentum, check_norms, check_scaler, check_types, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
-from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.optimizer import DISTRIBUTED, DistributedOptimizer
+from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual, load
 from resireduce.start import broadcast_start, check_agreement
@@ -37,6 +34,7 @@ def distribute(
     max_grad_norm: float | None = None,
     max_local_grad_norm: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
+    residual_device: str | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -68,28 +66,31 @@ def distribute(
         max_local_grad_norm: kept only: each rank's own gradient is scaled so that its norm is this at most, before
             anything is compressed, which then waits for all of it. DGC has max_grad_norm / sqrt(world size) here.
         grad_scaler: a `resireduce.GradScaler` that scales the loss. Streamed, payloads wait as with max_grad_norm.
+        residual_device: "cpu" holds residuals in the host's memory, pinned; each is brought to the GPU shortly before
+            its gradient is there. None: on the gradients' device.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
     launcher (torchrun) or the time limit of the process group ends them.
     """
-    _check_types(model, optimizer)
+    check_types(model, optimizer)
     choose("gradients", gradients, GRADIENTS)
     if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
-    _check_norms(max_grad_norm, max_local_grad_norm, gradients)
-    _check_scaler(grad_scaler)
-    parameters = _optimized(model, optimizer)
+    check_norms(max_grad_norm, max_local_grad_norm, gradients)
+    check_scaler(grad_scaler)
+    parameters = optimized(model, optimizer)
     compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
     grouping = find_grouping(model, groups, compressed)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
-    _check_momentum(lossy, optimizer)
+    check_momentum(lossy, optimizer)
     communicator = _communicator(backend)
-    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
+    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options, residual_device)
     warn_if_nothing_is_reduced(scheme, grouping)
     settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
     settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm, "groups": grouping}
     settings |= {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": type(grad_scaler).__name__}
+    settings |= {"residual_device": residual_device}
     settings |= {"backward_passes_per_step": backward_passes_per_step}
     check_agreement(settings, parameters, communicator)
     uncompressed = frozenset(parameters.keys() - compressed.keys())
@@ -106,70 +107,6 @@ def distribute(
     )
     broadcast_start(model, optimizer, communicator)
     return distributed
-
-
-def _check_types(model: object, optimizer: object) -> None:
-    for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
-        if not isinstance(value, kind):
-            raise ConfigError(
-                f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
-            )
-    if isinstance(model, DistributedDataParallel):
-        raise ConfigError(
-            "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
-            "and train that without the wrapper, or use resireduce.compress_ddp(...)"
-        )
-
-
-def _check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
-    for field, value in (("max_grad_norm", max_grad_norm), ("max_local_grad_norm", max_local_grad_norm)):
-        if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
-            raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
-    if max_local_grad_norm is not None and gradients == "streamed":
-        raise ConfigError(
-            f"max_local_grad_norm: {max_local_grad_norm} is not allowed with gradients='streamed', which are sent "
-            "before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
-        )
-
-
-def _check_scaler(scaler: object) -> None:
-    if scaler is not None and not isinstance(scaler, GradScaler):
-        raise ConfigError(
-            f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
-            "resireduce.GradScaler"
-        )
-
-
-def _check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """A compressor that corrects momentum takes the place of the optimizer's."""
-    own = next((key for g in optimizer.param_groups for key in ("momentum", "betas") if g.get(key)), None)
-    if compressor.momentum is not None and own is not None:
-        raise ConfigError(
-            f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
-            f"{type(optimizer).__name__}; give SGD with momentum=0, or compressor='dgc', which leaves momentum to it"
-        )
-
-
-def _optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The trainable parameters that the optimizer holds, by name, in the order of the model."""
-    closure = signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise ConfigError(
-            f"optimizer: {type(optimizer).__name__} computes gradients several times a step, which are under way after "
-            "the first; use one that takes a step from one gradient (SGD, Adam, ...)"
-        )
-    held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
-    parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
-    if len(parameters) < len(held):
-        raise ConfigError("optimizer: it holds parameters that are not the model's; give distribute() the whole model")
-    twice = next((name for name, p in parameters.items() if hasattr(p, DISTRIBUTED)), None)
-    if twice is not None:
-        raise ConfigError(
-            f"model: {twice!r} is distributed already; use the optimizer of that call, or build the model anew"
-        )
-    if not parameters:
-        raise ConfigError("optimizer: it holds no trainable parameter of the model")
-    return parameters
 
 
 def find_grouping(

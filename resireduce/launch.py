@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class LaunchQueue:
         self.flagged = False
         """Whether any rank, itself included, has flagged the last step."""
         self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
+        self._next: dict[Slot, Slot] = {}
         self._restart()
 
     def _restart(self) -> None:
@@ -61,6 +63,14 @@ class LaunchQueue:
     def last(self) -> Slot:
         """The tensor whose gradient is expected last."""
         return self._buckets[-1][-1]
+
+    def prefetch_after(self, slot: Slot) -> None:
+        """The gradient of `slot` is there: bring the residual that is expected to be needed next on its way."""
+        if not self._next:
+            slots = [slot for bucket in self._buckets for slot in bucket]
+            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
+        if slot in self._next:
+            self.feedback.residual.prefetch(self._next[slot].name)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
@@ -156,5 +166,5 @@ class LaunchQueue:
             order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)
             self.feedback.communicator.broadcast_(order, "resireduce.order")
             self._buckets = list(buckets(self.slots[index] for index in order.tolist()))
-            self._order_is_learnt = True
+            self._order_is_learnt, self._next = True, {}
         self._restart()

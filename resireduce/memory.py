@@ -27,7 +27,7 @@ class ModelStates:
     gradients: int
     """In `.grad`; none if they are streamed."""
     residuals: int
-    """Indices included."""
+    """Indices included; without those in the host's memory."""
     optimizer_states: int
     """The wrapped optimizer's, step counters included, and velocities that a compressor keeps in its place."""
 
@@ -60,15 +60,19 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """The tensors that `optimizer`, its parameters and its residuals hold now, by the kind of model state."""
+    """The tensors that `optimizer`, its parameters and its residuals hold now, by the kind of model state.
+
+    Residuals in the host's memory are not among them.
+    """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    momentum = optimizer.feedback.momentum
+    residual, momentum = optimizer.feedback.residual, optimizer.feedback.momentum
+    on_host = {id(tensor) for tensor in residual.host_tensors()}
     velocities = [] if momentum is None else list(momentum.tensors().values())
     states = [value for state in optimizer.state.values() for value in state.values()]
     return {
         "parameters": parameters,
         "gradients": [p.grad for p in parameters if p.grad is not None],
-        "residuals": list(optimizer.feedback.residual.tensors().values()),
+        "residuals": [tensor for tensor in residual.tensors().values() if id(tensor) not in on_host],
         "optimizer_states": [value for value in states if isinstance(value, Tensor)] + velocities,
     }
 

@@ -144,14 +144,16 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _send(self, slot: Slot) -> None:
         """Compress a gradient that is complete, and launch what is ready."""
+        self.queue.prefetch_after(slot)
         self._intake.take(slot, self.steps)
         self.queue.launch(self.steps)
-        # Not while others hold gradients of earlier passes in .grad, which would be taken for finished ones.
-        if self.streamed and not self._intake.holds:
+        if not self.streamed:
+            return
+        if not self._intake.holds:  # else gradients of earlier passes in .grad would be taken for finished ones
             self._updater.update_early(slot)
-            last = self.queue.last
-            if last.present and last.parameter.grad is None:
-                last.parameter.grad = StreamedAway.of(last.parameter)
+        last = self.queue.last
+        if last.present and last.parameter.grad is None:
+            last.parameter.grad = StreamedAway.of(last.parameter)
 
     def _refuse_if_failed(self) -> None:
         if self._failed:

@@ -38,6 +38,7 @@ def plan(
     options: Mapping[str, object] | None = None,
     backward_passes_per_step: int = 1,
     compiled: bool = False,
+    residual_device: str | None = None,
 ) -> dict[str, int | float]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
@@ -45,16 +46,18 @@ def plan(
         build: returns the model; it is called under the meta device, so no memory is taken.
         optimizer: sgd (with momentum, its own or the compressor's) or adamw.
         world_size: number of ranks, each of which sends as much as this one.
-        scheme, gradients, residual_dtype, compressor, density, groups, dense, options, backward_passes_per_step: as in
-            `resireduce.distribute`. Several passes hold the gradients that no residual can absorb: they are in flight.
+        scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
+            backward_passes_per_step: as in `resireduce.distribute`. Several passes hold the gradients that no residual
+            can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
-        are gone by then. baseline_total: the same with kept gradients and a full residual in the gradient's dtype.
-        normalised: total / baseline_total. peak_states: at the fullest moment of a step, activations not counted.
-        in_flight: peak_states - total. peak_normalised: peak_states / baseline_total.
+        are gone by then. host_residuals: those in the host's memory, which no other figure counts. baseline_total: the
+        same as total with kept gradients and a full residual in the gradient's dtype. normalised: total /
+        baseline_total. peak_states: at the fullest moment of a step, activations not counted. in_flight: peak_states -
+        total. peak_normalised: peak_states / baseline_total.
     """
     make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= LARGEST_WORLD:
@@ -80,11 +83,13 @@ def plan(
         dense=dense,
         options=options,
         backward_passes_per_step=backward_passes_per_step,
+        residual_device=residual_device,
     )
     states, peak = _two_steps(model, distributed, compiled)
     baseline = baseline_total(model, states, dense)
     return {
         **states.as_dict(),
+        "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
         "peak_states": peak,

@@ -83,7 +83,9 @@ BACKENDS = {
 RESIDUAL_DTYPES = ("float64", "float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
 """Precisions in which residuals can be stored, by name."""
 
-COMMON = {"grouping", "dtype", "rank"}
+RESIDUAL_DEVICES = ("cpu",)
+
+COMMON = {"grouping", "dtype", "rank", "device"}
 """Arguments that every residual takes."""
 
 
@@ -108,9 +110,11 @@ def build_residual(
     dtype: str | None = None,
     rank: int = 0,
     options: Mapping[str, object] | None = None,
+    device: str | None = None,
 ) -> "Residual":
     """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own).
 
+    device: "cpu" holds it in the host's memory; None on that of each gradient.
     `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises ConfigError
     for a name, dtype or option that is not known, and for an option's value that cannot be used.
     """
@@ -119,6 +123,8 @@ def build_residual(
     scheme = SCHEMES[choose("scheme", name, SCHEMES)]
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
+    if device is not None:
+        choose("residual_device", device, RESIDUAL_DEVICES)
     classes = {kind: load(kind) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
@@ -128,6 +134,7 @@ def build_residual(
             grouping=grouping,
             dtype=dtype,
             rank=rank,
+            device=device,
             **{option: value for option, value in (options or {}).items() if option in known[kind]},
         )
         for kind, residual in classes.items()

@@ -10,6 +10,7 @@ from torch import Tensor
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, check_share
 from resireduce.grouping import Grouping
+from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Blocks, Plain, Stored
 
 NORMS = ("residual", "compensated")
@@ -74,13 +75,15 @@ class Residual(ABC):
         grouping: which tensors are members of one group.
         dtype: storage precision, a name in RESIDUAL_DTYPES; None: each gradient's own.
         rank: whose residual this is; random choices that need not agree between ranks are seeded with it.
+        device: where it is held between its uses: "cpu", the host's memory; None: each gradient's own.
 
     Subclasses have further arguments, all keyword-only, which users give as `options`.
     """
 
-    def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0):
-        self.grouping, self.dtype, self.rank = grouping, dtype, rank
+    def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
+        self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
         self.steps = 0
+        self._hosted: list[Hosted] = []
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
@@ -136,10 +139,32 @@ class Residual(ABC):
         return generator(like.device, f"{name}/{self.rank}", self.steps)
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
-        """Room for a tensor of this shape, on `like`'s device, in the storage precision; None is `like`'s own dtype.
+        """Room for a tensor of this shape in the storage precision; None is `like`'s own dtype.
 
+        On `like`'s device, or in the host's memory.
         Raises ConfigError if the storage dtype is wider: the sum is formed in the gradient's, so nothing would be won.
         """
+        near = self._near(shape, like)
+        if self.device is None:
+            return near
+        self._hosted.append(hosted := Hosted(near))
+        return hosted
+
+    def host_tensors(self) -> list[Tensor]:
+        """Those of `tensors()` that are held in the host's memory."""
+        return [tensor for hosted in self._hosted for tensor in hosted.tensors().values()]
+
+    def prefetch(self, name: str) -> None:
+        """Tensor `name` will have its gradient soon: begin to bring what is added to it to its device."""
+        stored = self.stored_for(name)
+        if stored is not None:
+            stored.prefetch()
+
+    def stored_for(self, name: str) -> Stored | None:
+        """What is read for tensor `name`, if anything is."""
+        return None
+
+    def _near(self, shape: tuple[int, ...], like: Tensor) -> Stored:
         if self.dtype in Blocks.LARGEST:
             return Blocks(shape, self.dtype, like.device)
         dtype = like.dtype if self.dtype is None else getattr(torch, self.dtype)

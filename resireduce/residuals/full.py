@@ -48,6 +48,10 @@ class FullResidual(Residual):
         if name not in self._absorbing:
             self._stored[name].set_(left, self.source(name, left))
 
+    def stored_for(self, name: str) -> Stored:
+        """Its own residual."""
+        return self._stored[name]
+
     def tensors(self) -> dict[str, Tensor]:
         """One for each registered tensor."""
         return named("full", self._stored)

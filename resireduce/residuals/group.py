@@ -92,6 +92,10 @@ class GroupResidual(Residual):
         group.stored.set_(self.finish(total, weight), self.source(group.members[0], total))
         group.turn = 0
 
+    def stored_for(self, name: str) -> Stored:
+        """Its group's."""
+        return self._group_of[name].stored
+
     def tensors(self) -> dict[str, Tensor]:
         """One for each group, named for its first member."""
         kind = type(self).__name__.removesuffix("Residual").lower()

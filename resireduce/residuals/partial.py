@@ -50,6 +50,10 @@ class PartialResidual(Residual):
             values[piece] = flat[positions]
         self._stored[name].set_(values, self.source(name, flat))
 
+    def stored_for(self, name: str) -> Stored:
+        """Its own part."""
+        return self._stored[name]
+
     def tensors(self) -> dict[str, Tensor]:
         """One for each registered tensor."""
         return named("partial", self._stored)

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from resireduce.grouping import Grouping
 from resireduce.residuals.base import Residual
+from resireduce.residuals.stored import Stored
 
 
 class RoutedResidual(Residual):
@@ -38,6 +39,14 @@ class RoutedResidual(Residual):
     def absorb(self, grad: Tensor, name: str) -> None:
         """Hand `grad` to the responsible part."""
         self._part(name).absorb(grad, name)
+
+    def host_tensors(self) -> list[Tensor]:
+        """Those of all parts."""
+        return [tensor for part in self._parts for tensor in part.host_tensors()]
+
+    def stored_for(self, name: str) -> Stored | None:
+        """What the responsible part has."""
+        return self._part(name).stored_for(name)
 
     def end_step(self) -> None:
         """For every part."""

@@ -66,6 +66,10 @@ class RowsResidual(Residual):
         stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left))
         stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left))
 
+    def stored_for(self, name: str) -> Stored:
+        """Its rows."""
+        return self._stored[name].values
+
     def tensors(self) -> dict[str, Tensor]:
         """The rows and their numbers, for each registered tensor."""
         values = named("rows", {name: stored.values for name, stored in self._stored.items()})

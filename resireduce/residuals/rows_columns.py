@@ -82,6 +82,10 @@ class RowsColumnsResidual(Residual):
         block.columns = select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", left))
         block.values.set_(matrix[block.index()], self.source(name, left))
 
+    def stored_for(self, name: str) -> Stored:
+        """Its block."""
+        return self._blocks[name].values
+
     def tensors(self) -> dict[str, Tensor]:
         """The block, its row numbers and its column numbers, for each registered tensor."""
         held = named("rows_columns", {name: block.values for name, block in self._blocks.items()})

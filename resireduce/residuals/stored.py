@@ -1,6 +1,8 @@
 """In which precision a residual lies in memory."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from copy import copy
 from typing import ClassVar
 
 import torch
@@ -32,6 +34,14 @@ class Stored(ABC):
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Store `value`, whose memory may be kept for it; `source` is for random rounding (None on the meta device)."""
 
+    def prefetch(self) -> None:
+        """It will be used soon: bring it near. Nothing to do where it is held where it is used."""
+        return
+
+    @abstractmethod
+    def over(self, tensors: Mapping[str, Tensor]) -> "Stored":
+        """One of the same kind and shape that holds `tensors`, named as in `tensors()`."""
+
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """All that is held, by names that end those of the residual."""
@@ -61,6 +71,12 @@ class Plain(Stored):
             self.values = value.to(self.values.dtype)
         else:
             self.values.copy_(value)
+
+    def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
+        """Of other values."""
+        other = copy(self)
+        other.values = tensors[""]
+        return other
 
     def tensors(self) -> dict[str, Tensor]:
         """The values."""
@@ -127,6 +143,12 @@ class Blocks(Stored):
             return
         unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
         self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
+
+    def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
+        """Of other codes and scales."""
+        other = copy(self)
+        other.codes, other.scales = tensors[".codes"], tensors[".scales"]
+        return other
 
     def tensors(self) -> dict[str, Tensor]:
         """Codes (two of int4 in a byte) and scales."""

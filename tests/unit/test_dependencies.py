@@ -23,7 +23,7 @@ LAYERS = (
     ("intake", "update"),
     ("comm_hook", "optimizer"),
     ("grad_scaler", "resume"),
-    ("scheme",),
+    ("checks", "scheme"),
     ("api", "ddp", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
 )

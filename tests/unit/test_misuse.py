@@ -70,6 +70,17 @@ def test_gradients_that_are_dropped_between_two_passes(gradients: str) -> None:
         optimizer.step()
 
 
+def test_streamed_gradients_of_several_passes_that_are_clipped_too_late() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with optimizer.no_sync():
+        loss(model).backward()
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"give max_grad_norm to resireduce\.distribute"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
 def test_no_sync_within_no_sync() -> None:
     model = seeded(Net)
     optimizer = distributed(model)
@@ -77,9 +88,9 @@ def test_no_sync_within_no_sync() -> None:
         with optimizer.no_sync():
             loss(model).backward()
         loss(model).backward()
-        assert model.first.bias.grad is not None, "still within the outer one"
+        assert model.head.bias.grad is not None, "still within the outer one"
     loss(model).backward()
-    assert model.first.bias.grad is None
+    assert model.head.bias.grad is None
     optimizer.step()
 
 

@@ -1,0 +1,110 @@
+"""Residuals in the host's memory: a GPU holds one of them only while it is being used."""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from resireduce.residuals.stored import Stored
+
+
+class Hosted(Stored):
+    """What `near` would hold on its device, held in the host's memory instead; pinned, if the device is a GPU.
+
+    Copies go both ways on a stream of their own, so that they run beside the backward pass: in by `prefetch`, before
+    the gradient is there; out by `set_`, beside what comes next.
+
+    Args:
+        near: made on the device of the gradients; what it holds is moved.
+    """
+
+    def __init__(self, near: Stored):
+        tensors = near.tensors()
+        self._device = next(iter(tensors.values())).device
+        self._far = near.over({name: _on_host(tensor) for name, tensor in tensors.items()})
+        self._near: Stored | None = None
+
+    def prefetch(self) -> None:
+        """Begin to copy to the device, if that has not begun."""
+        if self._near is None:
+            with _beside(self._device):
+                self._near = self._far.over(
+                    {name: self._like(tensor).copy_(tensor, non_blocking=True) for name, tensor in self._tensors()}
+                )
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """`target` += what is stored, once it has come."""
+        return self._come().add_to_(target)
+
+    def read(self, dtype: torch.dtype) -> Tensor:
+        """What is stored, on the device."""
+        return self._come().read(dtype)
+
+    def release(self) -> None:
+        """The copy on the device."""
+        self._near = None
+
+    def set_(self, value: Tensor, source: torch.Generator | None) -> None:
+        """Encode `value` on the device, and begin to copy the result to the host."""
+        near = self._near or self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+        near.set_(value, source)
+        self._near = None
+        with _beside(self._device, after=True):
+            for name, tensor in near.tensors().items():
+                self._far.tensors()[name].copy_(tensor, non_blocking=True)
+                _used(tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those on the host, when all copies have come to their end."""
+        if self._device.type == "cuda":
+            _stream(self._device).synchronize()
+        self._near = None
+        return self._far.tensors()
+
+    def over(self, tensors: Mapping[str, Tensor]) -> Stored:
+        """The same on the host, held in `tensors`."""
+        return self._far.over(tensors)
+
+    def _tensors(self) -> list[tuple[str, Tensor]]:
+        return list(self._far.tensors().items())
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
+
+    def _come(self) -> Stored:
+        """The copy on the device, which what is launched from now on may use."""
+        self.prefetch()
+        assert self._near is not None
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).wait_stream(_stream(self._device))
+            for tensor in self._near.tensors().values():
+                tensor.record_stream(torch.cuda.current_stream(self._device))
+        return self._near
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Zeros: pinned where copies are to run beside the device's work; without storage where nothing has any."""
+    where = "meta" if tensor.is_meta else "cpu"
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=tensor.is_cuda)
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _beside(device: torch.device, after: bool = False) -> AbstractContextManager[object]:
+    """Within it copies run on the stream for them; `after` all that has been launched so far, if it is waited for."""
+    if device.type != "cuda":
+        return nullcontext()
+    if after:
+        _stream(device).wait_stream(torch.cuda.current_stream(device))
+    return torch.cuda.stream(_stream(device))
+
+
+def _used(tensor: Tensor) -> None:
+    """Its memory may not be given to another before the copy is over."""
+    if tensor.is_cuda:
+        tensor.record_stream(_stream(tensor.device))

@@ -1,0 +1,84 @@
+"""Residuals in the host's memory: the same training, with none of them on the device between two steps."""
+
+import pytest
+import torch
+
+from resireduce.comm.local import LocalCommunicator
+from resireduce.errors import ConfigError
+from resireduce.memory import measure_states
+from resireduce.plan import plan
+from resireduce.residuals.hosted import Hosted
+from resireduce.residuals.stored import Blocks, Plain, Stored
+from resireduce.scheme import GRADIENTS, SCHEMES
+from tests.worlds import Net, same, seeded, train, train_world
+
+DTYPES = [None, "bfloat16", "int4"]
+
+
+@pytest.mark.parametrize("residual_dtype", DTYPES)
+@pytest.mark.parametrize("gradients", GRADIENTS)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_where_residuals_are_held_changes_nothing(scheme: str, gradients: str, residual_dtype: str | None) -> None:
+    options = {"scheme": scheme, "gradients": gradients, "residual_dtype": residual_dtype, "steps": 4}
+    near, _ = train_world(2, seeded(Net), **options)[0]
+    far, optimizer = train_world(2, seeded(Net), residual_device="cpu", **options)[1]
+    assert same(near, far) and not same(far, seeded(Net))
+    host = sum(tensor.nbytes for tensor in optimizer.feedback.residual.host_tensors())
+    indices = optimizer.feedback.residual.nbytes() - host
+    assert measure_states(optimizer).residuals == indices < 2000, "only numbers of rows and columns stay"
+    planned = plan(Net, scheme=scheme, gradients=gradients, residual_dtype=residual_dtype, residual_device="cpu")
+    assert (planned["host_residuals"], planned["residuals"]) == (host, indices)
+    assert planned["total"] == planned["parameters"] + planned["gradients"] + indices + planned["optimizer_states"]
+
+
+def test_each_is_near_when_it_is_needed_and_no_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    was_there: list[bool] = []
+    everywhere: set[Hosted] = set()
+    come = Hosted._come
+
+    def watched(self: Hosted) -> Stored:
+        was_there.append(self._near is not None)
+        result = come(self)
+        everywhere.add(self)
+        assert sum(one._near is not None for one in everywhere) <= 2, "what is used, and what comes next"
+        return result
+
+    monkeypatch.setattr(Hosted, "_come", watched)
+    train(LocalCommunicator(), seeded(Net), scheme="baseline", residual_device="cpu", steps=3)
+    assert len(everywhere) == 7 and was_there == 3 * [False, *6 * [True]], "only the first of a step is waited for"
+    assert all(one._near is None for one in everywhere), "nothing stays between two steps"
+
+
+@pytest.mark.parametrize("kind", ["float32", "int8", "int4"])
+def test_what_comes_back_is_what_was_stored(kind: str) -> None:
+    value = torch.randn(70, 33, generator=torch.Generator().manual_seed(0))
+
+    def made() -> Plain | Blocks:
+        device = torch.device("cpu")
+        return Plain(value.shape, torch.float32, device) if kind == "float32" else Blocks(value.shape, kind, device)
+
+    near, far = made(), Hosted(made())
+    for stored in (near, far):
+        stored.set_(value.clone(), torch.Generator().manual_seed(1))
+    held = far.tensors()
+    assert all(torch.equal(tensor, held[name]) for name, tensor in near.tensors().items())
+    for _ in range(2):  # a copy that was fetched too early must not be used again
+        far.prefetch()
+        near.set_(value * 3, torch.Generator().manual_seed(2))
+        far.set_(value * 3, torch.Generator().manual_seed(2))
+        assert torch.equal(near.read(torch.float32), far.read(torch.float32))
+    assert torch.equal(near.add_to_(value.clone()), far.add_to_(value.clone()))
+
+
+def test_a_state_is_saved_and_loaded_there_too() -> None:
+    options = {"scheme": "w+2d", "residual_device": "cpu"}
+    _, stopped = train(LocalCommunicator(), seeded(Net), steps=3, **options)
+    state = {name: tensor.clone() for name, tensor in stopped.residual_state_dict().items()}
+    _, fresh = train(LocalCommunicator(), seeded(Net), steps=0, scheme="w+2d")
+    fresh.load_residual_state_dict(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(ConfigError, match="residual_device: 'disk' is not known; allowed: cpu"):
+        train(LocalCommunicator(), seeded(Net), residual_device="disk")
