@@ -104,5 +104,5 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer) -> None:
     waiting = {id(p): torch.empty_like(p) for p in trainable if id(p) in tied}
     for parameter in reversed(trainable):
         waiting.pop(id(parameter), None)
-        (parameter * torch.ones((), device=parameter.device)).sum().backward()
+        parameter.sum().backward()
     optimizer.step()
