@@ -119,22 +119,22 @@ class LiveBytes(TorchDispatchMode):
         super().__init__()
         self._counts = counts
         self._alive: dict[int, int] = {}
+        self.current_bytes = 0
+        """Bytes alive now."""
         self.peak_bytes = 0
         """Most bytes alive at once, so far."""
         for tensor in held:
             self._follow(tensor)
 
-    @property
-    def current_bytes(self) -> int:
-        """Bytes alive now."""
-        return sum(self._alive.values())
-
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then look at what it has made."""
         result = func(*args, **(kwargs or {}))
-        inputs = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _key(tensor) not in inputs and self._counts(tensor):
+        made = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        # Most results are views of what is followed already: the arguments are looked through for the others only.
+        made = [t for t in made if isinstance(t, Tensor) and _key(t) not in self._alive and self._counts(t)]
+        inputs = {_key(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)} if made else set()
+        for tensor in made:
+            if _key(tensor) not in inputs:
                 self._follow(tensor)
         return result
 
@@ -142,8 +142,12 @@ class LiveBytes(TorchDispatchMode):
         key, storage = _key(tensor), tensor.untyped_storage()
         if key not in self._alive:
             self._alive[key] = storage.nbytes()
-            weakref.finalize(storage, self._alive.pop, key, None)
+            self.current_bytes += self._alive[key]
             self.peak_bytes = max(self.peak_bytes, self.current_bytes)
+            weakref.finalize(storage, self._forget, key)
+
+    def _forget(self, key: int) -> None:
+        self.current_bytes -= self._alive.pop(key)
 
 
 def track_states(optimizer: DistributedOptimizer) -> LiveBytes:

@@ -121,5 +121,5 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
         waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
         for parameter in reversed(trainable):
             waiting.pop(id(parameter), None)
-            (parameter * torch.ones((), device=parameter.device)).sum().backward()
+            parameter.sum().backward()
     optimizer.step()

@@ -1,10 +1,9 @@
-"""Contracts of every registered compressor, and top-k's own."""
+"""What single compressors send; test_compressor_properties has what holds for every gradient."""
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 import resireduce
@@ -22,31 +21,9 @@ from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS, build_compressor
 from resireduce.share import share
 
-SHAPES = [(1, 1), (3, 5), (101, 100), (16, 8, 3, 3), (1, 70_000)]
-DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
-
-def gradient(shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7)).to(dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
-@pytest.mark.parametrize("name", COMPRESSORS)
-def test_sent_plus_kept_is_the_gradient(name: str, density: float, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    compressor, grad = build_compressor(name, density), gradient(shape, dtype)
-    payload = compressor.compress(grad, "w", 0)
-    sent = compressor.decompress(payload).clone()
-    error = compressor.error_(grad.clone(), payload)
-    if compressor.exact:
-        assert torch.equal(sent + error, gradient(shape, dtype))
-    else:
-        rounding = torch.finfo(dtype).eps * float(max(sent.abs().max(), grad.abs().max()))
-        torch.testing.assert_close(sent + error, gradient(shape, dtype), rtol=0, atol=rounding)
-    assert sent.dtype == error.dtype == dtype
-    assert torch.equal(grad, gradient(shape, dtype)), "compress must leave its input alone"
-    assert not (compressor.lossless and error.any())
+def gradient(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
@@ -75,14 +52,8 @@ def test_zeros_stay_zeros(name: str) -> None:
     assert torch.equal(compressor.error_(torch.zeros(50, 40), payload), torch.zeros(50, 40))
 
 
-def test_a_threshold_sends_what_is_greater_and_nothing_if_nothing_is() -> None:
-    grad = torch.tensor([[0.5, -0.01, 0.0], [-3.0, 0.0100001, float(2**-7)]])
-    sent = Threshold(0.01).decompress(Threshold(0.01).compress(grad, "w", 0))
-    assert torch.equal(sent, torch.where(grad.abs() > 0.01, grad, 0))
-    nothing = Threshold(5.0).compress(grad, "w", 0)
-    assert nothing.nbytes == 0 and not Threshold(5.0).decompress(nothing).any()
-    assert torch.equal(Threshold(5.0).error_(grad.clone(), nothing), grad)
-    assert Threshold(0.0).compress(torch.zeros(3, 4), "w", 0).nbytes == 0
+def test_a_threshold_that_cannot_be_used_is_refused_and_one_that_nothing_reaches_sends_nothing() -> None:
+    assert Threshold(5.0).compress(gradient((3, 4)) / 10, "w", 0).nbytes == 0
     for bad in (-1.0, float("nan"), True):
         with pytest.raises(ConfigError, match=r"threshold: .* is not allowed; give a number, 0 or more"):
             Threshold(bad)
@@ -111,11 +82,10 @@ def test_randomk_draws_alike_from_name_and_step_and_sends_values_alone() -> None
 
 
 @pytest.mark.parametrize("compressor", [QSGD(), QSGDMax(), QSGD(bucket=None), QSGD(norm=torch.inf, bucket=7)])
-def test_qsgd_is_unbiased_and_within_a_level(compressor: QSGD) -> None:
+def test_qsgd_is_unbiased(compressor: QSGD) -> None:
     grad = gradient((30, 17))
     draws = torch.stack([compressor.decompress(compressor.compress(grad, "w", step)) for step in range(400)])
     level = torch.linalg.vector_norm(grad, compressor.norm) / 127  # of the whole tensor: no bucket has a larger one
-    assert (draws - grad).abs().max() <= level * 1.001
     # The mean of 400 draws is within five standard errors; a draw's deviation is at most half a level.
     torch.testing.assert_close(draws.mean(0), grad, rtol=0, atol=5 * float(level) / 2 / 20)
 
@@ -156,17 +126,6 @@ def test_fp16_cannot_overflow_when_ranks_are_summed() -> None:
     assert torch.equal(lossy.decompress(payload) + lossy.error_(grad.clone(), payload), grad)
 
 
-@given(st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=200), st.floats(0.001, 1), st.integers(1, 50))
-@settings(deadline=None, max_examples=200)
-def test_topk_takes_the_largest_with_any_ties(values: list[float], density: float, piece: int) -> None:
-    flat = torch.tensor(values)
-    k = share(density, flat.numel())
-    indices = largest_magnitudes(flat, k, piece)
-    assert indices.tolist() == sorted(set(indices.tolist())) and len(indices) == k
-    expected = np.sort(np.abs(np.array(values, dtype=np.float32)))[::-1][:k]
-    assert np.array_equal(np.sort(flat[indices].abs().numpy())[::-1], expected)
-
-
 @pytest.mark.parametrize(
     ("numel", "density", "k"), [(1, 0.01, 1), (99, 0.01, 1), (100, 0.29, 29), (199, 0.01, 1), (200, 0.01, 2), (7, 1, 7)]
 )
@@ -189,7 +148,6 @@ def test_selecting_is_the_same_in_pieces_of_any_size_on_large_tensors() -> None:
 
 
 @given(st.lists(st.sampled_from(["float16", "float32", "int32", "int64", "uint8"]), min_size=1, max_size=4))
-@settings(deadline=None)
 def test_parts_of_any_dtypes_come_back_as_packed(names: list[str]) -> None:
     parts = [torch.arange(i + 3).to(getattr(torch, name)) for i, name in enumerate(names)]
     back = Payload.pack(*parts, like=torch.zeros(1)).parts()

@@ -7,7 +7,6 @@ from resireduce.draw import generator
 from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
 
 KINDS = ["float32", "bfloat16", "float16", *Blocks.LARGEST]
-SHAPES = [(1,), (3, 5), (7, 129), (300, 257)]
 
 
 def build(kind: str, shape: tuple[int, ...]) -> Stored:
@@ -15,8 +14,8 @@ def build(kind: str, shape: tuple[int, ...]) -> Stored:
     return Blocks(shape, kind, device) if kind in Blocks.LARGEST else Plain(shape, getattr(torch, kind), device)
 
 
-def values(shape: tuple[int, ...], scale: float = 1.0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(3)) * scale
+def values(shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(3))
 
 
 def step_of(kind: str, value: torch.Tensor) -> torch.Tensor:
@@ -29,14 +28,10 @@ def step_of(kind: str, value: torch.Tensor) -> torch.Tensor:
     return (largest / Blocks.LARGEST[kind]).expand_as(value)
 
 
-SCALES = [(kind, scale) for kind in KINDS for scale in (1.0, 1e-9, 1e9) if scale == 1.0 or kind != "float16"]
-"""The range of float16 is that of the dtype; the others' reaches any gradient."""
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("kind", "scale"), SCALES)
-def test_what_comes_back_is_what_was_stored(kind: str, shape: tuple[int, ...], scale: float) -> None:
-    stored, value = build(kind, shape), values(shape, scale)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_comes_back_from_several_pieces_is_what_was_stored(kind: str) -> None:
+    shape = (300, 257)
+    stored, value = build(kind, shape), values(shape)
     assert not stored.read(torch.float32).any()
     nbytes = sum(tensor.nbytes for tensor in stored.tensors().values())
     stored.release()
