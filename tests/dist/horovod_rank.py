@@ -16,6 +16,7 @@ CHECKS = (
     test_gloo.check_ddp,
     test_gloo.check_start,
     test_gloo.check_optimizer_of_rank_0,
+    test_gloo.check_gradients_that_cannot_be_used,
 )
 
 

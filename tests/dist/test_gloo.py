@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.errors import NonFiniteGradient
 from resireduce.scheme import COMPRESSORS
 from tests.processes import Checks, all_equal, on_processes
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
@@ -105,13 +106,53 @@ def check_ragged(communicator: Communicator) -> None:
         assert [row.tolist() for row in rows] == [[size] * size * rank for rank in range(communicator.world_size)]
 
 
-@pytest.mark.parametrize(
-    "checks",
-    [check_ragged, check_ddp, check_lifetimes, check_start, check_optimizer_of_rank_0, check_collectives_of_the_user],
+def check_gradients_that_cannot_be_used(communicator: Communicator) -> None:
+    """One rank's: all skip the step if there is a scaler, and fail together if there is none."""
+    for gradients in ("kept", "streamed"):
+        model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
+        for grad_scaler in (scaler, None):
+            model = seeded(Net)
+            wrapped = torch.optim.SGD(model.parameters(), 0.1)
+            optimizer = resireduce.distribute(
+                model, wrapped, backend=communicator, gradients=gradients, compressor="dgc", grad_scaler=grad_scaler
+            )
+            if communicator.rank == communicator.world_size - 1:
+                model.blocks[1].up.weight.register_hook(lambda grad: grad * torch.inf)
+            loss = loss_of(model, torch.Generator().manual_seed(communicator.rank))
+            if grad_scaler is None:
+                loss.backward()
+                with pytest.raises(NonFiniteGradient, match=r"another rank|blocks\.1\.up\.weight"):
+                    optimizer.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                assert optimizer.overflowed and scaler.get_scale() == 2.0
+                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), seeded(Net).parameters(), strict=True))
+
+
+CHECKS = (
+    check_ragged,
+    check_ddp,
+    check_lifetimes,
+    check_start,
+    check_optimizer_of_rank_0,
+    check_collectives_of_the_user,
+    check_gradients_that_cannot_be_used,
 )
+
+
+@pytest.mark.parametrize("checks", CHECKS)
 def test_two_processes(checks: Checks) -> None:
     on_processes(2, checks)
 
 
+def check_all_but_ddp(communicator: Communicator) -> None:
+    """More than two ranks are summed in another order than DistributedDataParallel's buckets."""
+    for check in CHECKS:
+        if check is not check_ddp:
+            check(communicator)
+
+
 def test_four_processes() -> None:
-    on_processes(4, check_lifetimes)
+    on_processes(4, check_all_but_ddp)
