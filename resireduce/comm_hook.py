@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback, Message
-from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.errors import UsageError
 from resireduce.launch import buckets
 from resireduce.payload import Payload
 from resireduce.slot import Slot
@@ -33,7 +33,6 @@ class CompressionHook:
         slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
         self._slots: dict[Tensor, Slot] = {slot.parameter: slot for slot in slots}
         self._gathered_limit = sum(slot.nbytes for slot in slots) // 16
-        self._failed = False
         self._restart()
         for slot in slots:
             feedback.register(slot.name, slot.parameter)
@@ -67,7 +66,7 @@ class CompressionHook:
         """Launch the messages of a bucket, whose memory takes the averages; the future has it after the last bucket.
 
         Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients, and in every step after one that failed.
+        gradients, and for parameters that are not known. The wrapper refuses to go on after a step that has failed.
         """
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = _views(buffer, slots)
@@ -86,11 +85,6 @@ class CompressionHook:
         return future
 
     def _slots_of(self, bucket: dist.GradBucket) -> list[Slot]:
-        if self._failed:
-            raise UsageError(
-                "an earlier gradient held NaN or infinity, and this step's messages are half sent: build model and "
-                "optimizer anew, on every rank, from a checkpoint"
-            )
         slots = [self._slots.get(parameter) for parameter in bucket.parameters()]
         known = [slot for slot in slots if slot is not None]
         if len(known) < len(slots):
@@ -111,12 +105,8 @@ class CompressionHook:
         if not slot.present:
             grad.zero_()
             return self.feedback.absent(slot.parameter, slot.name, self.steps)
-        try:
-            own = grad.contiguous() if slot.dense else grad.clone(memory_format=torch.contiguous_format)
-            return self.feedback.compress(own, slot.name, self.steps)
-        except NonFiniteGradient:
-            self._failed = True
-            raise
+        own = grad.contiguous() if slot.dense else grad.clone(memory_format=torch.contiguous_format)
+        return self.feedback.compress(own, slot.name, self.steps)
 
     def _make_room(self, payloads: list[Payload], first: Slot) -> None:
         """Receive the oldest messages if all ranks' `payloads` would make more than the limit."""

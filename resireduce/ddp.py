@@ -36,7 +36,8 @@ def compress_ddp(
 ) -> CompressionHook:
     """Make `model` average compressed gradients over the ranks of its process group, with error feedback.
 
-    The same arithmetic as `resireduce.distribute(..., gradients="kept")`, for trainers that wrap the model themselves.
+    The same arithmetic as `resireduce.distribute(..., gradients="kept")`, for trainers that wrap the model themselves:
+    bit for bit on two ranks; on more, what is summed by an all-reduce may be rounded in another order.
     Call it once, before the first backward pass. Names of parameters are those of the model within, without "module.".
 
     Args:
@@ -45,7 +46,8 @@ def compress_ddp(
             a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the hook cannot see.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
-    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails.
+    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails. So
+    GradScaler does not fit, whose scaled gradients overflow at times; bfloat16 needs none.
     """
     parameters = _parameters(model)
     compressed = {name: p for name, p in compressible(model.module, dense).items() if name in parameters}

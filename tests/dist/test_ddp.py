@@ -282,6 +282,8 @@ def test_a_nan_names_its_parameter_and_stays_out_of_the_residual(alone: None) ->
     parallel.module.head.weight.register_hook(lambda grad: grad * torch.nan)
     with pytest.raises(NonFiniteGradient, match=r"gradient of 'head\.weight' holds NaN"):
         loss_of(parallel, torch.Generator()).backward()
+    with pytest.raises(RuntimeError):  # the wrapper's own: it does not go on after a failed step
+        loss_of(parallel, torch.Generator()).backward()
     assert all(tensor.isfinite().all() for tensor in hook.residual_state_dict().values())
 
 

@@ -95,9 +95,8 @@ def test_streamed_is_kept(situation: str) -> None:
     how = SITUATIONS[situation]
     torch.compiler.reset()
     plain = trained(None, **how)
-    for options in ({"scheme": "w+2d"}, {"scheme": "baseline", "compressor": "qsgd"}):
-        kept, streamed = (trained(gradients, **how, **options) for gradients in ("kept", "streamed"))
-        assert same(kept, streamed) and not same(kept, plain)
+    kept, streamed = (trained(gradients, **how) for gradients in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, plain)
     assert same(plain, trained("streamed", **how, compressor="none", scheme="none"))
 
 
