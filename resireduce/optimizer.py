@@ -17,7 +17,6 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.intake import Intake
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
-from resireduce.streamed_away import StreamedAway
 from resireduce.update import Updater
 from resireduce.wrapper import OptimizerWrapper
 
@@ -52,7 +51,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.queue = LaunchQueue(self._slots, feedback, limit)
         self._intake = Intake(
             self._slots, feedback, streamed=streamed, max_norm=max_local_grad_norm, scaler=grad_scaler
-        )  # fmt: skip
+        )
         self._updater = Updater(
             optimizer,
             self._slots,
@@ -80,8 +79,7 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals, and its velocities if momentum is corrected: they differ between ranks, so save one
-        file a rank."""
+        """This rank's residuals, and its velocities if momentum is corrected. Save one file a rank: they differ."""
         return self.feedback.state_dict()
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -98,7 +96,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it, backward passes only add to `.grad`; the next one outside sends the sum. Holds all gradients."""
+        """Within it, backward passes only add up; the next one outside sends the sum.
+
+        Streamed, a full residual takes the gradients up; all others are held in `.grad`.
+        """
         outer, self._syncing = self._syncing, False
         try:
             yield
@@ -147,13 +148,9 @@ class DistributedOptimizer(OptimizerWrapper):
         self.queue.prefetch_after(slot)
         self._intake.take(slot, self.steps)
         self.queue.launch(self.steps)
-        if not self.streamed:
-            return
-        if not self._intake.holds:  # else gradients of earlier passes in .grad would be taken for finished ones
-            self._updater.update_early(slot)
-        last = self.queue.last
-        if last.present and last.parameter.grad is None:
-            last.parameter.grad = StreamedAway.of(last.parameter)
+        if self.streamed:
+            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
+            self._updater.follow(slot, early=not self._intake.holds)
 
     def _refuse_if_failed(self) -> None:
         if self._failed:

@@ -48,8 +48,18 @@ class Updater:
         self._updating_bytes = 0
         self.dense_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
 
-    def update_early(self, arrived: Slot) -> None:
-        """Streamed dense payloads are as large as gradients and must not pile up until the end of the step."""
+    def follow(self, arrived: Slot, early: bool) -> None:
+        """The streamed gradient of `arrived` has been compressed: update what can be, if that may be done `early`.
+
+        Dense payloads are as large as gradients and must not pile up until the end of the step.
+        """
+        if early:
+            self._update_early(arrived)
+        last = self.queue.last
+        if last.present and last.parameter.grad is None:
+            last.parameter.grad = StreamedAway.of(last.parameter)
+
+    def _update_early(self, arrived: Slot) -> None:
         self.dense_bytes += arrived.nbytes if arrived.dense else 0
         while not self.waits and self.dense_bytes > self.chunk_bytes and self.queue.next():
             self._clear()
