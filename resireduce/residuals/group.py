@@ -78,7 +78,6 @@ class GroupResidual(Residual):
                     self._fold(group, member)
             if group.folded is not None:
                 self._close(group)
-            group.turn = 0
         super().end_step()
 
     def _fold(self, group: Group, member: str) -> None:
