@@ -44,9 +44,9 @@ class FullResidual(Residual):
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Where the sum was formed in the residual's memory the error is there already."""
-        left = error()
-        if name not in self._absorbing:
-            self._stored[name].set_(left, self.source(name, left))
+        left, stored = error(), self._stored[name]
+        if not (isinstance(stored, Plain) and left is stored.values):
+            stored.set_(left, self.source(name, left))
 
     def stored_for(self, name: str) -> Stored:
         """Its own residual."""
