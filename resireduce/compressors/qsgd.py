@@ -40,7 +40,11 @@ class QSGD(Compressor):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Levels (int8) and norms (float32). A bucket of zeros has norm zero and stays zero."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
-        norms = self._norms(flat)
+        norms = self._norms(flat, self.norm)
+        if not (
+            norms.is_meta or norms.isfinite().all()
+        ):  # squares overflow: rounding is unbiased by any norm >= max |x|
+            norms = self._norms(flat, torch.inf)
         smallest = torch.finfo(norms.dtype).tiny
         levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
         for piece in pieces(flat.numel(), self.bucket or 1):
@@ -63,15 +67,15 @@ class QSGD(Compressor):
         """What rounding changed."""
         return self.add_(grad, payload, scale=-1.0)
 
-    def _norms(self, flat: Tensor) -> Tensor:
+    def _norms(self, flat: Tensor, order: float) -> Tensor:
         """One for each bucket; the last may be shorter."""
         size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
         whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
-        norms = torch.linalg.vector_norm(whole, self.norm, dim=1, dtype=wide).float()
+        norms = torch.linalg.vector_norm(whole, order, dim=1, dtype=wide).float()
         rest = flat[whole.numel() :]
         if not rest.numel():
             return norms
-        return torch.cat((norms, torch.linalg.vector_norm(rest, self.norm, dtype=wide).float().view(1)))
+        return torch.cat((norms, torch.linalg.vector_norm(rest, order, dtype=wide).float().view(1)))
 
     def _spread(self, norms: Tensor, piece: slice) -> Tensor:
         return norms if self.bucket is None else spread(norms, self.bucket, piece)

@@ -90,6 +90,15 @@ def test_qsgd_is_unbiased(compressor: QSGD) -> None:
     torch.testing.assert_close(draws.mean(0), grad, rtol=0, atol=5 * float(level) / 2 / 20)
 
 
+@pytest.mark.parametrize("compressor", [QSGD(), QSGDMax(), QSGD(bucket=None)])
+def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
+    grad = gradient((30, 17)) * 1e30
+    payload = compressor.compress(grad, "w", 0)
+    sent = compressor.decompress(payload)
+    assert sent.isfinite().all() and (sent - grad).abs().max() <= grad.abs().max() / 127 * 1.001
+    assert torch.allclose(sent + compressor.error_(grad.clone(), payload), grad)
+
+
 def test_payload_sizes_of_quantisers() -> None:
     grad = gradient((100, 128))
     assert Fp16().compress(grad, "w", 0).nbytes == 2 * 12_800
