@@ -1,4 +1,4 @@
-"""Command line of the experiments: cells, run, pretrain, report, tell. A command is imported only when it is called."""
+"""Command line of the experiments: one module for each command, imported only when it is called."""
 
 import argparse
 import sys
@@ -11,6 +11,10 @@ COMMANDS = {
     "run": ("benchmarks.run", "train one cell and write its record"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
+    "precision": (
+        "benchmarks.report.precision",
+        "compare precisions of residuals in a run of config/precision.yaml",
+    ),
     "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
 }
 BAD_INPUT = 2

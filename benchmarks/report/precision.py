@@ -1,0 +1,112 @@
+"""Share residuals, store them in fewer bits, or both? One table from the records of config/precision.yaml.
+
+Every setting against the full residual in the gradient's own precision, seed by seed: what it saves, what it costs.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from benchmarks.cell import Cell
+from benchmarks.files import save_json
+from benchmarks.record import CellResult
+from benchmarks.report.labels import metric_value, percent, signed
+from benchmarks.report.load import Run, load_run
+from benchmarks.report.provenance import provenance_rows
+from resireduce.errors import ConfigError
+
+HEAD = (
+    "Model",
+    "Scheme",
+    "Residuals in",
+    "Seeds",
+    "Residuals, MiB",
+    "Normalised",
+    "Peak normalised",
+    "Metric",
+    "Change",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--run", type=Path, default=Path("results/runs/precision"), help="a run of config/precision.yaml"
+    )
+    parser.add_argument("--output", type=Path, help="file for the figures (default: in the run's folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the figures and print them as a Markdown table. ConfigError if a model has no baseline to compare with."""
+    run = load_run(args.run)
+    rows = [_row(run, setting, results) for setting, results in run.settings().items() if results]
+    if not rows:
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=precision")
+    output = args.output or args.run / "precision.json"
+    save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    for row in rows:
+        print(f"| {' | '.join(_texts(row))} |")
+    print(output)
+    return 0
+
+
+def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
+    """One setting: bytes, and its metric's differences to the baseline's of the same seeds, mean and standard error."""
+    baseline = _baseline(run, setting)
+    by_seed = {result.cell.seed: float(result.metric or 0) for result in baseline}
+    metrics = {result.cell.seed: float(result.metric or 0) for result in results}
+    differences = [value - by_seed[seed] for seed, value in metrics.items() if seed in by_seed]
+    states, reference = results[0], baseline[0]
+    # With kept gradients there are as many bytes of them as of parameters.
+    whole = (reference.total_bytes or 0) + (reference.gradients_bytes == 0) * (reference.parameters_bytes or 0)
+    return {
+        "model": setting.model,
+        "scheme": setting.scheme,
+        "residual_dtype": setting.residual_dtype,
+        "seeds": len(metrics),
+        "residuals_bytes": states.residuals_bytes,
+        "total_bytes": states.total_bytes,
+        "normalised": (states.total_bytes or 0) / whole,
+        "peak_normalised": (states.peak_states_bytes or 0) / whole,
+        "metric_name": states.metric_name,
+        "higher_is_better": states.higher_is_better,
+        "metrics": metrics,
+        "metric_mean": mean(metrics.values()),
+        "metric_standard_error": _standard_error(list(metrics.values())),
+        "difference_mean": mean(differences) if differences else None,
+        "difference_standard_error": _standard_error(differences),
+    }
+
+
+def _baseline(run: Run, setting: Cell) -> list[CellResult]:
+    """The results with a full residual in the gradient's precision, and all else as in `setting`."""
+    wanted = (setting.model, setting.compressor, setting.density, setting.gradients, "baseline", None)
+    for other, results in run.settings().items():
+        found = (other.model, other.compressor, other.density, other.gradients, other.scheme, other.residual_dtype)
+        if found == wanted and results:
+            return results
+    raise ConfigError(f"{run.folder}: {setting.model}: no cell of scheme baseline in full precision has finished")
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    value, error = row["metric_mean"], row["metric_standard_error"]
+    difference, its_error = row["difference_mean"], row["difference_standard_error"]
+    arrow = "↑" if row["higher_is_better"] else "↓"
+    return [
+        f"{row['model']}, {row['metric_name']} {arrow}",
+        row["scheme"],
+        row["residual_dtype"] or "the gradient's",
+        str(row["seeds"]),
+        f"{row['residuals_bytes'] / 2**20:.2f}",
+        percent(row["normalised"]),
+        percent(row["peak_normalised"]),
+        metric_value(value) + (f" ± {metric_value(error)}" if error is not None else ""),
+        "" if difference is None else signed(difference, value) + (f" ± {its_error:.3f}" if its_error else ""),
+    ]
