@@ -415,3 +415,26 @@ def test_a_nan_on_one_rank_ends_the_step_of_all(gradients: str) -> None:
 
     first, second = LocalWorld(2).run(rank)
     assert "another rank holds NaN" in first and "'head.weight' holds NaN" in second
+
+
+@pytest.mark.parametrize("wrapped", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_parameter_groups_keep_their_own_settings(gradients: str, wrapped: type[torch.optim.Optimizer]) -> None:
+    def groups(model: nn.Module) -> list[dict[str, object]]:
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        return [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 1e-4}]
+
+    plain, model = seeded(Net), seeded(Net)
+    reference = wrapped(groups(plain), lr=1e-2)
+    optimizer = resireduce.distribute(
+        model, wrapped(groups(model), lr=1e-2), "none", "none", backend="local", gradients=gradients
+    )
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (reference, optimizer)]
+    for step in range(4):
+        for trained, one, scheduler in zip((plain, model), (reference, optimizer), schedulers, strict=True):
+            one.zero_grad()
+            loss_of(trained, torch.Generator().manual_seed(step)).backward()
+            one.step()
+            scheduler.step()
+    assert same(plain, model) and not same(model, seeded(Net))
