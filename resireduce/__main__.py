@@ -19,6 +19,13 @@ def _density(text: str) -> float | str:
         return text  # refused, with the others, by name
 
 
+def _count(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
@@ -39,10 +46,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
     plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
-    plan.add_argument("--world-size", default=8, type=int, help="number of ranks (default: %(default)s)")
-    plan.add_argument(
-        "--passes", dest="backward_passes_per_step", metavar="N", default=1, type=int, help="backward passes a step"
-    )
+    plan.add_argument("--world-size", default=8, type=_count, help="number of ranks (default: %(default)s)")
+    plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=_count, help="(default: %(default)s)")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
     plan.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"

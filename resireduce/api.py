@@ -10,7 +10,7 @@ from resireduce.checks import check_momentum, check_norms, check_scaler, check_t
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
@@ -75,10 +75,10 @@ def distribute(
     """
     check_types(model, optimizer)
     choose("gradients", gradients, GRADIENTS)
-    if not isinstance(backward_passes_per_step, int) or backward_passes_per_step < 1:
+    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
     check_norms(max_grad_norm, max_local_grad_norm, gradients)
-    check_scaler(grad_scaler)
+    check_scaler(grad_scaler, model)
     parameters = optimized(model, optimizer)
     compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
     grouping = find_grouping(model, groups, compressed)
@@ -103,7 +103,8 @@ def distribute(
         backward_passes_per_step=backward_passes_per_step,
         max_grad_norm=max_grad_norm,
         max_local_grad_norm=max_local_grad_norm,
-        grad_scaler=grad_scaler,
+        # A scaler that is switched off passes everything on.
+        grad_scaler=grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None,
     )
     broadcast_start(model, optimizer, communicator)
     return distributed

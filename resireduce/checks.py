@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.optimizer import DISTRIBUTED
 
@@ -30,7 +30,7 @@ def check_types(model: object, optimizer: object) -> None:
 def check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
     """Raise ConfigError unless `max_grad_norm` and `max_local_grad_norm` can be clipped to with these `gradients`."""
     for field, value in (("max_grad_norm", max_grad_norm), ("max_local_grad_norm", max_local_grad_norm)):
-        if value is not None and (isinstance(value, bool) or not 0 < value < math.inf):
+        if value is not None and not (is_number(value) and 0 < value < math.inf):
             raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
     if max_local_grad_norm is not None and gradients == "streamed":
         raise ConfigError(
@@ -39,12 +39,18 @@ def check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, 
         )
 
 
-def check_scaler(scaler: object) -> None:
-    """Raise ConfigError unless `scaler` is None or the library's own."""
+def check_scaler(scaler: object, model: nn.Module) -> None:
+    """Raise ConfigError unless `scaler` is None, or the library's own and no parameter of `model` is float16."""
     if scaler is not None and not isinstance(scaler, GradScaler):
         raise ConfigError(
             f"grad_scaler: an object of type {type(scaler).__module__}.{type(scaler).__name__} is not allowed; give a "
             "resireduce.GradScaler"
+        )
+    half = next((name for name, p in model.named_parameters() if p.dtype == torch.float16), None)
+    if scaler is not None and half is not None:
+        raise ConfigError(
+            f"grad_scaler: it is not allowed with parameters in float16 ({half!r}), whose gradients are lost when they "
+            "are unscaled; keep parameters in float32 and use torch.autocast"
         )
 
 

@@ -31,6 +31,7 @@ class CompressionHook:
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         self.feedback = feedback
         slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self.slots = slots
         self._slots: dict[Tensor, Slot] = {slot.parameter: slot for slot in slots}
         self._gathered_limit = sum(slot.nbytes for slot in slots) // 16
         self._restart()

@@ -16,6 +16,16 @@ class NonFiniteGradient(ArithmeticError):
     """A gradient holds NaN or infinity; nothing of it has entered the residual."""
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float (True and False are neither)."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_count(value: object) -> bool:
+    """Whether `value` is an int, 0 or more (True and False are none)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
 def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     """`value` if it is one of `allowed`, else a ConfigError that names `field`, lists them and guesses."""
     names = sorted(allowed)
@@ -23,11 +33,11 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
         return value
     close = difflib.get_close_matches(str(value), names, n=1)
     hint = f" (did you mean '{close[0]}'?)" if close else ""
-    raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names)}")
+    raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names) or 'none'}")
 
 
 def check_share(field: str, value: object) -> float:
     """`value` as a float in (0, 1], or a ConfigError that names `field`."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
-        return float(value)
+    if is_number(value) and 0 < value <= 1:  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")

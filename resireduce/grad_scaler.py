@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import OptState
 
 from resireduce.errors import UsageError
 from resireduce.optimizer import DistributedOptimizer
@@ -22,10 +23,14 @@ class GradScaler(torch.amp.GradScaler):
             return super().step(optimizer, *args, **kwargs)
         if optimizer.grad_scaler is not self:
             raise UsageError("step: the optimizer does not know this scaler; give it to distribute(grad_scaler=...)")
+        self._check_scale_growth_tracker("step")  # torch's: backward() was given scale(loss)
+        state = self._per_optimizer_states[id(optimizer)]
+        if state["stage"] is OptState.STEPPED:
+            raise UsageError("step() has already been called since the last update()")
         result = optimizer.step(*args, **kwargs)
         # What torch's update() asks for, to choose the next scale.
         found = torch.tensor(float(optimizer.overflowed), device=self._device)
-        self._per_optimizer_states[id(optimizer)]["found_inf_per_device"] = {found.device: found}
+        state |= {"found_inf_per_device": {found.device: found}, "stage": OptState.STEPPED}
         return result
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:

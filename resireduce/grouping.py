@@ -70,16 +70,27 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
     """The trainable parameters that are compressed, by name, in the order of the model; tied ones once.
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
-    that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for parameters that
-    have no shape yet, or are complex.
+    that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
+    matches nothing, and for parameters that have no shape yet, or are complex.
     """
     _check_kinds(model)
-    patterns = tuple(getattr(model, "dense_parameters", ()) if dense is None else dense)
+    patterns = tuple(getattr(model, "dense_parameters", ())) if dense is None else _given(dense, model)
     return {
         name: parameter
         for name, parameter in model.named_parameters()
         if parameter.requires_grad and not is_small(parameter) and not any(fnmatchcase(name, p) for p in patterns)
     }
+
+
+def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
+    """The patterns that a caller gave, each of which must match a parameter."""
+    if isinstance(dense, str) or not isinstance(dense, Iterable):
+        raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
+    patterns, names = tuple(dense), [name for name, _ in model.named_parameters()]
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not any(fnmatchcase(name, pattern) for name in names):
+            raise ConfigError(f"dense: {pattern!r} matches no parameter; the model has {', '.join(names[:3])}, ...")
+    return patterns
 
 
 def _check_kinds(model: nn.Module) -> None:

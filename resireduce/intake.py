@@ -113,7 +113,10 @@ class Intake:
         if self.scaler is None:
             return grad
         if self._inverse_scale is None:
-            self._inverse_scale = 1.0 / self.scaler.get_scale()
+            scale = self.scaler.get_scale()
+            if scale == 0:
+                raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
+            self._inverse_scale = 1.0 / scale
         return grad.mul_(self._inverse_scale)
 
     def _drop(self, slot: Slot, error: NonFiniteGradient) -> None:
@@ -127,6 +130,8 @@ class Intake:
         """Unscale, check and clip the whole gradient of this rank."""
         norms = []
         for slot in pending:
+            slot.check_seal()
+            slot.version = None  # from here on the library itself changes it
             grad = self._unscale_(self._gradient(slot))
             try:
                 check_finite(grad, slot.name)

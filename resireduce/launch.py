@@ -156,11 +156,13 @@ class LaunchQueue:
             if slot in found:
                 self.deliver(slot)
             else:
-                slot.message = None
+                slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
         return found
 
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
+        for slot in self.slots:
+            slot.message = None
         if not self._order_is_learnt:
             indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.present]
             order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)

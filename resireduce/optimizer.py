@@ -46,26 +46,24 @@ class DistributedOptimizer(OptimizerWrapper):
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._syncing, self._failed = True, False
-        self._slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
-        limit = sum(slot.nbytes for slot in self._slots) // 16
-        self.queue = LaunchQueue(self._slots, feedback, limit)
-        self._intake = Intake(
-            self._slots, feedback, streamed=streamed, max_norm=max_local_grad_norm, scaler=grad_scaler
-        )
+        self.slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        limit = sum(slot.nbytes for slot in self.slots) // 16
+        self.queue = LaunchQueue(self.slots, feedback, limit)
+        self._intake = Intake(self.slots, feedback, streamed=streamed, max_norm=max_local_grad_norm, scaler=grad_scaler)
         self._updater = Updater(
             optimizer,
-            self._slots,
+            self.slots,
             self.queue,
             streamed=streamed,
             waits=streamed and grad_scaler is not None,
             max_grad_norm=max_grad_norm,
         )
         self._restart()
-        for slot in self._slots:
+        for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        for slot in self.slots:  # only now that nothing is refused any more
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
             setattr(slot.parameter, DISTRIBUTED, True)
-        for slot in self._slots:
             slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._on_gradient(slot))
 
     def _restart(self) -> None:
@@ -80,6 +78,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals, and its velocities if momentum is corrected. Save one file a rank: they differ."""
+        self.refuse_within_step("residual_state_dict()")
         return self.feedback.state_dict()
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -89,8 +88,14 @@ class DistributedOptimizer(OptimizerWrapper):
         Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or world size; for
         the last there is `resireduce.redistribute`.
         """
+        self.refuse_within_step("load_residual_state_dict()")
         self.feedback.load_state_dict(state)
         self.steps = self.feedback.residual.steps
+
+    def refuse_within_step(self, what: str) -> None:
+        """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
+        if self._intake.has_begun:
+            raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
     # --- the backward pass ---
 
@@ -136,21 +141,25 @@ class DistributedOptimizer(OptimizerWrapper):
             slot.parameter.grad = None
         elif not slot.complete:
             self._intake.hold(slot)
-        elif not self._intake.waits:
+        elif self._intake.waits:
+            slot.seal()
+        else:
             self._send(slot)
 
     def _end_backward(self) -> None:
         """Autograd has come to the end of a backward pass; it does not where one fails."""
         self._in_backward = False
+        if self.streamed:
+            self._updater.guard(self._intake.arrived)
 
     def _send(self, slot: Slot) -> None:
         """Compress a gradient that is complete, and launch what is ready."""
         self.queue.prefetch_after(slot)
         self._intake.take(slot, self.steps)
         self.queue.launch(self.steps)
-        if self.streamed:
-            # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-            self._updater.follow(slot, early=not self._intake.holds)
+        # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
+        if self.streamed and not self._intake.holds:
+            self._updater.update_early(slot)
 
     def _refuse_if_failed(self) -> None:
         if self._failed:
@@ -205,3 +214,4 @@ class DistributedOptimizer(OptimizerWrapper):
             if slot.sent is not None:
                 self.feedback.put_back(slot.sent, slot.name)
         self.feedback.residual.end_step()
+        self.feedback.residual.start_at(self.steps)  # the step is taken again, with the same random choices

@@ -8,7 +8,7 @@ from torch import nn
 
 from resireduce.api import distribute
 from resireduce.comm.local import PretendCommunicator
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import Grouping
 from resireduce.memory import ModelStates, baseline_total, measure_states, track_states
 from resireduce.optimizer import DistributedOptimizer
@@ -19,7 +19,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw": torch.optim.AdamW,
 }
 
-LARGEST_WORLD = 16_384
+LARGEST_WORLD = 4096
 """Every rank's payload is gone through, as in training."""
 
 
@@ -62,6 +62,8 @@ def plan(
     make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
+    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:
+        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
     with torch.device("meta"):
         model = build()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -82,7 +84,8 @@ def plan(
         residual_dtype,
         dense=dense,
         options=options,
-        backward_passes_per_step=backward_passes_per_step,
+        # From the third on, passes find what the second has found.
+        backward_passes_per_step=min(backward_passes_per_step, 2),
         residual_device=residual_device,
     )
     states, peak = _two_steps(model, distributed, compiled)

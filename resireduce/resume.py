@@ -6,13 +6,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from resireduce.comm_hook import CompressionHook
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.state import check_state
 
 
 @torch.no_grad()
-def redistribute(optimizer: DistributedOptimizer, states: Sequence[Mapping[str, Tensor]]) -> None:
+def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequence[Mapping[str, Tensor]]) -> None:
     """Load, in place of `load_residual_state_dict`, this rank's share of what all ranks of a job of any size saved.
 
     Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
@@ -22,13 +23,16 @@ def redistribute(optimizer: DistributedOptimizer, states: Sequence[Mapping[str, 
     more copy of the model is held.
 
     Args:
-        optimizer: built as for that job, but for the number of ranks.
+        optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`.
         states: `residual_state_dict()` of every rank of that job, in any order. All ranks must be given the same.
 
     Raises ConfigError, before anything is changed, if one is missing, or is of another model or scheme.
     """
-    feedback = optimizer.feedback
-    held = feedback.state_dict()
+    if not isinstance(optimizer, DistributedOptimizer | CompressionHook):
+        raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
+    if not isinstance(states, Sequence):
+        raise ConfigError(f"states: a {type(states).__name__} is not allowed; give a list, one state for each rank")
+    held, feedback = optimizer.residual_state_dict(), optimizer.feedback
     for state in states:
         check_state(held, state)
     by_rank = _by_rank(states)
@@ -46,7 +50,9 @@ def redistribute(optimizer: DistributedOptimizer, states: Sequence[Mapping[str, 
         velocity.zero_()
         for source, share in mine.items():
             velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
-    optimizer.steps = residual.steps = int(by_rank[0]["steps"])
+    residual.start_at(int(by_rank[0]["steps"]))
+    if isinstance(optimizer, DistributedOptimizer):
+        optimizer.steps = residual.steps
 
 
 def _same(tensor: Tensor) -> Tensor:
@@ -72,13 +78,15 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
 
 
 def _left_over(
-    optimizer: DistributedOptimizer, states: Sequence[Mapping[str, Tensor]], shares: Mapping[int, float]
+    optimizer: DistributedOptimizer | CompressionHook,
+    states: Sequence[Mapping[str, Tensor]],
+    shares: Mapping[int, float],
 ) -> dict[str, Tensor]:
     """The dense residual of each tensor, summed over the ranks that this rank has `shares` of."""
     feedback, dense = optimizer.feedback, dict[str, Tensor]()
     for source, share in shares.items():
         feedback.residual.load_state_dict(states[source])
-        for slot in optimizer.queue.slots:
+        for slot in optimizer.slots:
             if feedback.keeps_residual(slot.name):
                 left = feedback.residual.compensate_(torch.zeros_like(slot.parameter), slot.name) * share
                 dense[slot.name] = left if slot.name not in dense else dense[slot.name].add_(left)

@@ -6,7 +6,7 @@ from importlib import import_module
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from resireduce.errors import check_share, choose
+from resireduce.errors import ConfigError, check_share, choose
 
 if TYPE_CHECKING:
     from resireduce.compressors.base import Compressor
@@ -126,6 +126,8 @@ def build_residual(
     if device is not None:
         choose("residual_device", device, RESIDUAL_DEVICES)
     classes = {kind: load(kind) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
+    if options is not None and not isinstance(options, Mapping):
+        raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
         choose(f"options of scheme {name!r}", option, set().union(*known.values()))

@@ -20,7 +20,7 @@ def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
         )
     bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
     if bad is not None:
-        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a negative number; load an undamaged one")
+        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
 
 
 def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
@@ -41,4 +41,6 @@ def _is_sound(tensor: Tensor) -> bool:
     """Floating-point numbers are finite; the others count or number something."""
     if tensor.is_floating_point():
         return bool(tensor.float().isfinite().all())
+    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
+        return False
     return tensor.dtype == torch.int8 or not bool((tensor < 0).any())

@@ -34,6 +34,7 @@ class StreamedAway(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse what comes from C++ code: DistributedDataParallel, which copies its averages into `.grad`."""
         raise UsageError(
-            f"{func}: gradients have been streamed, and another averages them too. Take the model out of "
+            f"{func}: gradients have been streamed, and new ones are put in their place. Call step() before another "
+            "backward() (or announce several: no_sync, backward_passes_per_step); and take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
         )

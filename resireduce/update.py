@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from resireduce.errors import UsageError
 from resireduce.launch import LaunchQueue
@@ -40,6 +40,7 @@ class Updater:
         self.chunk_bytes = largest_layer(slots)
         self.grad_norm: Tensor | None = None
         self._has_stepped = False
+        self._guarded: nn.Parameter | None = None  # where StreamedAway stands
         self.restart()
 
     def restart(self) -> None:
@@ -48,18 +49,18 @@ class Updater:
         self._updating_bytes = 0
         self.dense_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
 
-    def follow(self, arrived: Slot, early: bool) -> None:
-        """The streamed gradient of `arrived` has been compressed: update what can be, if that may be done `early`.
+    def guard(self, arrived: Sequence[Slot]) -> None:
+        """A streamed backward pass is over: from now on who uses one of the gradients that `arrived` is told so."""
+        self._clear()
+        if arrived and arrived[-1].parameter.grad is None:
+            self._guarded = arrived[-1].parameter
+            self._guarded.grad = StreamedAway.of(self._guarded)
 
-        Dense payloads are as large as gradients and must not pile up until the end of the step.
+    def update_early(self, arrived: Slot) -> None:
+        """Streamed dense payloads are as large as gradients and must not pile up until the end of the step.
+
+        arrived: whose gradient has just been compressed.
         """
-        if early:
-            self._update_early(arrived)
-        last = self.queue.last
-        if last.present and last.parameter.grad is None:
-            last.parameter.grad = StreamedAway.of(last.parameter)
-
-    def _update_early(self, arrived: Slot) -> None:
         self.dense_bytes += arrived.nbytes if arrived.dense else 0
         while not self.waits and self.dense_bytes > self.chunk_bytes and self.queue.next():
             self._clear()
@@ -86,9 +87,9 @@ class Updater:
 
     def _clear(self) -> None:
         """Make room for the average where StreamedAway stands."""
-        parameter = self.queue.last.parameter
-        if isinstance(parameter.grad, StreamedAway):
-            parameter.grad = None
+        if self._guarded is not None and isinstance(self._guarded.grad, StreamedAway):
+            self._guarded.grad = None
+        self._guarded = None
 
     def _receive(self) -> None:
         """Receive the oldest message; streamed, update first if one more average would make more than a chunk."""

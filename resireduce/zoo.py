@@ -54,6 +54,6 @@ def _attempt(name: str, what_failed: str, act: Callable[[], Any]) -> Any:
     """What `act` returns. The code is the user's and can raise anything; its message is cut to one line."""
     try:
         return act()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = next(iter(str(error).strip().splitlines()), "no message")
         raise ConfigError(f"model: {name!r} {what_failed}: {type(error).__name__}: {said}; {CURE}") from error

@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.compressors.base import Momentum
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
-from resireduce.errors import ConfigError, check_share
+from resireduce.errors import ConfigError, check_share, is_count, is_number
 from resireduce.kernels.select import largest_magnitudes, reaching
 from resireduce.share import share
 
@@ -47,11 +47,13 @@ class DGC(SparseCompressor):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
+        if not isinstance(self.warmup, tuple):
+            raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
         for value in (self.density, *self.warmup):
             check_share("density", value)
-        if isinstance(self.momentum_factor, bool) or not 0 <= self.momentum_factor < 1:
+        if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
             raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
-        if bool(self.warmup) != (self.warmup_steps > 0):
+        if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
             raise ConfigError(f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities")
 
     @classmethod

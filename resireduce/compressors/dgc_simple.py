@@ -8,6 +8,7 @@ from torch import Tensor
 
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator
+from resireduce.errors import check_share
 from resireduce.kernels.select import reaching
 from resireduce.share import share
 
@@ -31,6 +32,10 @@ class DGCSimple(SparseCompressor):
 
     density: float
     """Share of the elements that is aimed at, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a density outside (0, 1]."""
+        check_share("density", self.density)
 
     @classmethod
     def from_density(cls, density: float) -> Self:

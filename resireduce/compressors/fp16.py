@@ -1,5 +1,6 @@
 """Half precision: gradients travel and are summed in 16 bits, as Horovod's fp16 compression does."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -18,8 +19,8 @@ class Fp16(Compressor):
     """
 
     collective: ClassVar[Collective] = "all_reduce"
-    largest: float = torch.finfo(torch.float16).max
-    """Largest magnitude that one rank sends."""
+    largest: float = 2.0**15
+    """Largest magnitude that one rank sends: a power of two, which every dtype holds exactly."""
 
     @property
     def exact(self) -> bool:
@@ -32,8 +33,8 @@ class Fp16(Compressor):
         return cls()
 
     def for_world(self, world_size: int) -> "Fp16":
-        """With a limit that keeps the sum of all ranks from overflowing."""
-        return replace(self, largest=torch.finfo(torch.float16).max / world_size)
+        """With a limit that keeps the sum of all ranks, and every part of it, from overflowing."""
+        return replace(self, largest=2.0 ** math.floor(math.log2(torch.finfo(torch.float16).max / world_size)))
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """2 bytes an element. A gradient that is float16 already is copied, since the sum is formed in its memory."""

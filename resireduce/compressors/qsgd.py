@@ -1,5 +1,6 @@
 """QSGD: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding", NeurIPS 2017."""
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from resireduce.blocks import pieces, spread
 from resireduce.compressors.base import Compressor
 from resireduce.draw import generator
+from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
 
 LEVELS = 127
@@ -25,7 +27,14 @@ class QSGD(Compressor):
     norm: float = 2.0
     """Of a bucket: 2 (the paper's) or infinity."""
     bucket: int | None = 128
-    """Elements that share a norm; None: the whole tensor."""
+    """Elements that share a norm, 1 or more; None: the whole tensor."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a norm or a bucket that cannot be used."""
+        if self.norm not in (2, math.inf):
+            raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
+        if self.bucket is not None and not (is_count(self.bucket) and self.bucket > 0):
+            raise ConfigError(f"bucket: {self.bucket!r} is not allowed; give a number of elements, 1 or more, or None")
 
     @property
     def exact(self) -> bool:

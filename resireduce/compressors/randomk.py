@@ -8,6 +8,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor
 from resireduce.draw import generator, one_of_each
+from resireduce.errors import check_share
 from resireduce.payload import Payload
 from resireduce.share import share
 
@@ -24,6 +25,10 @@ class RandomK(Compressor):
 
     density: float
     """Share of the elements that is sent, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a density outside (0, 1]."""
+        check_share("density", self.density)
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -34,7 +34,8 @@ class SparseCompressor(Compressor):
         indices = self.select(flat, name, step)
         values = flat[indices]
         if self.half:
-            values = values.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+            wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
+            values = wide.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
         narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return Payload.pack(values, indices.to(narrow), like=grad, ragged=not self.equal_sizes)
 

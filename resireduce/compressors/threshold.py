@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.select import reaching
 
 
@@ -27,7 +27,7 @@ class Threshold(SparseCompressor):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a threshold that cannot be used."""
-        if isinstance(self.threshold, bool) or not math.isfinite(self.threshold) or self.threshold < 0:
+        if not is_number(self.threshold) or not math.isfinite(self.threshold) or self.threshold < 0:
             raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
 
     @classmethod

@@ -6,6 +6,7 @@ from typing import Self
 from torch import Tensor
 
 from resireduce.compressors.sparse import SparseCompressor
+from resireduce.errors import check_share
 from resireduce.kernels.select import largest_magnitudes
 from resireduce.share import share
 
@@ -16,6 +17,10 @@ class TopK(SparseCompressor):
 
     density: float
     """Share of the elements that is sent, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a density outside (0, 1]."""
+        check_share("density", self.density)
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -132,7 +132,11 @@ class Residual(ABC):
         """Copy `state`, of the names, shapes and dtypes of `state_dict`, into the tensors held."""
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
-        self.steps = int(state["steps"])
+        self.start_at(int(state["steps"]))
+
+    def start_at(self, step: int) -> None:
+        """The next step is number `step`, counted from 0."""
+        self.steps = step
 
     def source(self, name: str, like: Tensor) -> torch.Generator | None:
         """What rounding of tensor `name` draws from in this step, on the device of `like`; None on the meta device."""

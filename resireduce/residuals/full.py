@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, named
+from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
 
@@ -19,28 +19,28 @@ class FullResidual(Residual):
     def __init__(self, **options: object):
         super().__init__(**options)  # type: ignore[arg-type]
         self._stored: dict[str, Stored] = {}
-        self._absorbing: dict[str, Plain] = {}
+        self._summing: dict[str, Plain] = {}
         """Those in whose memory the sum is formed."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """One tensor of the parameter's shape."""
         stored = self._stored[name] = self.stored(parameter.shape, parameter)
         if isinstance(stored, Plain) and stored.values.dtype == parameter.dtype:
-            self._absorbing[name] = stored
+            self._summing[name] = stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """R += G if they share a dtype, else G += R."""
-        if name in self._absorbing:
-            return self._absorbing[name].values.add_(grad)
+        if name in self._summing:
+            return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
     def absorbs(self, name: str) -> bool:
-        """If stored in the gradient's own dtype."""
-        return name in self._absorbing
+        """If stored in the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
+        return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
     def absorb(self, grad: Tensor, name: str) -> None:
         """R += `grad`."""
-        self._absorbing[name].values.add_(grad)
+        self._summing[name].values.add_(grad)
 
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Where the sum was formed in the residual's memory the error is there already."""

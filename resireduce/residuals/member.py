@@ -21,6 +21,8 @@ class MemberResidual(GroupResidual):
         super().__init__(**options)
         if norm not in (1, 2):
             raise ConfigError(f"norm: {norm!r} is not allowed; give 1 or 2")
+        if not isinstance(smallest, bool):
+            raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
         self.norm, self.smallest = norm, smallest
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:

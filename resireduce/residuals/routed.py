@@ -54,11 +54,11 @@ class RoutedResidual(Residual):
         for part in self._parts:
             part.end_step()
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Into all parts."""
-        super().load_state_dict(state)
+    def start_at(self, step: int) -> None:
+        """All parts, too."""
+        super().start_at(step)
         for part in self._parts:
-            part.steps = self.steps
+            part.start_at(step)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of all parts; each part puts its own kind before the names."""

@@ -1,5 +1,8 @@
 """What single compressors send; test_compressor_properties has what holds for every gradient."""
 
+import re
+from collections.abc import Callable
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -109,8 +112,8 @@ def test_payload_sizes_of_quantisers() -> None:
 def test_fp16_feeds_back_what_it_cannot_send() -> None:
     grad = torch.tensor([1e6, -1e6, 1.0, 1e-9]).view(2, 2)
     payload = Fp16().compress(grad, "w", 0)
-    assert payload.buffer.tolist() == [65504.0, -65504.0, 1.0, 0.0]
-    assert torch.equal(Fp16().error_(grad.clone(), payload), torch.tensor([[1e6 - 65504, 65504 - 1e6], [0.0, 1e-9]]))
+    assert payload.buffer.tolist() == [2.0**15, -(2.0**15), 1.0, 0.0]
+    assert torch.equal(Fp16().error_(grad.clone(), payload), torch.tensor([[1e6 - 2**15, 2**15 - 1e6], [0.0, 1e-9]]))
 
 
 def test_fp16_loses_nothing_small_however_many_ranks_there_are() -> None:
@@ -129,10 +132,32 @@ def test_fp16_loses_nothing_small_however_many_ranks_there_are() -> None:
 
 
 def test_fp16_cannot_overflow_when_ranks_are_summed() -> None:
+    for world_size in range(1, 1025):
+        for dtype in (torch.float32, torch.bfloat16):
+            payload = Fp16().for_world(world_size).compress(torch.full((1, 1), 1e5, dtype=dtype), "w", 0)
+            assert (payload.buffer * world_size).isfinite().all(), (world_size, dtype)
     lossy, grad = Fp16().for_world(4), torch.full((2, 2), 1e5)
     payload = lossy.compress(grad, "w", 0)
-    assert (payload.buffer * 4).isfinite().all()
     assert torch.equal(lossy.decompress(payload) + lossy.error_(grad.clone(), payload), grad)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: TopK(0), "density: 0 is not allowed"),
+        (lambda: RandomK(3.0), "density: 3.0 is not allowed"),
+        (lambda: TopK("a"), "density: 'a' is not allowed"),
+        (lambda: QSGD(bucket=0), "bucket: 0 is not allowed; give a number of elements"),
+        (lambda: QSGD(norm=1.0), "norm: 1.0 is not allowed; give 2 or infinity"),
+        (lambda: Threshold("a"), "threshold: 'a' is not allowed"),
+        (lambda: DGC(0.01, momentum_factor=".9"), "momentum_factor: '.9' is not allowed"),
+        (lambda: DGC(0.01, warmup=(0.1,), warmup_steps=2.5), "warmup_steps: 2.5 is not allowed"),
+        (lambda: DGC(0.01, warmup=0.5), "warmup: 0.5 is not allowed; give a tuple"),
+    ],
+)
+def test_settings_that_cannot_be_used(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build()
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,8 @@ def test_half_precision_keeps_what_rounding_takes(kind: type[DGC]) -> None:
     assert torch.equal(sent + error, grad) and not compressor.exact
     assert sent[0, 0] == 65504 and error[0, 0] == 1e6 - 65504
     where = compressor.sent_indices(payload)
+    narrow = compressor.compress(grad.bfloat16(), "w", 0)
+    assert compressor.decompress(narrow).isfinite().all(), "the nearest bfloat16 is beyond what half precision holds"
     assert 0 < error.view(-1)[where[1:]].abs().max() < 2**-10 * grad.view(-1)[where[1:]].abs().max()
 
 

@@ -362,3 +362,98 @@ def test_local_gradients_that_are_streamed_cannot_be_clipped() -> None:
         distributed(seeded(Net), max_local_grad_norm=1.0)
     with pytest.raises(ConfigError, match=r"max_local_grad_norm: -1\.0 is not allowed; give a number"):
         distributed(seeded(Net), max_local_grad_norm=-1.0, gradients="kept")
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [
+        ("head.*", r"dense: 'head\.\*' is not allowed; give a list of patterns"),
+        (3, r"dense: 3 is not allowed; give a list of patterns"),
+        (["head.*", "frist.*"], r"dense: 'frist\.\*' matches no parameter; the model has first\.weight"),
+    ],
+)
+def test_patterns_of_dense_parameters_that_would_do_something_else(dense: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        distributed(seeded(Net), dense=dense)
+
+
+def test_a_setting_that_a_later_tensor_refuses_leaves_the_model_as_it_was() -> None:
+    model = seeded(Net).double()
+    model.blocks.float()
+    loss = sum(parameter.double().square().sum() for parameter in model.parameters())
+    loss.backward()
+    with pytest.raises(ConfigError, match="residual_dtype"):
+        distributed(model, residual_dtype="float64")
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    distributed(model)
+
+
+class Unused(nn.Module):
+    """What is expected last has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(150, 120), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_clipping_is_an_error_whichever_gradient_is_the_last() -> None:
+    model = Unused()
+    optimizer = distributed(model)
+    for _ in range(3):
+        model(torch.ones(2, 150)).sum().backward()
+        with pytest.raises(UsageError, match="have been streamed"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_kept_gradients_that_wait_must_not_be_changed_either() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, gradients="kept", max_local_grad_norm=1.0)
+    loss(model).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    with pytest.raises(UsageError, match=r"changed between backward\(\) and step\(\)"):
+        optimizer.step()
+
+
+def test_states_are_saved_and_loaded_between_steps() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    loss(model).backward()
+    for act in (
+        optimizer.residual_state_dict,
+        lambda: optimizer.load_residual_state_dict(state),
+        lambda: resireduce.redistribute(optimizer, [state]),
+    ):
+        with pytest.raises(UsageError, match=r"between backward\(\) and step\(\).*call step\(\)"):
+            act()
+    optimizer.step()
+    optimizer.load_residual_state_dict(state)
+
+
+def test_numbers_of_rows_that_are_damaged() -> None:
+    optimizer = distributed(seeded(Net), scheme="2d")
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    name = next(name for name in state if name.endswith(".rows"))
+    state[name][0] = 10**6
+    with pytest.raises(ConfigError, match=rf"'{name}' holds .* a number that cannot be"):
+        optimizer.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"options": 3}, "options: 3 is not allowed; give names and values"),
+        ({"max_grad_norm": "1"}, "max_grad_norm: '1' is not allowed"),
+        ({"backward_passes_per_step": True}, "backward_passes_per_step: True is not allowed"),
+        ({"scheme": "member", "options": {"smallest": "banana"}}, "smallest: 'banana' is not allowed"),
+        ({"scheme": "baseline", "options": {"phi": 0.5}}, "options of scheme 'baseline': 'phi' .*allowed: none"),
+    ],
+)
+def test_values_of_a_wrong_type(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        distributed(seeded(Net), **options)

@@ -12,7 +12,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import SCHEMES
-from tests.worlds import Net, same, seeded, train, train_world
+from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
 CONSERVING = [scheme for scheme in SCHEMES if "d" not in scheme and scheme != "none"]
 
@@ -116,6 +116,33 @@ def test_a_damaged_state(name: str, value: float) -> None:
     (state,) = saved(1, scheme="baseline")
     damaged = {**state, name: torch.full_like(state[name], value)}
     (optimizer,) = train_world(1, seeded(Net), steps=0, scheme="baseline")[0][1:]
-    with pytest.raises(ConfigError, match=rf"'{name}' holds NaN, infinity or a negative number"):
+    with pytest.raises(ConfigError, match=rf"'{name}' holds NaN, infinity or a number that cannot be"):
         optimizer.load_residual_state_dict(damaged)
     assert optimizer.steps == 0
+
+
+def test_training_that_goes_on_is_resumed_bit_for_bit_later() -> None:
+    states, options = saved(2, residual_dtype="int8"), {"residual_dtype": "int8"}
+
+    def whole(communicator: Communicator) -> tuple[torch.nn.Module, torch.nn.Module]:
+        models = []
+        for stops in (False, True):
+            model, optimizer = train(communicator, seeded_net, steps=0, **options)
+            resireduce.redistribute(optimizer, states)
+            generator = torch.Generator().manual_seed(communicator.rank)
+            for step in range(4):
+                if stops and step == 2:
+                    parts = copy.deepcopy((model.state_dict(), optimizer.state_dict(), optimizer.residual_state_dict()))
+                    model, optimizer = train(communicator, seeded_net, steps=0, **options)
+                    loads = (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict)
+                    for load, part in zip(loads, parts, strict=True):
+                        load(part)
+                optimizer.zero_grad()
+                loss_of(model, generator).backward()
+                optimizer.step()
+            models.append(model)
+        return models[0], models[1]
+
+    seeded_net = seeded(Net)
+    for first, second in LocalWorld(3).run(whole):
+        assert same(first, second)
