@@ -288,7 +288,9 @@ def test_a_nan_names_its_parameter_and_stays_out_of_the_residual(alone: None) ->
 
 
 def test_names_are_those_of_the_model_within(alone: None) -> None:
-    for dense, kept in ((None, 9), (("blocks.*",), 1), (("module.blocks.*",), 9)):
+    with pytest.raises(ConfigError, match=r"dense: 'module\.blocks\.\*' matches no parameter"):
+        resireduce.compress_ddp(DistributedDataParallel(seeded(build)), dense=("module.blocks.*",))
+    for dense, kept in ((None, 9), (("blocks.*",), 1)):
         hook = resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "baseline", dense=dense)
         names = list(hook.feedback.residual.tensors())
         assert "full.first.weight" in names and len(names) == kept, names

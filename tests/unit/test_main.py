@@ -29,15 +29,20 @@ BAD_MODELS = [
     ("tests.unit.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
 ]
 BAD_OPTIONS = [
-    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 16384"),
-    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 16384"),
-    (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 16384"),
+    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 4096"),
+    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 4096"),
+    (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 4096"),
     (
         ("--model", "tests.unit.test_main:lazy"),
         "model: 'weight' has no shape yet; run one batch through the model first",
     ),
     (("--model", "tests.unit.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
     (("--density", "abc"), "density: 'abc' is not allowed"),
+    (("--world-size", "abc"), "world_size: 'abc' is not allowed; give the number of ranks"),
+    (("--backward-passes-per-step", "0"), "backward_passes_per_step: 0 is not allowed; give a number >= 1"),
+    (("--backward-passes-per-step", "x"), "backward_passes_per_step: 'x' is not allowed; give a number >= 1"),
+    (("--residual-device", "disk"), "residual_device: 'disk' is not known; allowed: cpu"),
+    (("--dense", "frist.*"), "dense: 'frist.*' matches no parameter"),
     (("--optimizer", "adam"), "optimizer: 'adam' is not known (did you mean 'adamw'?)"),
     (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
     (("--option", "norms=all"), "norms: 'all' is not known; allowed: compensated, residual"),
