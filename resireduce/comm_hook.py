@@ -30,12 +30,11 @@ class CompressionHook:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         self.feedback = feedback
-        slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
-        self.slots = slots
-        self._slots: dict[Tensor, Slot] = {slot.parameter: slot for slot in slots}
-        self._gathered_limit = sum(slot.nbytes for slot in slots) // 16
+        self.slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
+        self._gathered_limit = sum(slot.nbytes for slot in self.slots) // 16
         self._restart()
-        for slot in slots:
+        for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, slot))
 
@@ -43,7 +42,7 @@ class CompressionHook:
         self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
         self._results: list[tuple[Future[Tensor], Tensor]] = []
-        for slot in self._slots.values():
+        for slot in self.slots:
             slot.present = False
 
     @property
@@ -86,7 +85,7 @@ class CompressionHook:
         return future
 
     def _slots_of(self, bucket: dist.GradBucket) -> list[Slot]:
-        slots = [self._slots.get(parameter) for parameter in bucket.parameters()]
+        slots = [self._slot_of.get(parameter) for parameter in bucket.parameters()]
         known = [slot for slot in slots if slot is not None]
         if len(known) < len(slots):
             raise UsageError(

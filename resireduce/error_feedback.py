@@ -125,12 +125,16 @@ class ErrorFeedback:
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
         check_finite(grad, name)
-        self.residual.absorb(grad, name)
+        self.residual.compensate_(grad, name)
+
+    def keep(self, dense: Tensor, name: str) -> None:
+        """Add `dense` to the residual: as in a step that has it for a gradient, and sends nothing."""
+        compensated = self.residual.compensate_(dense, name)
+        self.residual.update(name, lambda: compensated)
 
     def put_back(self, payload: Payload, name: str) -> None:
-        """Return what was sent to the residual: as in a step that has it for a gradient, and sends nothing."""
-        compensated = self.residual.compensate_(self.compressor_of(name).decompress(payload), name)
-        self.residual.update(name, lambda: compensated)
+        """Return what was sent to the residual."""
+        self.keep(self.compressor_of(name).decompress(payload), name)
 
     def _compress(self, grad: Tensor, name: str, step: int) -> Payload:
         compressor = self.compressor_of(name)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from resireduce.clip import clip_factor
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.slot import Slot
@@ -140,8 +141,7 @@ class Intake:
                 self._drop(slot, error)
         if self.max_norm is None or not norms:
             return
-        norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
-        factor = (self.max_norm / (norm + 1e-6)).clamp(max=1.0)
+        _, factor = clip_factor(norms, self.max_norm)
         for slot in self._pending():
             slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 

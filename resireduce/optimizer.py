@@ -42,7 +42,6 @@ class DistributedOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         self.feedback, self.streamed, self.grad_scaler = feedback, streamed, grad_scaler
         self.backward_passes_per_step = backward_passes_per_step
-        self.steps = 0
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._syncing, self._failed = True, False
@@ -72,6 +71,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self._updater.restart()
 
     @property
+    def steps(self) -> int:
+        """How many steps have been taken, without those that were skipped."""
+        return self.feedback.residual.steps
+
+    @property
     def grad_norm(self) -> Tensor | None:
         """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D."""
         return self._updater.grad_norm
@@ -90,7 +94,6 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         self.refuse_within_step("load_residual_state_dict()")
         self.feedback.load_state_dict(state)
-        self.steps = self.feedback.residual.steps
 
     def refuse_within_step(self, what: str) -> None:
         """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
@@ -196,16 +199,15 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _exchange(self) -> None:
         """All that this rank has to send is compressed: launch the rest, receive, and update."""
-        residual, error = self.feedback.residual, self._intake.non_finite
-        residual.end_step()
-        self.queue.launch(self.steps, complete=True)
-        self._updater.finish(self.steps, flag=error is not None)
+        step, error = self.steps, self._intake.non_finite
+        self.feedback.residual.end_step()
+        self.queue.launch(step, complete=True)
+        self._updater.finish(step, flag=error is not None)
         self.queue.finish(self._intake.arrived)
         if self.queue.flagged:
-            self._fail_or_put_back(error)
-        self.steps = residual.steps
+            self._fail_or_put_back(step, error)
 
-    def _fail_or_put_back(self, error: NonFiniteGradient | None) -> None:
+    def _fail_or_put_back(self, step: int, error: NonFiniteGradient | None) -> None:
         """Some rank's gradient was not finite. What was sent of the others goes back, if the step can be skipped."""
         if self.grad_scaler is None:
             self._failed = True
@@ -214,4 +216,4 @@ class DistributedOptimizer(OptimizerWrapper):
             if slot.sent is not None:
                 self.feedback.put_back(slot.sent, slot.name)
         self.feedback.residual.end_step()
-        self.feedback.residual.start_at(self.steps)  # the step is taken again, with the same random choices
+        self.feedback.residual.start_at(step)  # the step is taken again, with the same random choices

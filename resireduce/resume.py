@@ -1,7 +1,6 @@
 """A checkpoint of another number of ranks: what they had not sent is shared out anew."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -43,20 +42,13 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
     for tensor in residual.tensors().values():
         tensor.zero_()
     for name, left in dense.items():
-        total = residual.compensate_(left, name)
-        residual.update(name, partial(_same, total))
+        feedback.keep(left, name)
     residual.end_step()
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
         velocity.zero_()
         for source, share in mine.items():
             velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
     residual.start_at(int(by_rank[0]["steps"]))
-    if isinstance(optimizer, DistributedOptimizer):
-        optimizer.steps = residual.steps
-
-
-def _same(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from resireduce.clip import clip_factor
 from resireduce.errors import UsageError
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
@@ -143,9 +144,8 @@ class Updater:
         """What averages of these norms are scaled by, 0-D, if they are to be clipped."""
         if self.max_grad_norm is None or not norms:
             return None
-        together = torch.stack([norm.to(norms[0].device) for norm in norms])
-        self.grad_norm = torch.linalg.vector_norm(together)
-        return (self.max_grad_norm / (self.grad_norm + 1e-6)).clamp(max=1.0)
+        self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
+        return factor
 
     def _update(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""

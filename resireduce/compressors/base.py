@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
+from resireduce.errors import check_share
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
@@ -83,3 +84,20 @@ class Compressor(ABC):
     def decompress(self, payload: Payload) -> Tensor:
         """The dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
         return self.add_(torch.zeros(payload.shape, dtype=payload.dtype, device=payload.buffer.device), payload)
+
+
+@dataclass(frozen=True)
+class Selecting(Compressor):
+    """What compressors have in common that send a share of the elements."""
+
+    density: float
+    """That share, aimed at or at most, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a density outside (0, 1]."""
+        check_share("density", self.density)
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """With this density."""
+        return cls(density)

@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Momentum
+from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
 from resireduce.errors import ConfigError, check_share, is_count, is_number
@@ -23,7 +23,7 @@ PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 @dataclass(frozen=True)
-class DGC(SparseCompressor):
+class DGC(Selecting, SparseCompressor):
     """Sends at most k = max(1, floor(density x n)) elements that reach a threshold, found by sampling.
 
     The threshold is that of the sample's own top share. As long as it lets less than 0.8 k pass it is lowered by a
@@ -33,8 +33,6 @@ class DGC(SparseCompressor):
 
     equal_sizes: ClassVar[bool] = False
 
-    density: float
-    """Share of the elements that is sent at most, in (0, 1]."""
     momentum_factor: float = 0.0
     """In place of the optimizer's momentum, which must be 0: formed on each rank, before compression (section 3.1)."""
     nesterov: bool = False
@@ -47,19 +45,15 @@ class DGC(SparseCompressor):
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
+        super().__post_init__()
         if not isinstance(self.warmup, tuple):
             raise ConfigError(f"warmup: {self.warmup!r} is not allowed; give a tuple of densities")
-        for value in (self.density, *self.warmup):
+        for value in self.warmup:
             check_share("density", value)
         if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
             raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
         if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
             raise ConfigError(f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities")
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Its selection alone: with any optimizer, whose momentum stays its own."""
-        return cls(density)
 
     @property
     def momentum(self) -> Momentum | None:

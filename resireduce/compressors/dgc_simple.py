@@ -1,14 +1,14 @@
 """The simplified DGC that benchmarks of compressors use: Xu et al., "GRACE", ICDCS 2021; the ResiReduce paper."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator
-from resireduce.errors import check_share
 from resireduce.kernels.select import reaching
 from resireduce.share import share
 
@@ -19,7 +19,7 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True)
-class DGCSimple(SparseCompressor):
+class DGCSimple(Selecting, SparseCompressor):
     """Sends what reaches a threshold estimated from a sample: about k = max(1, floor(density x n)) elements.
 
     The sample is drawn with repeats. As long as the threshold lets more than 1.3 k pass it is raised by 30 per cent, as
@@ -29,18 +29,6 @@ class DGCSimple(SparseCompressor):
     """
 
     equal_sizes: ClassVar[bool] = False
-
-    density: float
-    """Share of the elements that is aimed at, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a density outside (0, 1]."""
-        check_share("density", self.density)
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """With this density."""
-        return cls(density)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Those that reach the threshold."""

@@ -1,20 +1,19 @@
 """Random-k sparsification: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor
+from resireduce.compressors.base import Collective, Selecting
 from resireduce.draw import generator, one_of_each
-from resireduce.errors import check_share
 from resireduce.payload import Payload
 from resireduce.share import share
 
 
 @dataclass(frozen=True)
-class RandomK(Compressor):
+class RandomK(Selecting):
     """Sends k random elements, the same on all ranks: values alone travel, and are summed by an all-reduce.
 
     One element is drawn from each of k equal stretches, without scaling by n / k: biased, as error feedback wants it.
@@ -22,18 +21,6 @@ class RandomK(Compressor):
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
-
-    density: float
-    """Share of the elements that is sent, in (0, 1]."""
-
-    def __post_init__(self) -> None:
-        """Raise ConfigError for a density outside (0, 1]."""
-        check_share("density", self.density)
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Random-k with this density."""
-        return cls(density)
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """k = max(1, floor(density x n)) values, drawn anew for every name and step."""

@@ -105,12 +105,9 @@ class Residual(ABC):
         """
 
     def absorbs(self, name: str) -> bool:
-        """Whether `absorb` works for tensor `name`."""
+        """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
+        before `update`, for one gradient after the other."""
         return False
-
-    def absorb(self, grad: Tensor, name: str) -> None:
-        """Residual += `grad`, of a pass before the one that `compensate_` gets; only where `absorbs` says so."""
-        raise NotImplementedError
 
     def end_step(self) -> None:
         """All gradients of this step have arrived."""

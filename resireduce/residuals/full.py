@@ -38,10 +38,6 @@ class FullResidual(Residual):
         """If stored in the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
-    def absorb(self, grad: Tensor, name: str) -> None:
-        """R += `grad`."""
-        self._summing[name].values.add_(grad)
-
     def update(self, name: str, error: Callable[[], Tensor]) -> None:
         """Where the sum was formed in the residual's memory the error is there already."""
         left, stored = error(), self._stored[name]

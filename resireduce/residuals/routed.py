@@ -36,10 +36,6 @@ class RoutedResidual(Residual):
         """Whether the responsible part does."""
         return self._part(name).absorbs(name)
 
-    def absorb(self, grad: Tensor, name: str) -> None:
-        """Hand `grad` to the responsible part."""
-        self._part(name).absorb(grad, name)
-
     def host_tensors(self) -> list[Tensor]:
         """Those of all parts."""
         return [tensor for part in self._parts for tensor in part.host_tensors()]

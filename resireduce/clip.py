@@ -1,0 +1,15 @@
+"""Clipping by the global norm, as torch's clip_grad_norm_ does it, from the norms of the single tensors."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
+    """The global norm of tensors of these L2 `norms`, and what scales them so that it is `largest` at most.
+
+    One norm at least; the results are 0-D, on the device of the first.
+    """
+    norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+    return norm, (largest / (norm + 1e-6)).clamp(max=1.0)
