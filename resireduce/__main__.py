@@ -47,7 +47,9 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
     plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
     plan.add_argument("--world-size", default=8, type=_count, help="number of ranks (default: %(default)s)")
-    plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=_count, help="(default: %(default)s)")
+    plan.add_argument(
+        "--backward-passes-per-step", metavar="N", default=1, type=_count, help="added up (default: %(default)s)"
+    )
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
     plan.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"
