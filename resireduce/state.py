@@ -40,8 +40,8 @@ def _alike(first: Tensor, second: object) -> bool:
 def _is_sound(tensor: Tensor) -> bool:
     """Floating-point numbers are finite; the others count or number something."""
     if tensor.is_floating_point():
-        wide = torch.promote_types(tensor.dtype, torch.float32)  # of 8 bits there is no isfinite
-        return bool(tensor.to(wide).isfinite().all())
+        wide = tensor.float() if tensor.element_size() == 1 else tensor  # of 8 bits there is no isfinite
+        return bool(wide.isfinite().all())
     if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
         return False
     return tensor.dtype == torch.int8 or not bool((tensor < 0).any())
