@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_count
 
 LARGEST = sys.float_info.max
 
@@ -41,11 +41,6 @@ def seconds(field: str, value: str | float) -> float:
     if math.isfinite(number) and number > 0:
         return number
     raise ConfigError(f"{field}: {value!r} is not allowed; give seconds, a number greater than 0")
-
-
-def is_count(value: object) -> bool:
-    """Say whether value is a whole number of at least 0 (True and False are none)."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def is_number(value: object) -> bool:

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.cell import Cell
-from benchmarks.checks import is_count, is_number, known_keys
+from benchmarks.checks import is_number, known_keys
 from benchmarks.files import finite, load_json, save_json
 from benchmarks.matrix import expand
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, is_count
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 

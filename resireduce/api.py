@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import nn
 
-from resireduce.checks import check_momentum, check_norms, check_scaler, check_types, optimized
+from resireduce.checks import check_momentum, check_norms, check_passes, check_scaler, check_types, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import choose
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
@@ -75,26 +75,32 @@ def distribute(
     """
     check_types(model, optimizer)
     choose("gradients", gradients, GRADIENTS)
-    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:
-        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
+    check_passes(backward_passes_per_step)
     check_norms(max_grad_norm, max_local_grad_norm, gradients)
     check_scaler(grad_scaler, model)
     parameters = optimized(model, optimizer)
-    compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
-    grouping = find_grouping(model, groups, compressed)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
     check_momentum(lossy, optimizer)
     communicator = _communicator(backend)
-    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options, residual_device)
-    warn_if_nothing_is_reduced(scheme, grouping)
-    settings = {"scheme": scheme, "compressor": lossy, "gradients": gradients, "residual_dtype": residual_dtype}
-    settings |= {"options": dict(options or {}), "max_grad_norm": max_grad_norm, "groups": grouping}
-    settings |= {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": type(grad_scaler).__name__}
-    settings |= {"residual_device": residual_device}
-    settings |= {"backward_passes_per_step": backward_passes_per_step}
-    check_agreement(settings, parameters, communicator)
-    uncompressed = frozenset(parameters.keys() - compressed.keys())
-    feedback = ErrorFeedback(lossy, residual, communicator, uncompressed)
+    feedback = build_feedback(
+        model,
+        parameters,
+        lossy,
+        communicator,
+        scheme=scheme,
+        groups=groups,
+        residual_dtype=residual_dtype,
+        dense=dense,
+        options=options,
+        residual_device=residual_device,
+        settings={
+            "gradients": gradients,
+            "backward_passes_per_step": backward_passes_per_step,
+            "max_grad_norm": max_grad_norm,
+            "max_local_grad_norm": max_local_grad_norm,
+            "grad_scaler": type(grad_scaler).__name__,
+        },
+    )
     distributed = DistributedOptimizer(
         optimizer,
         parameters,
@@ -108,6 +114,35 @@ def distribute(
     )
     broadcast_start(model, optimizer, communicator)
     return distributed
+
+
+def build_feedback(
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    compressor: Compressor,
+    communicator: Communicator,
+    *,
+    scheme: str,
+    groups: str | Grouping | Mapping[str, object],
+    residual_dtype: str | None,
+    dense: Iterable[str] | None,
+    options: Mapping[str, object] | None,
+    residual_device: str | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> ErrorFeedback:
+    """The pipeline for `parameters`, those of `model` that are trained, by name; all else as in `distribute`.
+
+    Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0,
+    those of the caller in `settings` included.
+    """
+    compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
+    grouping = find_grouping(model, groups, compressed)
+    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options, residual_device)
+    warn_if_nothing_is_reduced(scheme, grouping)
+    given: dict[str, object] = {"scheme": scheme, "compressor": compressor, "groups": grouping}
+    given |= {"residual_dtype": residual_dtype, "residual_device": residual_device, "options": dict(options or {})}
+    check_agreement(given | dict(settings or {}), parameters, communicator)
+    return ErrorFeedback(compressor, residual, communicator, frozenset(parameters.keys() - compressed.keys()))
 
 
 def find_grouping(
@@ -135,7 +170,7 @@ def warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
         warnings.warn(
             f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
             "(see: python -m resireduce groups); name some by groups=Grouping(...)",
-            stacklevel=3,
+            stacklevel=4,  # of distribute() or compress_ddp()
         )
 
 

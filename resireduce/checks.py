@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, is_number
+from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.optimizer import DISTRIBUTED
 
@@ -25,6 +25,12 @@ def check_types(model: object, optimizer: object) -> None:
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
             "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
+
+
+def check_passes(backward_passes_per_step: object) -> None:
+    """Raise ConfigError unless `backward_passes_per_step` is a whole number, 1 or more."""
+    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:  # type: ignore[operator]
+        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
 
 
 def check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:

@@ -12,16 +12,14 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.api import find_grouping, warn_if_nothing_is_reduced
+from resireduce.api import build_feedback
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.base import Compressor
-from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
-from resireduce.grouping import Grouping, compressible
+from resireduce.grouping import Grouping
 from resireduce.optimizer import DISTRIBUTED
-from resireduce.scheme import build_compressor, build_residual
-from resireduce.start import check_agreement
+from resireduce.scheme import build_compressor
 
 
 def compress_ddp(
@@ -50,16 +48,19 @@ def compress_ddp(
     GradScaler does not fit, whose scaled gradients overflow at times; bfloat16 needs none.
     """
     parameters = _parameters(model)
-    compressed = {name: p for name, p in compressible(model.module, dense).items() if name in parameters}
-    grouping = find_grouping(model.module, groups, compressed)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
-    communicator = TorchCommunicator(model.process_group)
-    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options)
-    warn_if_nothing_is_reduced(scheme, grouping)
-    settings = {"scheme": scheme, "compressor": lossy, "residual_dtype": residual_dtype, "groups": grouping}
-    check_agreement(settings | {"options": dict(options or {})}, parameters, communicator)
-    uncompressed = frozenset(parameters.keys() - compressed.keys())
-    hook = CompressionHook(parameters, ErrorFeedback(lossy, residual, communicator, uncompressed))
+    feedback = build_feedback(
+        model.module,
+        parameters,
+        lossy,
+        TorchCommunicator(model.process_group),
+        scheme=scheme,
+        groups=groups,
+        residual_dtype=residual_dtype,
+        dense=dense,
+        options=options,
+    )
+    hook = CompressionHook(parameters, feedback)
     model.register_comm_hook(hook, _reduce)
     return hook
 

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from resireduce.api import distribute
+from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import Grouping
@@ -60,10 +61,9 @@ def plan(
         total. peak_normalised: peak_states / baseline_total.
     """
     make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
-    if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= LARGEST_WORLD:
+    if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
-    if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:
-        raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
+    check_passes(backward_passes_per_step)
     with torch.device("meta"):
         model = build()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

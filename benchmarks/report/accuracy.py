@@ -1,14 +1,22 @@
 """The accuracy table: the metric after training, beside that of the baseline scheme."""
 
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.record import CellResult
 from benchmarks.report.labels import metric_value, signed
 from benchmarks.report.load import Run
-from benchmarks.report.table import Record, Table, baseline_results, by_model, cell_texts, setting_record
+from benchmarks.report.table import (
+    Record,
+    Table,
+    baseline_results,
+    by_model,
+    cell_texts,
+    setting_record,
+    standard_error,
+)
 from benchmarks.report.tell import load_tells
 
 READING = (
@@ -31,7 +39,7 @@ def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tell
     record = setting_record(setting, results) | _metric(run, setting.model)
     values = [float(result.metric) for result in results if result.metric is not None]
     record["metric_mean"] = mean(values) if values else None
-    record["metric_standard_error"] = stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
+    record["metric_standard_error"] = standard_error(values)
     baseline = baseline_results(run, setting, same=("model", "world_size", "backend", "steps"))
     base = [float(result.metric) for result in baseline if result.metric is not None]
     record["difference_to_baseline"] = mean(values) - mean(base) if values and base else None

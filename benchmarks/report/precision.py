@@ -6,7 +6,7 @@ Every setting against the full residual in the gradient's own precision, seed by
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.cell import Cell
@@ -15,6 +15,7 @@ from benchmarks.record import CellResult
 from benchmarks.report.labels import metric_value, percent, signed
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
+from benchmarks.report.table import standard_error
 from resireduce.errors import ConfigError
 
 HEAD = (
@@ -75,9 +76,9 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
         "higher_is_better": states.higher_is_better,
         "metrics": metrics,
         "metric_mean": mean(metrics.values()),
-        "metric_standard_error": _standard_error(list(metrics.values())),
+        "metric_standard_error": standard_error(list(metrics.values())),
         "difference_mean": mean(differences) if differences else None,
-        "difference_standard_error": _standard_error(differences),
+        "difference_standard_error": standard_error(differences),
     }
 
 
@@ -89,10 +90,6 @@ def _baseline(run: Run, setting: Cell) -> list[CellResult]:
         if found == wanted and results:
             return results
     raise ConfigError(f"{run.folder}: {setting.model}: no cell of scheme baseline in full precision has finished")
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def _texts(row: dict[str, Any]) -> list[str]:

@@ -6,13 +6,14 @@ Where training without residuals ends as well as with them, a metric says nothin
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from benchmarks.files import load_json, save_json
 from benchmarks.record import CellResult
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
+from benchmarks.report.table import standard_error
 from resireduce.errors import ConfigError
 
 TELL_FILE = Path(__file__).parents[2] / "results/reference/tell.json"
@@ -75,7 +76,7 @@ def _results(run: Run, model: str, compressor: str, scheme: str) -> list[CellRes
 
 
 def _summary(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": mean(values), "standard_error": stdev(values) / len(values) ** 0.5, "values": list(values)}
+    return {"mean": mean(values), "standard_error": standard_error(values), "values": list(values)}
 
 
 def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:

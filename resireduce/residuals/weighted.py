@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_number
 from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import NORMS, norm_dtype
 
@@ -21,7 +21,7 @@ class WeightedResidual(AverageResidual):
 
     def __init__(self, *, phi: float = 0.5, norms: str = "residual", **options: object):
         super().__init__(**options)
-        if isinstance(phi, bool) or not isinstance(phi, int | float) or not 0 <= phi <= 1:
+        if not is_number(phi) or not 0 <= phi <= 1:
             raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
         self._weights: dict[str, Tensor] = {}
