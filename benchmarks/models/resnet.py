@@ -1,15 +1,38 @@
-"""Bottleneck residual networks (He et al., CVPR 2016), with torchvision's attribute names."""
+"""Residual networks (He et al., CVPR 2016), with torchvision's attribute names."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from torch import Tensor, nn
-
-EXPANSION = 4
-"""A bottleneck block puts out this many times its inner width."""
+from torch.nn.functional import pad
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut that has no parameters: every second pixel, and zeros for new channels.
+
+    (batch, inputs, height, width) becomes (batch, width, height / stride, width / stride). Option A of the paper's
+    section 4.2, which it uses for CIFAR-10.
+    """
+
+    expansion: ClassVar = 1
+
+    def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = _conv(inputs, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.stride, self.new_channels = stride, width - inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the transformed input to the input."""
+        shortcut = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.new_channels))
+        return self.relu(self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x))))) + shortcut)
 
 
 class Bottleneck(nn.Module):
@@ -18,9 +41,11 @@ class Bottleneck(nn.Module):
     (batch, inputs, height, width) becomes (batch, 4 * width, height / stride, width / stride).
     """
 
+    expansion: ClassVar = 4
+
     def __init__(self, inputs: int, width: int, stride: int = 1) -> None:
         super().__init__()
-        outputs = EXPANSION * width
+        outputs = self.expansion * width
         self.conv1 = _conv(inputs, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = _conv(width, width, 3, stride)
@@ -44,12 +69,13 @@ class ResNet(nn.Module):
     """Stages ``layer1``, ``layer2``, ... behind a stem.
 
     Args:
-        blocks: bottleneck blocks of each stage; every stage but the first halves height and width.
+        blocks: blocks of each stage; every stage but the first halves height and width.
         widths: inner width of each stage.
         classes: number of logits.
         channels: channels of the images.
         large_images: a 7x7 stem that halves height and width, and pooling that halves them again; else a 3x3 stem
             that keeps them, as is usual for small images.
+        block: what the stages are made of.
     """
 
     dense_parameters = ("fc.weight",)
@@ -62,6 +88,7 @@ class ResNet(nn.Module):
         classes: int,
         channels: int = 3,
         large_images: bool = False,
+        block: type[BasicBlock] | type[Bottleneck] = Bottleneck,
     ) -> None:
         super().__init__()
         if len(blocks) != len(widths):
@@ -73,9 +100,9 @@ class ResNet(nn.Module):
         self.stages = [f"layer{index}" for index in range(1, len(blocks) + 1)]
         inputs = widths[0]
         for index, (name, count, width) in enumerate(zip(self.stages, blocks, widths, strict=True)):
-            first = Bottleneck(inputs, width, stride=1 if index == 0 else 2)
-            inputs = EXPANSION * width
-            setattr(self, name, nn.Sequential(first, *(Bottleneck(inputs, width) for _ in range(count - 1))))
+            first = block(inputs, width, stride=1 if index == 0 else 2)
+            inputs = block.expansion * width
+            setattr(self, name, nn.Sequential(first, *(block(inputs, width) for _ in range(count - 1))))
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, classes)
         self._initialise()
@@ -110,3 +137,18 @@ def resnet50() -> ResNet:
 def resnet50_imagenet() -> ResNet:
     """Build ResNet-50 for 224x224 images of 1000 classes: the size in the paper's Table 1, 25.6 million parameters."""
     return ResNet(blocks=(3, 4, 6, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
+
+
+def resnet152_imagenet() -> ResNet:
+    """Build ResNet-152 for 224x224 images of 1000 classes, 60.2 million parameters."""
+    return ResNet(blocks=(3, 8, 36, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
+
+
+def resnet20() -> ResNet:
+    """Build ResNet-20 for 32x32 images of 10 classes: CIFAR-10's, 0.27 million parameters."""
+    return ResNet(blocks=(3, 3, 3), widths=(16, 32, 64), classes=10, block=BasicBlock)
+
+
+def resnet110() -> ResNet:
+    """Build ResNet-110 for 32x32 images of 10 classes: CIFAR-10's, 1.73 million parameters."""
+    return ResNet(blocks=(18, 18, 18), widths=(16, 32, 64), classes=10, block=BasicBlock)

@@ -90,6 +90,16 @@ def vgg19() -> VGG:
 
     The paper trains exactly this on the 32x32 images of CIFAR-100 (its Table 1 has the size).
     """
-    widths = ((64, 64), (128, 128), (256,) * 4, (512,) * 4, (512,) * 4)
-    layers = [layer for stage in widths for layer in (*stage, POOL)]
+    return _imagenet((2, 2, 4, 4, 4))
+
+
+def vgg16_imagenet() -> VGG:
+    """Build VGG-16 with batch normalisation for 224x224 images of 1000 classes, 138.4 million parameters."""
+    return _imagenet((2, 2, 3, 3, 3))
+
+
+def _imagenet(convolutions: Sequence[int]) -> VGG:
+    """With this many convolutions before each pooling layer."""
+    widths = (64, 128, 256, 512, 512)
+    layers = [layer for width, count in zip(widths, convolutions, strict=True) for layer in (*[width] * count, POOL)]
     return VGG(layers, grid=7, hidden=(4096, 4096), classes=1000, linear_std=0.01)

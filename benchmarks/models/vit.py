@@ -1,0 +1,96 @@
+"""Vision transformers (Dosovitskiy et al., ICLR 2021), with torchvision's attribute names."""
+
+import math
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a two-layer perceptron, each behind a layer norm and beside a shortcut: (batch, length, width)."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(width, eps=1e-6)
+        self.self_attention = nn.MultiheadAttention(width, heads, dropout=0.0, batch_first=True)
+        self.dropout = nn.Dropout(dropout)
+        self.ln_2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, width), nn.Dropout(dropout)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform tokens; the shape stays."""
+        y = self.ln_1(x)
+        y, _ = self.self_attention(y, y, y, need_weights=False)
+        x = x + self.dropout(y)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Encoder(nn.Module):
+    """Adds positions, and applies the layers ``layers.encoder_layer_0``, ``_1``, ..."""
+
+    def __init__(self, length: int, layers: int, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.pos_embedding = nn.Parameter(torch.empty(1, length, width).normal_(std=0.02))
+        self.dropout = nn.Dropout(dropout)
+        each = ((f"encoder_layer_{i}", EncoderLayer(width, heads, hidden, dropout)) for i in range(layers))
+        self.layers = nn.Sequential(OrderedDict(each))
+        self.ln = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Encode tokens (batch, length, width)."""
+        return self.ln(self.layers(self.dropout(x + self.pos_embedding)))
+
+
+class VisionTransformer(nn.Module):
+    """Classifies an image by a token that attends to its patches.
+
+    Args:
+        size: height and width of the images, a multiple of `patch`.
+        patch: height and width of a patch.
+        layers, width, heads, hidden: of the encoder; `hidden` is the perceptrons' inner width.
+        classes: number of logits.
+        dropout: probability of zeroing an activation.
+    """
+
+    def __init__(
+        self,
+        *,
+        size: int,
+        patch: int,
+        layers: int,
+        width: int,
+        heads: int,
+        hidden: int,
+        classes: int,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.conv_proj = nn.Conv2d(3, width, kernel_size=patch, stride=patch)
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.encoder = Encoder((size // patch) ** 2 + 1, layers, width, heads, hidden, dropout)
+        self.heads = nn.Sequential(OrderedDict(head=nn.Linear(width, classes)))
+        self._initialise()
+
+    def _initialise(self) -> None:
+        nn.init.trunc_normal_(self.conv_proj.weight, std=math.sqrt(1 / self.conv_proj.weight[0].numel()))
+        nn.init.zeros_(self.conv_proj.bias)  # type: ignore[arg-type]
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear) and ".mlp." in name:
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.normal_(module.bias, std=1e-6)
+        nn.init.zeros_(self.heads.head.weight)
+        nn.init.zeros_(self.heads.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images (batch, 3, size, size): logits (batch, classes)."""
+        patches = self.conv_proj(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat((self.class_token.expand(len(x), -1, -1), patches), dim=1)
+        return self.heads(self.encoder(tokens)[:, 0])
+
+
+def vit_large() -> VisionTransformer:
+    """Build ViT-L/16 for 224x224 images of 1000 classes, 304.3 million parameters."""
+    return VisionTransformer(size=224, patch=16, layers=24, width=1024, heads=16, hidden=4096, classes=1000)
