@@ -10,6 +10,8 @@ from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch")
 """Backends that a cell's ranks can be started with."""
+DATA = ("real", "synthetic")
+"""Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,13 @@ class Cell:
     backend: str = "torch"
     steps: int | None = None
     """Optimizer steps; None takes the workload's."""
+    data: str = "real"
+    batch_per_rank: int | None = None
+    """Samples of one rank in a step; None takes the workload's."""
+    length: int | None = None
+    """Tokens of a sample; None takes the workload's."""
+    released: tuple[str, ...] = ()
+    """What the paper's released code did otherwise and this cell does too: names in the workload's `released`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -42,9 +51,24 @@ class Cell:
         object.__setattr__(self, "density", check_share("density", self.density))
         integer("seed", self.seed, 0, 2**32 - 1)
         integer("world_size", self.world_size, 1, 64)
-        if self.steps is not None:
-            integer("steps", self.steps, 1, 10**9)
+        choose("data", self.data, DATA)
+        for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 1, most)
+        self._check_workload()
         self._check_combinations()
+
+    def _check_workload(self) -> None:
+        workload = WORKLOADS[self.model]
+        if not isinstance(self.released, list | tuple):
+            raise ConfigError(f"released: {self.released!r} is not allowed; give a list of names")
+        for name in self.released:
+            choose("released", name, workload.released)
+        object.__setattr__(self, "released", tuple(sorted(set(self.released))))
+        if self.data == "synthetic" and not workload.data:
+            raise ConfigError(f"data: 'synthetic' is not allowed for {self.model!r}, whose data are always at hand")
+        if self.length is not None and workload.length is None:
+            raise ConfigError(f"length: {self.length} is not allowed for {self.model!r}; allowed: null")
 
     def _check_combinations(self) -> None:
         if not COMPRESSORS[self.compressor].selects:
@@ -70,7 +94,7 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, from which from_dict makes the same cell."""
-        return asdict(self)
+        return asdict(self) | {"released": list(self.released)}
 
     @property
     def name(self) -> str:
@@ -82,6 +106,10 @@ class Cell:
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
+        parts += [self.data] if self.data != "real" else []
+        parts += [f"b{self.batch_per_rank}"] if self.batch_per_rank is not None else []
+        parts += [f"l{self.length}"] if self.length is not None else []
+        parts += [f"as-{name}" for name in self.released]
         return ".".join(parts)
 
 

@@ -24,16 +24,16 @@ STOPPED = {"status": "error", "reason": "stopped because another rank had failed
 
 
 def launch(
-    cell: Cell, folder: Path, weights: Path | None, timeout_seconds: float = TIMEOUT_SECONDS
+    cell: Cell, folder: Path, weights: Path | None, root: Path, timeout_seconds: float = TIMEOUT_SECONDS
 ) -> list[dict[str, Any]]:
     """Run all ranks to their end, for `timeout_seconds` at most.
 
     Returns each rank's outcome. One that left none has status error, or timeout if it was stopped for that.
-    `folder` is for the files of this launch, and must be empty.
+    `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
     """
     spec = folder / "cell.json"
     save_json(cell.to_dict(), spec)
-    ranks = [_start(cell, rank, spec, weights) for rank in range(cell.world_size)]
+    ranks = [_start(cell, rank, spec, weights, root) for rank in range(cell.world_size)]
     try:
         in_time = _wait(ranks, folder, timeout_seconds)
         running = [process.poll() is None for process in ranks]
@@ -47,7 +47,7 @@ def launch(
     return [ended if was and it["status"] == "error" else it for was, it in zip(running, outcomes, strict=True)]
 
 
-def _start(cell: Cell, rank: int, spec: Path, weights: Path | None) -> subprocess.Popen[bytes]:
+def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) -> subprocess.Popen[bytes]:
     folder = spec.parent
     command = [
         sys.executable,
@@ -58,7 +58,8 @@ def _start(cell: Cell, rank: int, spec: Path, weights: Path | None) -> subproces
         "--output",
         str(folder / f"rank{rank}.json"),
     ]
-    command += ["--rendezvous", str(folder / "rendezvous")] + (["--weights", str(weights)] if weights else [])
+    command += ["--rendezvous", str(folder / "rendezvous"), "--data", str(root)]
+    command += ["--weights", str(weights)] if weights else []
     place = {"RANK": str(rank), "WORLD_SIZE": str(cell.world_size), "LOCAL_RANK": str(rank)}
     threads = str(max(1, (os.cpu_count() or 1) // cell.world_size))
     # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.

@@ -38,7 +38,9 @@ def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> list[Cell]
 
 
 def _choices(where: str, name: str, value: Any) -> list[Any]:
-    choices = value if isinstance(value, list) else [value]
+    # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
+    several = isinstance(value, list) and (name != "released" or any(isinstance(item, list) for item in value))
+    choices = value if several else [value]
     if not choices:
         raise ConfigError(f"{where}: {name}: [] is not allowed; give a value or a list of at least one")
     return [_number_from_yaml(where, name, choice) for choice in choices]

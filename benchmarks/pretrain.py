@@ -58,7 +58,9 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
     """
     import torch
 
-    task = load(TASKS[workload.task])("pretrain")
+    from benchmarks.tasks.base import Setting
+
+    task = load(TASKS[workload.task])(Setting(phase="pretrain"))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = load(MODELS[workload.model])()
@@ -80,7 +82,7 @@ def pretrain(workload: Workload, report: Callable[[str], None]) -> dict[str, Any
             report(
                 f"pretrain {workload.model}: step {step}/{steps}, loss {loss.item():.3f}, {reported - started:.0f} s"
             )
-    metric = task.metric_from(task.evaluate(model, 0, 1))
+    metric = task.metrics_from(task.evaluate(model, 0, 1))[task.metric]
     report(f"pretrain {workload.model}: {task.metric} {metric:.2f} on the held-out part")
     return model.state_dict()
 

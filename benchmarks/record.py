@@ -12,7 +12,9 @@ from resireduce.errors import ConfigError, is_count
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+ADDED = {"metrics": 2}
+"""Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
 BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
@@ -37,6 +39,8 @@ class CellResult:
     higher_is_better: bool | None = None
     metric: float | None = None
     """At the end of training."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """All metrics at the end of training, by name; `metric` is one of them."""
     metric_history: list[list[float | None]] = field(default_factory=list)
     """[step, value] pairs."""
     steps: int = 0
@@ -67,14 +71,14 @@ class CellResult:
     def from_dict(cls, values: Any) -> Self:
         """Build a record from plain values. Raises RecordError, one line."""
         version = values.get("schema_version") if isinstance(values, dict) else None
-        if version != SCHEMA_VERSION:
-            raise RecordError(f"schema_version: {version!r} cannot be read; allowed: {SCHEMA_VERSION}")
-        missing = [f.name for f in fields(cls) if f.name not in values]
+        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+            raise RecordError(f"schema_version: {version!r} cannot be read; allowed: 1 to {SCHEMA_VERSION}")
+        missing = [f.name for f in fields(cls) if f.name not in values and ADDED.get(f.name, 1) <= version]
         if missing:
             raise RecordError(f"record: keys are missing: {', '.join(missing)}")
         try:
             known_keys("record", values, (f.name for f in fields(cls)))
-            return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
+            return cls(**{**values, "schema_version": SCHEMA_VERSION, "cell": Cell.from_dict(values["cell"])})
         except ConfigError as error:
             raise RecordError(str(error)) from None
 
@@ -116,6 +120,7 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("reason", "a text (required unless ok)", lambda v: (v is None) if result.status == "ok" else bool(_text(v))),
         ("metric_name", "a text", _or_none(_text)),
         ("higher_is_better", "true or false", _or_none(lambda v: isinstance(v, bool))),
+        ("metrics", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
         ("metric_history", "a list of [step, value]", lambda v: _all(v, _pair)),
         ("steps", "a whole number, 0 or more", is_count),
         ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
@@ -130,7 +135,8 @@ def _ok_problems(result: CellResult) -> list[str]:
     wrong = [f"{name}: missing, an ok record must have it" for name in needed if getattr(result, name) is None]
     if wrong:
         return wrong
-    if finite(asdict(result)) != asdict(result):
+    plain = asdict(result) | {"cell": result.cell.to_dict()}
+    if finite(plain) != plain:
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:

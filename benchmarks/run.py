@@ -11,11 +11,13 @@ from zipfile import is_zipfile
 
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
+from benchmarks.data.prepared import check_prepared, find_root
 from benchmarks.files import file_hash, load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
 from benchmarks.measure.provenance import provenance
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
+from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError
 
 RESULTS = ("ok", "oom", "timeout", "diverged")
@@ -27,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path, required=True, help="JSON file that describes the cell")
     parser.add_argument("--output", type=Path, required=True, help="JSON file for its record")
     parser.add_argument("--checkpoint", type=Path, help="pretrained weights (default: made once, in results/cache)")
+    root = "folder of prepared data sets (default: $RESIREDUCE_DATA, else data)"
+    parser.add_argument("--data", metavar="DIR", type=Path, help=root)
     limit = "seconds after which training is stopped, with status timeout (default: %(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=limit)
 
@@ -35,6 +39,9 @@ def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run."""
     cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
     writable("output", args.output)
+    root = find_root(args.data)
+    if cell.data == "real":
+        check_prepared(WORKLOADS[cell.model].needs, root)
     try:
         weights = _weights(cell, args.checkpoint)
     except subprocess.CalledProcessError as error:
@@ -42,7 +49,7 @@ def main(args: argparse.Namespace) -> int:
         return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
-        outcomes = launch(cell, Path(folder), weights, timeout_seconds)
+        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds)
     baseline_bytes = outcomes[0].pop("baseline_bytes", None)
     return _leave(to_result(cell, outcomes, time.monotonic() - started, weights), args.output, baseline_bytes)
 

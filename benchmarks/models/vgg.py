@@ -101,5 +101,7 @@ def vgg16_imagenet() -> VGG:
 def _imagenet(convolutions: Sequence[int]) -> VGG:
     """With this many convolutions before each pooling layer."""
     widths = (64, 128, 256, 512, 512)
-    layers = [layer for width, count in zip(widths, convolutions, strict=True) for layer in (*[width] * count, POOL)]
+    layers: list[int | str] = []
+    for width, count in zip(widths, convolutions, strict=True):
+        layers += [*[width] * count, POOL]
     return VGG(layers, grid=7, hidden=(4096, 4096), classes=1000, linear_std=0.01)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a two-layer perceptron, each behind a layer norm and beside a shortcut: (batch, length, width)."""
+    """Self-attention and a perceptron, each behind a layer norm and beside a shortcut: (batch, length, width)."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -81,8 +81,8 @@ class VisionTransformer(nn.Module):
             if isinstance(module, nn.Linear) and ".mlp." in name:
                 nn.init.xavier_uniform_(module.weight)
                 nn.init.normal_(module.bias, std=1e-6)
-        nn.init.zeros_(self.heads.head.weight)
-        nn.init.zeros_(self.heads.head.bias)
+        for parameter in self.heads.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images (batch, 3, size, size): logits (batch, classes)."""

@@ -1,6 +1,6 @@
 """Public names of the tasks, filled with one line per task: name -> "module:Class".
 
-A class takes the phase ("pretrain" or "train") and keeps the promises of `benchmarks.tasks.base.Task`.  This module
+A class takes a `benchmarks.tasks.base.Setting` and keeps the promises of `benchmarks.tasks.base.Task`.  This module
 imports nothing, so that naming a task costs no start-up time.
 """
 

@@ -3,7 +3,9 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
+from pathlib import Path
 from typing import Literal, Protocol, get_args
 
 import torch
@@ -13,18 +15,47 @@ Batch = dict[str, Tensor]
 Phase = Literal["pretrain", "train"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a task's data depend on beside the task itself."""
+
+    phase: Phase = "train"
+    """Chooses the part of the data that is trained on and held out."""
+    data: str | None = None
+    """Name of the data set in `benchmarks.data.DATASETS`; None for tasks whose data come with installed packages."""
+    root: Path = Path("data")
+    """Folder of prepared data sets."""
+    synthetic: bool = False
+    """Make random inputs of the right shapes; nothing is read."""
+    classes: int | None = None
+    """Labels that the model tells apart, where synthetic ones are to be made."""
+    length: int | None = None
+    """Tokens of a sample."""
+    seed: int = 0
+    """Of augmentation and of synthetic inputs; the order of samples is the trainer's."""
+    released: frozenset[str] = frozenset()
+    """Names of what the released code did otherwise, to be done here too."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the phase is one that tasks know."""
+        if self.phase not in get_args(Phase):
+            raise ValueError(f"phase is {self.phase!r}, allowed are {', '.join(get_args(Phase))}")
+
+
 class Task(Protocol):
     """Data, loss and metric of one kind of problem.
 
-    A task is made with its phase, which chooses the part of the data that is trained on and held out, and does all its
-    loading there.  ``metric`` is the metric's name as it stands in tables.
+    A task is made with its setting, and does all its loading there.  ``metric`` is the metric's name as it stands in
+    tables, ``unit`` what throughput is counted in: images, tokens.
     """
 
     metric: str
     higher_is_better: bool
+    unit: str
+    units_per_sample: int
 
-    def __init__(self, phase: Phase) -> None:
-        """Load or make the data of this phase."""
+    def __init__(self, setting: Setting) -> None:
+        """Load or make the data."""
 
     def data_hash(self) -> str:
         """Return the SHA-256 of the bytes really used, in hexadecimal digits."""
@@ -34,8 +65,11 @@ class Task(Protocol):
         """Return the number of training samples."""
         ...
 
-    def batch(self, indices: Tensor) -> Batch:
-        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first."""
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
+        """Gather the training samples with these indices (int64, one dimension) into tensors, samples first.
+
+        Augmentation depends on the setting's seed, on `step` and on the index alone: the same on any number of ranks.
+        """
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -45,20 +79,14 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
         """Return this rank's sums (float64, one dimension) over its shard of the held-out samples.
 
-        Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metric_from`
-        gives the metric whatever the number of ranks, up to rounding.
+        Shards are disjoint and cover every sample once, so that adding the sums over ranks and calling `metrics_from`
+        gives the metrics whatever the number of ranks, up to rounding.
         """
         ...
 
-    def metric_from(self, sums: Tensor) -> float:
-        """Turn sums that were added over all ranks into the metric."""
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Turn sums that were added over all ranks into all metrics by name; `metric` is one of them."""
         ...
-
-
-def check_phase(phase: str) -> None:
-    """Raise ValueError unless the phase is one that tasks know."""
-    if phase not in get_args(Phase):
-        raise ValueError(f"phase is {phase!r}, allowed are {', '.join(get_args(Phase))}")
 
 
 def shard(count: int, rank: int, world_size: int) -> range:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.tasks.base import Batch, Phase, check_phase, chunks, evaluating, installed, sha256, shard, to_device
+from benchmarks.tasks.base import Batch, Phase, Setting, chunks, evaluating, installed, sha256, shard, to_device
 
 PACKAGES: dict[Phase, str] = {"pretrain": "networkx", "train": "sympy"}
 """Pure Python, the same on every platform, pinned in the constraints; the two differ in names, prose and layout."""
@@ -81,13 +81,14 @@ class BytePairs:
 
     metric = "perplexity"
     higher_is_better = False
+    unit = "tokens"
+    units_per_sample = CONTEXT
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, setting: Setting) -> None:
         """Read the text of this phase, and the pretraining text for the byte pairs."""
-        check_phase(phase)
         vocabulary_text = b"".join(package_files(PACKAGES["pretrain"]))
         pairs = frequent_pairs(vocabulary_text, VOCABULARY - 256)
-        files = package_files(PACKAGES[phase])
+        files = package_files(PACKAGES[setting.phase])
         self._texts = [
             b"".join(file for place, file in enumerate(files) if (place % HELD_OUT_EVERY == 0) == held_out)
             for held_out in (False, True)
@@ -104,7 +105,7 @@ class BytePairs:
         """Return the number of training blocks."""
         return len(self.train)
 
-    def batch(self, indices: Tensor) -> Batch:
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return symbols and targets, (batch, CONTEXT) each."""
         return {"input_ids": self.train[indices, :-1], "targets": self.train[indices, 1:]}
 
@@ -124,6 +125,6 @@ class BytePairs:
                 sums += torch.tensor([float(self.loss(model, batch)) * symbols, symbols], dtype=torch.float64)
         return sums
 
-    def metric_from(self, sums: Tensor) -> float:
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the perplexity per symbol."""
-        return float(torch.exp(sums[0] / sums[1]))
+        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}

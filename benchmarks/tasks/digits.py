@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.tasks.base import Batch, Phase, check_phase, chunks, evaluating, installed, sha256, shard, to_device
+from benchmarks.tasks.base import Batch, Setting, chunks, evaluating, installed, sha256, shard, to_device
 
 FILE = "sklearn/datasets/data/digits.csv.gz"
 PIXELS = 64
@@ -43,10 +43,11 @@ class Digits:
 
     metric = "accuracy"
     higher_is_better = True
+    unit = "images"
+    units_per_sample = 1
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, setting: Setting) -> None:
         """Read the digits; both phases train on the same samples."""
-        check_phase(phase)
         with gzip.open(str(installed("scikit-learn").locate_file(FILE))) as file:
             self._bytes = file.read()
         images, labels = parse_digits(self._bytes)
@@ -62,7 +63,7 @@ class Digits:
         """Return the number of training images."""
         return len(self.labels)
 
-    def batch(self, indices: Tensor) -> Batch:
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return images (batch, 1, 8, 8) and labels (batch,)."""
         return {"images": self.images[indices], "labels": self.labels[indices]}
 
@@ -81,6 +82,6 @@ class Digits:
                 sums += torch.tensor([right.sum().item(), len(right)])
         return sums
 
-    def metric_from(self, sums: Tensor) -> float:
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the share of right answers in percent."""
-        return float(100 * sums[0] / sums[1])
+        return {"accuracy": float(100 * sums[0] / sums[1])}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from benchmarks.tasks.base import Batch, Phase, check_phase, chunks, evaluating, sha256, shard, to_device
+from benchmarks.tasks.base import Batch, Phase, Setting, chunks, evaluating, sha256, shard, to_device
 from benchmarks.tasks.question_maker import make_squad, words
 from benchmarks.tasks.squad import Question, exact_match, f1, read_squad
 
@@ -106,13 +106,14 @@ class Questions:
 
     metric = "f1"
     higher_is_better = True
+    unit = "tokens"
+    units_per_sample = LENGTH
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, setting: Setting) -> None:
         """Make the documents of this phase and read them as any SQuAD document is read."""
-        check_phase(phase)
         counts = (TRAIN_QUESTIONS, TEST_QUESTIONS)
         self._documents = [
-            json.dumps(make_squad(DOMAINS[phase], count, seed)).encode() for seed, count in enumerate(counts)
+            json.dumps(make_squad(DOMAINS[setting.phase], count, seed)).encode() for seed, count in enumerate(counts)
         ]
         vocabulary = build_vocabulary()
         train = [encode(question, vocabulary) for question in read_squad(self._documents[0])]
@@ -129,7 +130,7 @@ class Questions:
         """Return the number of training questions."""
         return len(self.train["starts"])
 
-    def batch(self, indices: Tensor) -> Batch:
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return the tensors of `collate` for these questions."""
         return {name: tensor[indices] for name, tensor in self.train.items()}
 
@@ -171,10 +172,6 @@ class Questions:
                     )
         return sums
 
-    def metric_from(self, sums: Tensor) -> float:
-        """Return the mean F1 in percent."""
-        return float(100 * sums[0] / sums[2])
-
-    def exact_match_from(self, sums: Tensor) -> float:
-        """Return the share of exact matches in percent."""
-        return float(100 * sums[1] / sums[2])
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Return the mean F1 and the share of exact matches, in percent."""
+        return {"f1": float(100 * sums[0] / sums[2]), "exact_match": float(100 * sums[1] / sums[2])}

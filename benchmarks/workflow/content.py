@@ -12,6 +12,10 @@ TRAINING = (
     "benchmarks/models",
     "benchmarks/tasks",
     "benchmarks/measure",
+    "benchmarks/data",
+    "benchmarks/build.py",
+    "benchmarks/optimizers.py",
+    "benchmarks/trainer.py",
     "benchmarks/train.py",
     "benchmarks/run.py",
     "benchmarks/launch.py",
@@ -19,7 +23,7 @@ TRAINING = (
     "benchmarks/checks.py",
     "benchmarks/files.py",
     "benchmarks/record.py",
-    "benchmarks/workloads.py",
+    "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
 REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")

@@ -62,6 +62,8 @@ TORCH_FREE = (
     "benchmarks/__main__.py",
     "benchmarks/cell.py",
     "benchmarks/checks.py",
+    "benchmarks/data/__init__.py",
+    "benchmarks/data/prepared.py",
     "benchmarks/files.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
@@ -72,7 +74,7 @@ TORCH_FREE = (
     "benchmarks/run.py",
     "benchmarks/tasks/__init__.py",
     "benchmarks/workflow/*.py",
-    "benchmarks/workloads.py",
+    "benchmarks/workloads/*.py",
 )
 """Loading these loads none of HEAVY, not even through others: tables need no training environment."""
 

@@ -9,6 +9,7 @@ from torch import nn
 from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
 from benchmarks.tasks import TASKS
+from benchmarks.tasks.base import Setting
 from benchmarks.workloads import WORKLOADS
 from resireduce.grouping import compressible, find_groups
 
@@ -36,7 +37,7 @@ def build(model: str) -> nn.Module:
 
 def make_task(model: str):
     module, _, name = TASKS[WORKLOADS[model].task].partition(":")
-    return getattr(importlib.import_module(module), name)("train")
+    return getattr(importlib.import_module(module), name)(Setting())
 
 
 @pytest.mark.parametrize("model", SMALL)

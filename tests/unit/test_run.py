@@ -17,7 +17,7 @@ from benchmarks.launch import launch, overall
 from benchmarks.record import CellResult
 from benchmarks.run import summary, to_result
 from benchmarks.train import run_rank
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import SMALL, WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
 from resireduce.zoo import find_builder
@@ -46,7 +46,7 @@ def run(spec: Path, *options: str) -> int:
 def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: float) -> list[dict[str, Any]]:
     """Outcomes of ranks that end as told, as soon as they can."""
 
-    def start(_cell: Cell, rank: int, spec: Path, _weights: Path | None) -> subprocess.Popen[bytes]:
+    def start(_cell: Cell, rank: int, spec: Path, _weights: Path | None, _root: Path) -> subprocess.Popen[bytes]:
         code = (
             "import sys, time; from pathlib import Path; from benchmarks.files import save_json;"
             f"save = lambda outcome: save_json(outcome, Path({str(spec.parent / f'rank{rank}.json')!r}));"
@@ -56,7 +56,7 @@ def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: float) -> lis
     monkeypatch.setattr(launch_module, "_start", start)
     monkeypatch.setattr(launch_module, "GRACE_SECONDS", 2.0)
     started = time.monotonic()
-    outcomes = launch(Cell(model="vgg-digits", world_size=len(ends)), folder, None, **options)
+    outcomes = launch(Cell(model="vgg-digits", world_size=len(ends)), folder, None, folder, **options)
     assert time.monotonic() - started < 30, "a rank that hangs was waited for"
     return outcomes
 
@@ -177,12 +177,12 @@ def own_settings():
 
 
 @pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "streamed"), ("baseline", "kept")])
-@pytest.mark.parametrize("model", WORKLOADS)
+@pytest.mark.parametrize("model", [workload.model for workload in SMALL])
 def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, model, scheme, gradients):
     # Takes nearly all of the time, and holds nothing at a step boundary.
-    monkeypatch.setattr("benchmarks.train.Trainer.evaluate", lambda trainer: 0.5)
+    monkeypatch.setattr("benchmarks.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
     cell = Cell(model=model, scheme=scheme, gradients=gradients, backend="local", world_size=1, steps=2)
-    outcome = run_rank(cell, LocalCommunicator(), None)
+    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
     baseline_bytes = outcome.pop("baseline_bytes")
     record = to_result(cell, [outcome], 1.0, None)
     optimizer = WORKLOADS[model].optimizer

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from benchmarks.tasks import TASKS, bytepairs, question_maker
-from benchmarks.tasks.base import chunks, evaluating, sha256, shard
+from benchmarks.tasks.base import Setting, chunks, evaluating, sha256, shard
 from benchmarks.tasks.bytepairs import BytePairs, blocks, encode, frequent_pairs, package_files
 from benchmarks.tasks.digits import Digits, parse_digits
 from benchmarks.tasks.question_maker import make_squad, words
@@ -29,7 +29,7 @@ from benchmarks.workloads import WORKLOADS
 
 def make(name: str, phase: str = "train"):
     module, _, attribute = TASKS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(phase)
+    return getattr(importlib.import_module(module), attribute)(Setting(phase=phase))
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_metric_does_not_depend_on_the_number_of_ranks(name, tasks):
     for world_size in (2, 3, 7):
         summed = sum(task.evaluate(model, rank, world_size) for rank in range(world_size))
         assert summed[-1] == alone[-1], "every held-out sample counts once"
-        assert task.metric_from(summed) == pytest.approx(task.metric_from(alone), rel=1e-6)
+        assert task.metrics_from(summed) == pytest.approx(task.metrics_from(alone), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -161,7 +161,7 @@ def test_accuracy_is_a_percentage(tasks):
     task, model = tasks["digits"], Guess("digits")
     answers = (task.test_images.flatten(1) @ model.weight).argmax(1)
     expected = 100 * sum(map(int.__eq__, answers.tolist(), task.test_labels.tolist())) / len(answers)
-    assert task.metric_from(task.evaluate(model, 0, 1)) == pytest.approx(expected)
+    assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(expected)
 
 
 def row(pixel: str = "16", label: str = "3", pixels: int = 64) -> bytes:
@@ -234,7 +234,7 @@ def test_all_symbols_fit_the_vocabulary(tasks):
 
 def test_held_out_files_are_not_trained_on():
     files = package_files(bytepairs.PACKAGES["train"])
-    train, test = BytePairs("train")._texts
+    train, test = BytePairs(Setting())._texts
     assert len(train) + len(test) == sum(map(len, files))
     assert files[0] in test
     assert files[1] in train
@@ -244,8 +244,10 @@ def test_perplexity_is_weighted_by_symbols(tasks):
     task, model = tasks["bytes"], Guess("bytes")
     logits = model(input_ids=task.test[:, :-1]).logits.double().log_softmax(-1)
     losses = -logits.gather(-1, task.test[:, 1:, None])
-    assert task.metric_from(task.evaluate(model, 0, 1)) == pytest.approx(math.exp(losses.mean().item()), rel=1e-5)
-    assert task.metric_from(torch.tensor([3 * math.log(5.0), 3.0])) == pytest.approx(5.0)
+    assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(
+        math.exp(losses.mean().item()), rel=1e-5
+    )
+    assert task.metrics_from(torch.tensor([3 * math.log(5.0), 3.0]))[task.metric] == pytest.approx(5.0)
 
 
 def test_missing_package_is_named():
@@ -394,13 +396,14 @@ class Oracle(nn.Module):
 def test_right_spans_score_full_marks(tasks):
     task = tasks["questions"]
     sums = task.evaluate(Oracle(task), 0, 1)
-    assert (task.metric_from(sums), task.exact_match_from(sums)) == (100, 100)
+    assert task.metrics_from(sums) == {"f1": 100, "exact_match": 100}
 
 
 def test_f1_is_a_mean_over_questions(tasks):
     task = tasks["questions"]
     sums = task.evaluate(Oracle(task, shift=1), 0, 1)
-    assert 0 < task.exact_match_from(sums) < task.metric_from(sums) < 100
+    metrics = task.metrics_from(sums)
+    assert 0 < metrics["exact_match"] < metrics["f1"] < 100
 
 
 def test_tokens_point_back_into_the_context(tasks):
@@ -436,4 +439,4 @@ def test_context_that_is_too_long_is_refused():
 
 
 def test_digits_train_on_the_same_samples_in_both_phases():
-    assert torch.equal(Digits("pretrain").labels, Digits("train").labels)
+    assert torch.equal(Digits(Setting(phase="pretrain")).labels, Digits(Setting()).labels)

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.models import MODELS
 from benchmarks.tasks import TASKS
-from benchmarks.workloads import WORKLOADS, Workload
+from benchmarks.workloads import WORKLOADS, Schedule, Workload
 
 SOME = WORKLOADS["gpt2-bytes"]
 
@@ -34,11 +34,11 @@ def test_names_are_known(name):
     ("change", "message"),
     [
         ({"optimizer": "lamb"}, "optimizer is 'lamb', allowed are sgd, adamw"),
-        ({"schedule": "step"}, "schedule is 'step', allowed are constant, linear, cosine"),
+        ({"schedule": "step"}, "schedule is 'step', allowed are constant, linear, cosine, steps"),
         ({"steps": 0}, "steps is 0"),
         ({"learning_rate": float("nan")}, "learning_rate is nan"),
         ({"batch_per_rank": -1}, "batch_per_rank is -1"),
-        ({"warmup_steps": 10_000}, "warmup_steps is 10000, allowed are 0 to"),
+        ({"warmup_steps": 10_000}, "warmup_steps is 10000, allowed is less than the training, 200"),
         ({"pretrain_batch": 0}, "pretrain_batch and pretrain_learning_rate must be greater than 0"),
     ],
 )
@@ -50,7 +50,8 @@ def test_a_recipe_that_cannot_be_trained_is_refused(change, message):
 
 def rates(**change) -> list[float]:
     workload: Workload = dataclasses.replace(SOME, learning_rate=2.0, steps=8, evaluate_every=8, **change)
-    return [workload.learning_rate_at(step) for step in range(8)]
+    schedule = Schedule(workload, samples=1000, world_size=2)
+    return [schedule.learning_rate_at(step) for step in range(8)]
 
 
 def test_learning_rate_warms_up_then_follows_its_schedule():
@@ -74,4 +75,4 @@ def test_cosine_schedule_is_torchs():
 
 def test_schedule_ends_with_the_cells_own_number_of_steps():
     workload = dataclasses.replace(SOME, learning_rate=2.0, schedule="linear")
-    assert workload.learning_rate_at(5, steps=10) == pytest.approx(1.0)
+    assert Schedule(workload, 1000, 2, steps_wanted=10).learning_rate_at(5) == pytest.approx(1.0)

@@ -1,0 +1,34 @@
+"""A workload's optimizer, before it is distributed."""
+
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from benchmarks.workloads import Workload
+
+
+def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool = False) -> torch.optim.Optimizer:
+    """Make the optimizer of a recipe over the model's parameters, those of `no_decay` without weight decay.
+
+    Args:
+        workload: the recipe.
+        model: on its device already.
+        corrects_momentum: whether the compressor takes care of momentum, so that SGD must have none.
+    """
+    groups = _groups(workload, model)
+    if workload.optimizer == "sgd":
+        momentum = 0.0 if corrects_momentum else workload.momentum
+        nesterov = workload.nesterov and not corrects_momentum
+        return torch.optim.SGD(groups, workload.learning_rate, momentum=momentum, nesterov=nesterov)
+    return torch.optim.AdamW(groups, workload.learning_rate)
+
+
+def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
+    decayed: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
+        (others if spared else decayed).append(parameter)
+    groups = [(decayed, workload.weight_decay), (others, 0.0)]
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]

@@ -1,0 +1,115 @@
+"""The training loop of one rank."""
+
+import math
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cell import Cell
+from benchmarks.measure.clock import StepClock
+from benchmarks.measure.memory import measure_memory
+from benchmarks.tasks.base import Batch, Task, to_device
+from benchmarks.workloads import Schedule
+from resireduce.comm.base import Communicator
+from resireduce.memory import baseline_total, measure_states
+from resireduce.optimizer import DistributedOptimizer
+
+PROGRESS_SECONDS = 5.0
+
+
+class Diverged(ArithmeticError):
+    """The loss is NaN or infinite: a result, not a failure of the program."""
+
+
+@dataclass
+class Trainer:
+    """One rank's training run."""
+
+    cell: Cell
+    schedule: Schedule
+    task: Task
+    model: nn.Module
+    optimizer: DistributedOptimizer
+    communicator: Communicator
+    clock: StepClock = field(default_factory=StepClock)
+    history: list[list[float]] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def train(self) -> None:
+        """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
+        steps = self.schedule.steps
+        started = reported = time.monotonic()
+        self.model.train()
+        for step, indices in zip(range(steps), self.indices(), strict=False):
+            with self.clock.step():
+                loss = self._step(step, self.batch(indices, step))
+            if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
+                self.metrics = self.evaluate()
+                self.history.append([step + 1, self.metrics[self.task.metric]])
+            if self.communicator.rank == 0 and time.monotonic() - reported > PROGRESS_SECONDS:
+                reported = time.monotonic()
+                line = f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {reported - started:.0f} s"
+                print(line, file=sys.stderr, flush=True)
+
+    def _step(self, step: int, batch: Batch) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.learning_rate_at(step)
+        self.optimizer.zero_grad()
+        loss = self.task.loss(self.model, batch)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
+        loss.backward()
+        self.optimizer.step()
+        return value
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """The samples with these indices, on the model's device."""
+        return to_device(self.task.batch(indices, step), self.model)
+
+    def indices(self) -> Iterator[Tensor]:
+        """This rank's batches without end: all ranks share an epoch's order; its incomplete end is left out."""
+        rank, world_size = self.communicator.rank, self.communicator.world_size
+        generator = torch.Generator().manual_seed(self.cell.seed)
+        while True:
+            if "fixed-order" in self.cell.released:
+                generator.manual_seed(self.cell.seed)
+            order = torch.randperm(len(self.task), generator=generator)
+            for whole in order.split(self.schedule.batch_per_rank * world_size)[: self.schedule.steps_per_epoch]:
+                yield whole[rank::world_size]
+
+    def evaluate(self) -> dict[str, float]:
+        """The metrics over all ranks' shards of the held-out samples, each counted once."""
+        self._average_buffers()
+        sums = self.task.evaluate(self.model, self.communicator.rank, self.communicator.world_size)
+        return self.task.metrics_from(self.communicator.all_reduce(sums, "metric").wait())
+
+    def _average_buffers(self) -> None:
+        """Batch norm's running statistics drift apart between ranks."""
+        for name, buffer in self.model.named_buffers():
+            if buffer.is_floating_point():
+                self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
+
+    def result(self) -> dict[str, Any]:
+        """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
+        batch = self.batch(next(self.indices()), self.schedule.steps)
+        memory = measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch))
+        return {
+            "metric_name": self.task.metric,
+            "higher_is_better": self.task.higher_is_better,
+            "metric": self.metrics[self.task.metric],
+            "metrics": self.metrics,
+            "metric_history": self.history,
+            "steps": len(self.clock.step_seconds),
+            "steps_per_second": self.clock.steps_per_second,
+            "step_seconds": self.clock.step_seconds,
+            "memory": memory.as_dict(),
+            "baseline_bytes": baseline_total(self.model, measure_states(self.optimizer)),
+            "data_hash": self.task.data_hash(),
+            "threads": torch.get_num_threads(),
+        }
