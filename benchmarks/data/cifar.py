@@ -18,7 +18,7 @@ from benchmarks.data.unpickle import read_pickle
 
 SIDE = 32
 LARGEST_BYTES = 1 << 28
-"""The largest published member has 155 million bytes."""
+"""The largest published member has some 155 million bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)

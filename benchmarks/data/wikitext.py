@@ -3,11 +3,9 @@
 Prepared, for train, validation and test: `<split>_tokens.npy`, uint16 (n,), the tokens of all rows one after the other,
 and `<split>_row_batches.npy`, int64: where every 1000th row begins in them, and the end.
 
-A row is a line with its end, or nothing for a line of white space, as in the data set of the hub, whose script read
-the raw files line by line. The reference joins 1000 rows at a time and cuts them into blocks.
+The reference joins 1000 rows at a time, cuts them into blocks, and drops what is left of each 1000.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data.archives import open_zip
-from benchmarks.data.dataset import Dataset, Report, SourceFile, first_line
+from benchmarks.data.dataset import Dataset, Report, SourceFile
+from benchmarks.data.prepared import open_prepared
 from benchmarks.data.progress import Progress
+from benchmarks.data.wikitext_rows import SPLITS, parquet_files, parquet_rows, text_rows
 
-SPLITS = {"train": "train", "validation": "valid", "test": "test"}
-"""Name of a split -> its name in the raw files."""
 BATCH_ROWS = 1000
 LARGEST_BYTES = 1 << 30
-"""The largest published member has 541 million bytes."""
+"""The largest published member has some 540 million bytes."""
 END = "<|endoftext|>"
 
 
@@ -40,14 +38,15 @@ class WikiText(Dataset):
     def find(self, source: Path) -> dict[str, Path] | None:
         """Find a published form, or parquet files that are split otherwise than the published ones."""
         return super().find(source) or next(
-            filter(None, (_parquet_files(folder) for folder in (source, *(source / below for below in self.folders)))),
+            filter(None, (parquet_files(folder) for folder in (source, *(source / below for below in self.folders)))),
             None,
         )
 
     def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
         """Write the tokens of every split."""
-        tokenizer = _tokenizer(root / self.needs[0])
-        notes: dict[str, Any] = {"vocabulary": self.needs[0]}
+        vocabulary = open_prepared(self.needs[0], root)
+        tokenizer = _tokenizer(vocabulary.folder)
+        notes: dict[str, Any] = {"vocabulary_hash": vocabulary.hash}
         with ExitStack() as stack:
             for split, rows in self._splits(files, stack):
                 published = self.rows[split]
@@ -66,7 +65,7 @@ class WikiText(Dataset):
         first = next(iter(files.values()))
         if first.suffix == ".parquet":
             for split in SPLITS:
-                yield split, _parquet_rows([path for name, path in files.items() if name.startswith(f"{split}-")])
+                yield split, parquet_rows([path for name, path in files.items() if name.startswith(f"{split}-")])
             return
         if first.suffix == ".zip":
             inside = {raw: f"{self.folders[0]}/wiki.{raw}.raw" for raw in SPLITS.values()}
@@ -77,47 +76,7 @@ class WikiText(Dataset):
         else:
             streams = {raw: stack.enter_context(files[f"wiki.{raw}.raw"].open("rb")) for raw in SPLITS.values()}
         for split, raw in SPLITS.items():
-            yield split, _text_rows(streams[raw], f"wiki.{raw}.raw")
-
-
-def _text_rows(stream: IO[bytes], name: str) -> Iterator[str]:
-    try:
-        for line in io.TextIOWrapper(stream, encoding="utf-8"):
-            yield line if line.strip() else ""
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no text in UTF-8: {error.reason}") from None
-
-
-def _parquet_rows(paths: list[Path]) -> Iterator[str]:
-    import pyarrow as pa
-    from pyarrow.parquet import ParquetFile
-
-    for path in paths:
-        try:
-            with ParquetFile(path) as file:
-                names = file.schema_arrow.names
-                if "text" not in names:
-                    raise ValueError(f"{path.name} has no column 'text'; its columns: {', '.join(names) or 'none'}")
-                for batch in file.iter_batches(columns=["text"]):
-                    for row in batch.column(0).to_pylist():
-                        if not isinstance(row, str):
-                            raise ValueError(f"{path.name}: {row!r} in column 'text' is no text")
-                        yield row
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path.name} is no parquet file that can be read: {first_line(error)}") from None
-
-
-def _parquet_files(folder: Path) -> dict[str, Path] | None:
-    """Find the parts of every split, named SPLIT-00000-of-00002.parquet; None unless all are there."""
-    found: dict[str, Path] = {}
-    for split in SPLITS:
-        parts = sorted(folder.glob(f"{split}-?????-of-?????.parquet"))
-        if [path.name for path in parts] != [
-            f"{split}-{number:05}-of-{len(parts):05}.parquet" for number in range(len(parts))
-        ] or not parts:
-            return None
-        found |= {path.name: path for path in parts}
-    return found
+            yield split, text_rows(streams[raw], f"wiki.{raw}.raw")
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -226,6 +226,15 @@ def test_bad_options_are_named_in_one_line(small, capsys, arguments, message):
     assert message in refused(capsys, *arguments)
 
 
+def test_long_work_shows_how_far_it_is(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.data.progress.SECONDS", 0)
+    assert data("prepare", "squad", "--mirror", write(tmp_path / "mirror", FILES).as_uri()) == 0
+    size = f"{len(FILES['train-v1.1.json']):,}"
+    said = capsys.readouterr().out
+    assert f"fetching train-v1.1.json, bytes: {size} of {size} (100 %)" in said
+    assert f"checking train-v1.1.json, bytes: {size} of {size} (100 %)" in said
+
+
 # Fetching
 
 

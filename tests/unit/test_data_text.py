@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from benchmarks.data.prepared import open_prepared
 from benchmarks.data.squad import SQUAD
 from benchmarks.data.vocabularies import BERT, GPT2, SPECIAL
 from benchmarks.data.wikitext import WIKITEXT_2, WIKITEXT_103
@@ -195,6 +196,7 @@ def spelled(tokens) -> str:
 
 def test_tokens_of_every_split_in_the_reference_s_batches(tmp_path, root):
     result = prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "from", FORMS["raw"]), root)
+    assert result.manifest["vocabulary_hash"] == open_prepared("gpt2-vocabulary", root).hash
     for split, count in ROWS.items():
         tokens, starts = (np.load(result.folder / f"{split}_{what}.npy") for what in ("tokens", "row_batches"))
         assert (tokens.dtype, starts.dtype, starts[0], starts[-1]) == (np.uint16, np.int64, 0, len(tokens))
