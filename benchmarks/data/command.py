@@ -8,7 +8,7 @@ from benchmarks.data import DATASETS
 from benchmarks.data.dataset import Dataset
 from benchmarks.data.download import download
 from benchmarks.data.prepare import damage, prepare
-from benchmarks.data.prepared import find_root, open_prepared
+from benchmarks.data.prepared import check_prepared, find_root, open_prepared
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import load
 
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
         return check(args.names, root)
     if args.source and (len(args.names) > 1 or args.download or args.mirror):
         raise ConfigError("from: one folder is of one data set, and needs no --download or --mirror; name one")
-    for name in args.names:
+    for name in sorted(args.names, key=lambda name: len(load(DATASETS[name]).needs)):
         prepare_one(name, root, args)
     return 0
 
@@ -95,6 +95,7 @@ def prepare_one(name: str, root: Path, args: argparse.Namespace) -> None:
             print(f"{name}: is prepared in {root / name}", flush=True)
             return
         if args.download or args.mirror:
+            check_prepared(dataset.needs, root)
             options = {"mirror": args.mirror, "unverified": args.unverified}
             download(name, dataset, folder, **options, report=_progress)
         elif dataset.find(folder) is None:

@@ -109,7 +109,8 @@ def _read(path: Path) -> dict[str, "Tensor"]:
         ) from None
     if not isinstance(values, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in values.values()):
         raise ValueError(f"{path.name} holds no tensors by name")
-    return dict(values)
+    # Tensors in one storage cannot be written apart from each other.
+    return {name: one if one.nbytes == one.untyped_storage().nbytes() else one.clone() for name, one in values.items()}
 
 
 HUB = "https://huggingface.co/"

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.data.prepared import open_prepared
 from benchmarks.data.squad import SQUAD
 from benchmarks.data.vocabularies import BERT, GPT2, SPECIAL
@@ -223,6 +224,19 @@ def test_every_form_gives_the_same_tokens(tmp_path, root, form):
 def test_the_vocabulary_must_be_there(tmp_path):
     with pytest.raises(ConfigError, match=r"'gpt2-vocabulary' is not prepared in .*data prepare gpt2-vocabulary"):
         prepared("wikitext-2", SMALL_WIKITEXT, write(tmp_path / "from", FORMS["raw"]), tmp_path)
+
+
+def test_the_vocabulary_is_prepared_first_and_asked_for_before_anything_is_fetched(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.data.vocabularies.GPT2", SMALL_GPT2)
+    monkeypatch.setattr("benchmarks.data.wikitext.WIKITEXT_2", SMALL_WIKITEXT)
+    write(tmp_path / "downloads" / "gpt2-vocabulary", gpt2_vocabulary())
+    mirror = write(tmp_path / "mirror", FORMS["parquet"]).as_uri()
+    assert main(["data", "prepare", "wikitext-2", "--root", str(tmp_path), "--mirror", mirror]) == 2
+    assert "'gpt2-vocabulary' is not prepared" in capsys.readouterr().err
+    assert not (tmp_path / "downloads" / "wikitext-2").exists()
+    write(tmp_path / "downloads" / "wikitext-2", FORMS["raw"])
+    assert main(["data", "prepare", "wikitext-2", "gpt2-vocabulary", "--root", str(tmp_path)]) == 0
+    assert main(["data", "check", "wikitext-2", "gpt2-vocabulary", "--root", str(tmp_path)]) == 0
 
 
 def test_wikitext_103_is_read_in_two_parts(tmp_path, root):

@@ -105,7 +105,7 @@ def old_names(published):
     return renamed | {"embeddings.position_ids": torch.arange(80)[None]}
 
 
-@pytest.mark.parametrize("form", ["pytorch_model.bin", "old names", "dense_act", "half precision"])
+@pytest.mark.parametrize("form", ["pytorch_model.bin", "old names", "dense_act", "half precision", "one storage.bin"])
 def test_other_files_hold_the_same_bert(tmp_path, form):
     published = bert_published()
     if form == "half precision":
@@ -115,6 +115,11 @@ def test_other_files_hold_the_same_bert(tmp_path, form):
         published = old_names(published)
     if form == "dense_act":
         published = {name.replace("intermediate.dense.", "intermediate.dense_act."): t for name, t in published.items()}
+    if form == "one storage.bin":
+        shapes = {name: tensor.shape for name, tensor in published.items()}
+        flat = torch.cat([tensor.flatten() for tensor in published.values()])
+        parts = flat.split([shape.numel() for shape in shapes.values()])
+        published = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
     source = saved(tmp_path / "b", published, "pytorch_model.bin" if form.endswith("bin") else "model.safetensors")
     second = prepared("bert-base-weights", SMALL_BERT, source, tmp_path / "second")
     assert first.hash == second.hash
