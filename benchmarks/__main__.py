@@ -8,6 +8,7 @@ from resireduce.errors import ConfigError
 
 COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
+    "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),

@@ -1,0 +1,80 @@
+"""Members of tar and zip archives, read without unpacking them: an archive cannot say where something is written."""
+
+import gzip
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+MOST_MEMBERS = 100
+"""Archives of the data sets have a dozen at most."""
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+
+
+def read_tar(path: Path, wanted: tuple[str, ...], largest: int) -> dict[str, bytes]:
+    """Read members of a tar archive, compressed or not.
+
+    Args:
+        path: the archive.
+        wanted: full names of members; each must be there once, as an ordinary file.
+        largest: bytes that no member may exceed, so that an archive cannot fill the memory.
+
+    Raises:
+        ValueError: one line, for an archive that is damaged, has other members, or names outside of itself.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(path) as archive:
+            for count, member in enumerate(archive):
+                _check(path, member.name, member.size, count, largest)
+                if member.name not in wanted:
+                    continue
+                content = archive.extractfile(member) if member.isreg() else None
+                if content is None or member.name in found:
+                    raise ValueError(f"{path.name}: {member.name!r} is there twice, or is no ordinary file")
+                found[member.name] = content.read()
+    except DAMAGED as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    _complete(path, wanted, list(found))
+    return found
+
+
+@contextmanager
+def open_zip(path: Path, wanted: tuple[str, ...], largest: int) -> Iterator[dict[str, IO[bytes]]]:
+    """Open members of a zip archive for reading, by name; as `read_tar`, but nothing is read before it is asked for.
+
+    Raises:
+        ValueError: as `read_tar` does, also for damage that is met while a member is read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            for count, member in enumerate(archive.infolist()):
+                _check(path, member.filename, member.file_size, count, largest)
+                if member.filename in wanted and names.count(member.filename) > 1:
+                    raise ValueError(f"{path.name}: {member.filename!r} is there twice, or is no ordinary file")
+            _complete(path, wanted, names)
+            yield {name: archive.open(name) for name in wanted}
+    except DAMAGED as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    except (NotImplementedError, RuntimeError) as error:  # an unknown compression, or a password
+        raise ValueError(f"{path.name} cannot be read: {error}") from None
+
+
+def _check(path: Path, name: str, size: int, count: int, largest: int) -> None:
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts or "\\" in name:
+        raise ValueError(f"{path.name}: member {name!r} points out of the archive; it is not as published")
+    if size > largest:
+        raise ValueError(f"{path.name}: member {name!r} has {size:,} bytes, allowed are {largest:,}")
+    if count >= MOST_MEMBERS:
+        raise ValueError(f"{path.name} has more than {MOST_MEMBERS} members; it is not as published")
+
+
+def _complete(path: Path, wanted: tuple[str, ...], found: list[str]) -> None:
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ValueError(f"{path.name} has no member {missing[0]!r}; it is not as published")

@@ -1,0 +1,112 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning multiple layers of features from tiny images", 2009). Imports no torch.
+
+Prepared: `train_images.npy`, `test_images.npy`, uint8 (n, 3, 32, 32), channels red, green, blue; `train_labels.npy`,
+`test_labels.npy`, int64 (n,), CIFAR-100's fine ones. In the order in which they are published.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.data.archives import read_tar
+from benchmarks.data.dataset import Dataset, Report, SourceFile
+from benchmarks.data.unpickle import read_pickle
+
+SIDE = 32
+LARGEST_BYTES = 1 << 28
+"""The largest published member has 155 million bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cifar(Dataset):
+    """One of the two, from its archive for Python or from what was in it."""
+
+    train: tuple[str, ...]
+    """Names of the files with training images, in order."""
+    test: tuple[str, ...]
+    labels: bytes
+    """Key of the labels."""
+    classes: int
+    train_count: int = 50_000
+    test_count: int = 10_000
+
+    def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
+        """Write images and labels."""
+        contents = self._contents(files)
+        for part, names, count in (("train", self.train, self.train_count), ("test", self.test, self.test_count)):
+            parts = [self._read(contents[name], name) for name in names]
+            images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            if len(labels) != count:
+                raise ValueError(f"{', '.join(names)}: {len(labels):,} images, published are {count:,}")
+            np.save(target / f"{part}_images.npy", images.reshape(-1, 3, SIDE, SIDE))
+            np.save(target / f"{part}_labels.npy", labels)
+        return {"train_count": self.train_count, "test_count": self.test_count, "classes": self.classes}
+
+    def _contents(self, files: Mapping[str, Path]) -> dict[str, bytes]:
+        names = (*self.train, *self.test)
+        if set(names) <= set(files):
+            return {name: files[name].read_bytes() for name in names}
+        (archive,) = files.values()
+        inside = {name: f"{self.folders[0]}/{name}" for name in names}
+        members = read_tar(archive, tuple(inside.values()), LARGEST_BYTES)
+        return {name: members[member] for name, member in inside.items()}
+
+    def _read(self, content: bytes, name: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        values = read_pickle(content, name)
+        images, labels = values.get(b"data"), values.get(self.labels)
+        if not isinstance(images, np.ndarray) or images.ndim != 2 or images.shape[1] != 3 * SIDE * SIDE:
+            raise ValueError(f"{name}: 'data' is no array of {3 * SIDE * SIDE} bytes for each image")
+        if not isinstance(labels, list) or len(labels) != len(images):
+            raise ValueError(f"{name}: {self.labels.decode()!r} is no list of {len(images)} labels, one for each image")
+        wrong = [label for label in labels if type(label) is not int or not 0 <= label < self.classes]
+        if wrong:
+            raise ValueError(f"{name}: label {wrong[0]!r} is not allowed; allowed: 0 to {self.classes - 1}")
+        return images, np.array(labels, dtype=np.int64)
+
+
+ADDRESS = "https://www.cs.toronto.edu/~kriz/"
+TERMS = "free to use; cite the report"
+
+CIFAR10 = Cifar(
+    title="CIFAR-10: 60,000 images of 32x32 pixels in 10 classes",
+    terms=TERMS,
+    address=ADDRESS,
+    forms=(
+        (SourceFile("cifar-10-python.tar.gz", 170_498_071, "md5:c58f30108f718f92721af3b95e74349a"),),
+        (
+            SourceFile("data_batch_1", None, "md5:c99cafc152244af753f735de768cd75f"),
+            SourceFile("data_batch_2", None, "md5:d4bba439e000b95fd0a9bffe97cbabec"),
+            SourceFile("data_batch_3", None, "md5:54ebc095f3ab1f0389bbae665268c751"),
+            SourceFile("data_batch_4", None, "md5:634d18415352ddfa80567beed471001a"),
+            SourceFile("data_batch_5", None, "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
+            SourceFile("test_batch", None, "md5:40351d587109b95175f43aff81a1287e"),
+        ),
+    ),
+    folders=("cifar-10-batches-py",),
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test=("test_batch",),
+    labels=b"labels",
+    classes=10,
+)
+
+CIFAR100 = Cifar(
+    title="CIFAR-100: 60,000 images of 32x32 pixels in 100 classes",
+    terms=TERMS,
+    address=ADDRESS,
+    forms=(
+        (SourceFile("cifar-100-python.tar.gz", 169_001_437, "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
+        (
+            SourceFile("train", None, "md5:16019d7e3df5f24257cddd939b257f8d"),
+            SourceFile("test", None, "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
+        ),
+    ),
+    folders=("cifar-100-python",),
+    train=("train",),
+    test=("test",),
+    labels=b"fine_labels",
+    classes=100,
+)

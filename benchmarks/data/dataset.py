@@ -1,0 +1,109 @@
+"""What a data set says of itself: as which files it is published, and how they are prepared. Imports no torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from resireduce.errors import ConfigError
+
+Report = Callable[[str], None]
+"""Takes a line of progress."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One published file."""
+
+    name: str
+    size: int | None = None
+    """Bytes; None where no publisher says it."""
+    checksum: str | None = None
+    """"md5:" or "sha256:" and hexadecimal digits, or the first of them; None where no publisher says it."""
+
+    def described(self) -> str:
+        """Return the name with size and checksum, for messages."""
+        known = [f"{self.size:,} bytes" if self.size is not None else "", (self.checksum or "").replace(":", " ", 1)]
+        return self.name + (f" ({', '.join(filter(None, known))})" if any(known) else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset(ABC):
+    """A data set, vocabulary or set of weights that cells can read once it is prepared."""
+
+    title: str
+    terms: str
+    """Licence, or who allows its use."""
+    address: str | None = None
+    """Beginning of the publisher's addresses, with the last slash; None: it cannot be fetched without registration."""
+    forms: tuple[tuple[SourceFile, ...], ...] = ()
+    """Each is enough by itself. The first is what is fetched from `address`."""
+    folders: tuple[str, ...] = ()
+    """Folders below the source that its files may lie in, as archives have them."""
+    needs: tuple[str, ...] = ()
+    """Names of data sets that must be prepared in the same root before."""
+
+    @abstractmethod
+    def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
+        """Write the prepared files.
+
+        Args:
+            files: published name -> where it is, as `find` returned them.
+            target: an empty folder; all that is left in it is covered by the manifest.
+            root: folder of prepared data sets, for those in `needs`.
+            report: called with lines of progress.
+
+        Returns:
+            What the manifest shall note: counts and the like.
+
+        Raises:
+            ValueError: one line that names the file and what is wrong with it.
+        """
+
+    def published(self) -> dict[str, SourceFile]:
+        """Return all files that are known, of any form, by name."""
+        return {file.name: file for form in self.forms for file in form}
+
+    def find(self, source: Path) -> dict[str, Path] | None:
+        """Find the files of one form in a folder, or beside a file: name -> path. None if no form is complete."""
+        for form in self.forms:
+            for folder in (source, *(source / below for below in self.folders)):
+                found = {file.name: folder / file.name for file in form}
+                if all(path.is_file() for path in found.values()):
+                    return found
+        return None
+
+    def damage(self, folder: Path, report: Report) -> str | None:
+        """Say what is wrong with that which the prepared files refer to, in one line; None: nothing."""
+        return None
+
+    def instructions(self, folder: Path) -> list[str]:
+        """Say which files to put where, a line for each form."""
+        lines = [f"{self.title}; terms: {self.terms}"]
+        for place, form in enumerate(self.forms):
+            where = f" (from {self.address})" if place == 0 and self.address else ""
+            lines.append(f"  {'or' if place else 'put'} into {folder}{where}:")
+            lines += [f"    {file.described()}" for file in form]
+        return lines
+
+
+def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
+    """Find a data set's files in a folder, or beside the file given. Raises ConfigError, one line, if they are not."""
+    if source.is_file() and dataset.forms:
+        if source.name not in dataset.published():
+            raise ConfigError(f"data: {name!r} is not read from {source.name!r}; allowed: {_known(dataset)}")
+        forms = tuple(form for form in dataset.forms if source.name in [file.name for file in form])
+        source = source.parent
+        found = replace(dataset, forms=forms).find(source)
+    elif source.is_dir():
+        found = dataset.find(source)
+    else:
+        raise ConfigError(f"data: {source} is not there; give the folder or the file that {name!r} is read from")
+    if not found:
+        raise ConfigError(f"data: {source} has not all files of {name!r}; it takes one of: {_known(dataset)}")
+    return found
+
+
+def _known(dataset: Dataset) -> str:
+    return " | ".join(", ".join(file.name for file in form) for form in dataset.forms)

@@ -1,0 +1,99 @@
+"""Prepare a data set once, in one move, and find out later whether it is still what was prepared. Imports no torch."""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.data.checksums import digest, verify
+from benchmarks.data.dataset import Dataset, Report, find_files
+from benchmarks.data.prepared import MANIFEST, Prepared, check_prepared, open_prepared
+from benchmarks.files import save_json
+from resireduce.errors import ConfigError
+
+
+def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified: bool, report: Report) -> Prepared:
+    """Read a data set's published files and leave ROOT/NAME with its manifest, replacing what was there.
+
+    It is made in a temporary folder and renamed when it is complete: an error or a kill leaves ROOT/NAME as it was.
+
+    Args:
+        name: in `benchmarks.data.DATASETS`.
+        dataset: what reads and writes it.
+        source: the folder with its files, or one of the files.
+        root: folder of prepared data sets.
+        unverified: go on with files that differ from the published checksums; the manifest says so.
+        report: called with lines of progress.
+
+    Raises:
+        ConfigError: one line, for files that are missing, differ or are damaged, and for a root that is not writable.
+    """
+    files = find_files(name, dataset, source)
+    check_prepared(dataset.needs, root)
+    verified = verify(dataset, files, unverified, report)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=root))
+        try:
+            notes = dataset.prepare(files, temporary, root, report)
+            about = {"name": name, "title": dataset.title, "source": str(source.absolute()), "verified": verified}
+            save_json(about | notes | _contents(temporary, report), temporary / MANIFEST)
+            _move(temporary, root / name)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"data: {name}: {error}") from None
+    except OSError as error:
+        raise ConfigError(
+            f"data: {name} cannot be prepared in {root}: {error}; give room in a folder of yours"
+        ) from None
+    return open_prepared(name, root)
+
+
+def damage(name: str, dataset: Dataset, root: Path, report: Report) -> str | None:
+    """Say what is wrong with a prepared data set, in one line, after reading all of it; None: nothing."""
+    try:
+        prepared = open_prepared(name, root)
+        digests = prepared.manifest["sha256"]
+        for file, expected in digests.items():
+            found = digest(prepared.folder / file, "sha256", report)
+            if found != expected:
+                return f"{prepared.folder / file} is damaged: it has sha256 {found}, prepared was {expected}"
+        if set(digests) != set(prepared.manifest["files"]) or _combined(digests) != prepared.hash:
+            return f"{prepared.folder / MANIFEST} is damaged: its hash is not that of its files"
+    except ConfigError as error:
+        return str(error).removeprefix("data: ")
+    except (OSError, KeyError, TypeError, AttributeError) as error:
+        return f"{root / name} cannot be read ({type(error).__name__}: {error})"
+    return dataset.damage(prepared.folder, report)
+
+
+def _contents(folder: Path, report: Report) -> dict[str, Any]:
+    """Describe the files in a folder, flushed to disk: their bytes, their SHA-256, and one hash over all."""
+    names = sorted(path.name for path in folder.iterdir())
+    for name in names:
+        with (folder / name).open("rb") as file:
+            os.fsync(file.fileno())
+    digests = {name: digest(folder / name, "sha256", report) for name in names}
+    sizes = {name: (folder / name).stat().st_size for name in names}
+    return {"hash": _combined(digests), "files": sizes, "sha256": digests}
+
+
+def _combined(digests: Mapping[str, str]) -> str:
+    """Hash the lines that `sha256sum *` would print, so that anybody can check it."""
+    return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
+
+
+def _move(temporary: Path, folder: Path) -> None:
+    """Put a finished folder in the place of the old one, if there is any."""
+    temporary.chmod(0o755)
+    old = temporary.with_suffix(".old")
+    if folder.exists():
+        folder.rename(old)
+    temporary.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
