@@ -13,6 +13,9 @@ LAUNCHED = ("local", "torch")
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
+SHORTEST = 8
+"""Tokens of a text at least: room for a question, an answer and what marks them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -69,6 +72,8 @@ class Cell:
             raise ConfigError(f"data: 'synthetic' is not allowed for {self.model!r}, whose data are always at hand")
         if self.length is not None and workload.length is None:
             raise ConfigError(f"length: {self.length} is not allowed for {self.model!r}; allowed: null")
+        if self.length is not None and workload.positions is not None:
+            integer("length", self.length, SHORTEST, workload.positions)
 
     def _check_combinations(self) -> None:
         if not COMPRESSORS[self.compressor].selects:
@@ -95,6 +100,18 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, from which from_dict makes the same cell."""
         return asdict(self) | {"released": list(self.released)}
+
+    @property
+    def data_name(self) -> str | None:
+        """Name in `benchmarks.data.DATASETS` of what it trains on; None where the data are always at hand."""
+        return "wikitext-2" if "wikitext-2" in self.released else WORKLOADS[self.model].data
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names in `benchmarks.data.DATASETS` of all that it reads; nothing with synthetic data."""
+        workload = WORKLOADS[self.model]
+        names = (self.data_name, workload.vocabulary, workload.weights) if self.data == "real" else ()
+        return tuple(name for name in names if name)
 
     @property
     def name(self) -> str:

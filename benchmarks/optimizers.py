@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from benchmarks.bert_adam import BertAdam
 from benchmarks.workloads import Workload
 
 
@@ -21,6 +22,8 @@ def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool
         momentum = 0.0 if corrects_momentum else workload.momentum
         nesterov = workload.nesterov and not corrects_momentum
         return torch.optim.SGD(groups, workload.learning_rate, momentum=momentum, nesterov=nesterov)
+    if workload.optimizer == "bert-adam":
+        return BertAdam(groups, workload.learning_rate)
     return torch.optim.AdamW(groups, workload.learning_rate)
 
 

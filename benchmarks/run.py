@@ -17,7 +17,6 @@ from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
 from benchmarks.measure.provenance import provenance
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
-from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError
 
 RESULTS = ("ok", "oom", "timeout", "diverged")
@@ -40,8 +39,7 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
     writable("output", args.output)
     root = find_root(args.data)
-    if cell.data == "real":
-        check_prepared(WORKLOADS[cell.model].needs, root)
+    check_prepared(cell.needs, root)
     try:
         weights = _weights(cell, args.checkpoint)
     except subprocess.CalledProcessError as error:
