@@ -10,6 +10,7 @@ COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
     "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
     "run": ("benchmarks.run", "train one cell and write its record"),
+    "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
     "precision": (

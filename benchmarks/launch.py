@@ -61,6 +61,7 @@ def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) 
     command += ["--rendezvous", str(folder / "rendezvous"), "--data", str(root)]
     command += ["--weights", str(weights)] if weights else []
     place = {"RANK": str(rank), "WORLD_SIZE": str(cell.world_size), "LOCAL_RANK": str(rank)}
+    place |= {"LOCAL_WORLD_SIZE": str(cell.world_size)}
     threads = str(max(1, (os.cpu_count() or 1) // cell.world_size))
     # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads}

@@ -12,9 +12,10 @@ from zipfile import is_zipfile
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
 from benchmarks.data.prepared import check_prepared, find_root
+from benchmarks.devices import wanted_device
 from benchmarks.files import file_hash, load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
-from benchmarks.measure.provenance import provenance
+from benchmarks.measure.provenance import job_facts, provenance
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
 from resireduce.errors import ConfigError
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run."""
     cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
+    wanted_device()
     writable("output", args.output)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
@@ -111,11 +113,14 @@ def to_result(cell: Cell, outcomes: list[dict[str, Any]], wall_seconds: float, w
     said = overall(outcomes)
     values = {key: said[key] for key in ("status", "reason")}
     source = provenance() | {"weights_hash": file_hash(weights) if weights else None}
+    if facts := [outcome.pop("facts") for outcome in outcomes if "facts" in outcome]:
+        source |= job_facts(facts)
     if said["status"] == "ok":
         first, memories = outcomes[0], [outcome.pop("memory") for outcome in outcomes]
         source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
         fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
         values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
+        values |= {"ladder": fullest["ladder"], "phase_seconds": memories[0]["phase_seconds"]}
     return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
 
 

@@ -10,7 +10,11 @@ import torch.distributed as dist
 
 from benchmarks.build import build
 from benchmarks.cell import Cell
+from benchmarks.devices import Place, choose_place, settle_arithmetic
 from benchmarks.files import load_json, save_json
+from benchmarks.measure.facts import rank_facts
+from benchmarks.measure.probe import Probe
+from benchmarks.measure.start import look_before_cuda, make_probe
 from benchmarks.trainer import Diverged
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
@@ -18,12 +22,16 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
 
 
-def run_rank(cell: Cell, communicator: Communicator, weights: Path | None, root: Path) -> dict[str, Any]:
-    """Train and measure; divergence and lack of memory are results too."""
+def run_rank(
+    cell: Cell, communicator: Communicator, weights: Path | None, root: Path, probe: Probe | None = None
+) -> dict[str, Any]:
+    """Train where the probe measures; divergence and lack of memory are results too."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // cell.world_size))
-    torch.use_deterministic_algorithms(True)
+    probe = probe or Probe()
+    settle_arithmetic(probe.meter.device)
     try:
-        trainer = build(cell, communicator, weights, root)
+        trainer = build(cell, communicator, weights, root, probe.meter.device)
+        trainer.probe = probe
         trainer.train()
         return {"status": "ok", "reason": None, **trainer.result()}
     except (Diverged, NonFiniteGradient) as error:
@@ -32,12 +40,15 @@ def run_rank(cell: Cell, communicator: Communicator, weights: Path | None, root:
         return {"status": "oom", "reason": str(error).splitlines()[0] if str(error) else "out of memory"}
 
 
-def connect(cell: Cell, rendezvous: Path) -> Communicator:
+def connect(cell: Cell, rendezvous: Path, place: Place) -> Communicator:
     """Join the other ranks; the environment says which rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    if place.process_group == "nccl":  # a communicator uses the current device
+        torch.cuda.set_device(place.device)
+    meeting = f"file://{rendezvous}"
+    dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
     return TorchCommunicator()
 
 
@@ -51,8 +62,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()
     cell = Cell.from_dict(load_json(args.cell))
-    communicator = connect(cell, args.rendezvous.resolve())
-    outcome = run_rank(cell, communicator, args.weights, args.data)
+    place = choose_place()
+    before = look_before_cuda(place)
+    communicator = connect(cell, args.rendezvous.resolve(), place)
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before))
+    group = place.process_group if cell.backend == "torch" else None
+    outcome["facts"] = rank_facts(place.device, group, before.driver)
     save_json(outcome, args.output)
     if cell.backend == "torch" and outcome["status"] == "ok":
         dist.destroy_process_group()

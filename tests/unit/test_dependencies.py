@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "payload", "share"),
+    ("blocks", "clip", "draw", "errors", "payload", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "state"),
     ("momentum",),
