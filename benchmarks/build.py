@@ -9,6 +9,7 @@ import resireduce
 from benchmarks.cell import Cell
 from benchmarks.models import MODELS
 from benchmarks.optimizers import make_optimizer
+from benchmarks.options import thaw
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting, Task
 from benchmarks.trainer import Trainer
@@ -50,6 +51,7 @@ def build(
         backend=communicator,
         gradients=cell.gradients,
         residual_dtype=cell.residual_dtype,
+        options=thaw(cell.options),
     )
     return Trainer(cell, schedule, task, model, optimizer, communicator)
 

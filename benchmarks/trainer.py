@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from benchmarks.cell import Cell
 from benchmarks.measure.clock import StepClock
 from benchmarks.measure.memory import measure_memory
+from benchmarks.observe import OBSERVATIONS
 from benchmarks.tasks.base import Batch, Task, to_device
 from benchmarks.workloads import Schedule
 from resireduce.comm.base import Communicator
 from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import load
 
 PROGRESS_SECONDS = 5.0
 
@@ -97,6 +99,7 @@ class Trainer:
 
     def result(self) -> dict[str, Any]:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
+        observations = self._observe()  # before memory is measured, which takes one more step
         batch = self.batch(next(self.indices()), self.schedule.steps)
         memory = measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch))
         return {
@@ -109,7 +112,14 @@ class Trainer:
             "steps_per_second": self.clock.steps_per_second,
             "step_seconds": self.clock.step_seconds,
             "memory": memory.as_dict(),
+            "observations": observations,
             "baseline_bytes": baseline_total(self.model, measure_states(self.optimizer)),
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
         }
+
+    def _observe(self) -> dict[str, Any]:
+        """What the cell asks for beside the usual, of rank 0."""
+        if self.communicator.rank:
+            return {}
+        return {name: load(OBSERVATIONS[name])(self.model, self.optimizer) for name in self.cell.observe}
