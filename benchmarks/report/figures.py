@@ -71,6 +71,21 @@ def accuracy_panel(panel: Axes, records: Sequence[Record]) -> None:
     panel.set_xlabel(f"{name}   {better}")
 
 
+def differences_panel(panel: Axes, records: Sequence[Record]) -> None:
+    """Draw the mean difference to the baseline of the same seeds, with its interval, and a line where there is none."""
+    name = next((record["metric_name"] for record in records if record["metric_name"]), "metric")
+    for row, record in enumerate(records):
+        value, half_width = record["difference_mean"], record["difference_half_width"]
+        if value is None:
+            _missing(panel, row, record, "nothing to compare with")
+            continue
+        fill = INK if record["gradients"] == "kept" else "white"
+        panel.errorbar(value, row, xerr=half_width, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
+    panel.axvline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    panel.margins(x=0.06)
+    panel.set_xlabel(f"{name}, difference to baseline, with 95 % interval")
+
+
 def throughput_panel(panel: Axes, records: Sequence[Record]) -> None:
     """Draw the steps per second, from zero on."""
     _dots(panel, records, "steps_per_second", lambda value: f"{value:.1f}")
@@ -104,8 +119,8 @@ def _beside(panel: Axes, row: int, points: float, text: str) -> None:
     panel.annotate(text, xytext=(points, 0), ha="right", va="center", fontsize=8.5, color=INK, **place)
 
 
-def _missing(panel: Axes, row: int, record: Record) -> None:
-    why = "missing" if not record["seeds"] else "no baseline"
+def _missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
+    why = "missing" if not record["seeds"] else otherwise
     panel.annotate(why, (0.01, row), xycoords=("axes fraction", "data"), va="center", style="italic", color="#666666")
 
 

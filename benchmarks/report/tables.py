@@ -5,8 +5,14 @@ from collections.abc import Callable
 from benchmarks.report.accuracy import accuracy
 from benchmarks.report.load import Run
 from benchmarks.report.memory import memory
+from benchmarks.report.seeds import seeds
 from benchmarks.report.table import Table
 from benchmarks.report.throughput import throughput
 
-TABLES: dict[str, Callable[[Run], Table]] = {"memory": memory, "accuracy": accuracy, "throughput": throughput}
+TABLES: dict[str, Callable[[Run], Table]] = {
+    "memory": memory,
+    "accuracy": accuracy,
+    "seeds": seeds,
+    "throughput": throughput,
+}
 ON_SCREEN = ("memory", "accuracy")

@@ -75,9 +75,7 @@ def test_options_come_back_from_json_and_can_be_hashed():
     for cell in cells:
         assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == dataclasses.replace(cell) == cell
         assert CellResult.from_dict(json.loads(json.dumps(failed_record(cell).to_dict()))).cell == cell
-    assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells), (
-        "the order of patterns counts"
-    )
+    assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells), "the order of patterns counts"
     assert cells[0].name == "gpt2-bytes.topk.partial.kept.d0.01.s0.ratio-0.5"
     assert cells[3].name == "gpt2-bytes.topk.member.kept.d0.01.s0.norm-2.smallest-true"
     assert not any(set(cell.name) & set("/\\ :*?'\"<>|{}") for cell in cells)
