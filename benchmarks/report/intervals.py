@@ -19,10 +19,10 @@ from benchmarks.report.table import CELL_COLUMNS
 from resireduce.errors import ConfigError
 
 HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
-SHOWN = (("none", "none", "kept"), ("topk", "none", "kept"), ("topk", "baseline", "kept"))
-SHOWN += (("topk", "w+2d", "kept"), ("topk", "w+2d", "streamed"))
+SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
+SHOWN += [("topk", "w+2d", "streamed")]
 """Compressor, scheme and gradients of the rows of README, at the usual density; all others are in the JSON."""
-USUAL = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
+USUAL: dict[str, Any] = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,9 @@ def main(args: argparse.Namespace) -> int:
     save_json({"confidence": CONFIDENCE, "rows": rows, "measured": measured}, output)
     print(readme_table(rows))
     if run.holes:
-        print(f"\n{len(run.holes)} of {len(run.cells)} cells are missing: python -m benchmarks report --run {args.run}")
+        print(
+            f"\nMissing: {len(run.holes)} of {len(run.cells)} cells; see: python -m benchmarks report --run {args.run}"
+        )
     print(output)
     return 0
 

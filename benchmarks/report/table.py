@@ -47,6 +47,8 @@ class Table:
     body: list[list[str]]
     panel: str
     """The function that draws one model's records, as "module:function": matplotlib is loaded only for figures."""
+    figure: str = ""
+    """The function that draws the whole table as PNG, where a panel for each model does not do, likewise."""
     text_columns: int = 1
     """How many columns at the left are text."""
     group_starts: tuple[int, ...] = ()

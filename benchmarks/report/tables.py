@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from benchmarks.report.accuracy import accuracy
+from benchmarks.report.distributions import distributions
 from benchmarks.report.load import Run
 from benchmarks.report.memory import memory
 from benchmarks.report.seeds import seeds
@@ -14,5 +15,6 @@ TABLES: dict[str, Callable[[Run], Table]] = {
     "accuracy": accuracy,
     "seeds": seeds,
     "throughput": throughput,
+    "distributions": distributions,
 }
 ON_SCREEN = ("memory", "accuracy")

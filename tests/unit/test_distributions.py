@@ -1,6 +1,8 @@
 """Densities of residuals by group, and distances: against closed forms."""
 
+import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,11 +10,19 @@ from torch import Tensor
 
 from benchmarks.build import build
 from benchmarks.cell import Cell
+from benchmarks.matrix import expand
 from benchmarks.observe.distributions import BINS, LIMIT, describe, distances, quantiles
 from benchmarks.record import CellResult
+from benchmarks.report.densities import spread
+from benchmarks.report.figures import draw
+from benchmarks.report.load import load_run
+from benchmarks.report.page import render_page
+from benchmarks.report.tables import TABLES
+from benchmarks.report.write import to_csv
 from benchmarks.run import to_result
 from resireduce.comm.local import LocalCommunicator
 from resireduce.grouping import Grouping
+from tests.records import make_result
 
 
 def normal(seed: int, scale: float = 1.0, shift: float = 0.0, count: int = 200_000) -> Tensor:
@@ -73,3 +83,32 @@ def test_a_cell_observes_what_it_is_asked_to(tmp_path) -> None:
     assert [len(group["members"]) for group in found["groups"]] == [3, 3]
     assert found["within"]["pairs"] == 6 and found["between"]["pairs"] == 9
     assert all(group["standard_deviation"] > 0 for group in found["groups"])
+
+
+def test_the_report_shows_what_was_observed(tmp_path) -> None:
+    config = {"matrix": [{"model": "vgg-digits", "world_size": [2, 4], "observe": ["distributions"], "seed": [0, 1]}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    groups = {f"{kind}{i}": normal(10 * i + kind, (1, 5)[kind], count=5000) for kind in (0, 1) for i in range(3)}
+    seen = describe(groups, Grouping((("00", "01", "02"), ("10", "11", "12"))))
+    for cell in expand(config):
+        replace(make_result(cell), observations={"distributions": seen}).save(tmp_path / f"cells/{cell.name}.json")
+    table = TABLES["distributions"](load_run(tmp_path))
+    assert [row[:4] for row in table.body] == [
+        ["vgg-digits", f"baseline, kept, world size {ranks}", str(ranks), "2"] for ranks in (2, 4)
+    ]
+    every, first, second = table.records[:3]
+    assert (every["group"], first["group"], second["group"]) == ("all", "00", "10")
+    assert every["wasserstein_ratio"] == seen["between"]["wasserstein"] / seen["within"]["wasserstein"]
+    assert (
+        second["members"] == ["10", "11", "12"] and json.loads(json.dumps(second["densities"])) == second["densities"]
+    )
+    assert draw(table).startswith(b"\x89PNG")
+    assert [record["group"] for record in spread([{"group": i} for i in range(9)], 4)] == [0, 3, 5, 8]
+
+
+def test_a_run_without_observations_has_an_empty_table(tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"matrix": [{"model": "vgg-digits"}]}))
+    run = load_run(tmp_path)
+    table = TABLES["distributions"](run)
+    assert not table.records and draw(table).startswith(b"\x89PNG") and to_csv(table).strip() == ""
+    assert "Distributions" not in render_page(run, [table], {"distributions": b""})

@@ -95,7 +95,7 @@ def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.
     assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)
     (folder / f"cells/{Cell(model='gpt2-bytes').name}.json").unlink()
     assert main(["intervals", "--run", str(folder)]) == 0
-    assert "1 of 16 cells are missing" in capsys.readouterr().out
+    assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in capsys.readouterr().out
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
