@@ -17,6 +17,10 @@ COMMANDS = {
         "benchmarks.report.precision",
         "compare precisions of residuals in a run of config/precision.yaml",
     ),
+    "intervals": (
+        "benchmarks.report.intervals",
+        "how sure the metrics of a run are over its seeds, as JSON and as the table of README",
+    ),
     "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
 }
 BAD_INPUT = 2

@@ -11,6 +11,7 @@ import resireduce
 from benchmarks.cell import Cell
 from benchmarks.models import MODELS
 from benchmarks.optimizers import make_optimizer
+from benchmarks.options import thaw
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting, Task
 from benchmarks.trainer import Trainer
@@ -53,6 +54,7 @@ def build(
         backend=communicator,
         gradients=cell.gradients,
         residual_dtype=cell.residual_dtype,
+        options=thaw(cell.options),
     )
     torch.manual_seed(rank_seed(cell.seed, communicator.rank))
     return Trainer(cell, schedule, task, model, optimizer, communicator)

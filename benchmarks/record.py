@@ -14,7 +14,7 @@ from resireduce.errors import ConfigError, is_count
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
-ADDED = {"metrics": 2, "ladder": 2, "phase_seconds": 2, "units_per_second": 2, "unit": 2}
+ADDED = {"metrics": 2, "ladder": 2, "phase_seconds": 2, "units_per_second": 2, "unit": 2, "observations": 2}
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
@@ -68,6 +68,8 @@ class CellResult:
     """Rungs of memory of the rank that holds most, as `benchmarks.measure.ladder.Rung.as_dict`."""
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
+    observations: dict[str, Any] = field(default_factory=dict)
+    """What the cell's `observe` asked for, as plain values by name; rank 0's."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -93,7 +95,7 @@ class CellResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values for strict JSON: the NaN of a diverged cell becomes None."""
-        return finite(asdict(self))
+        return finite(asdict(self) | {"cell": self.cell.to_dict()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -138,7 +140,8 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("phase_seconds", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
         ("ladder", "a list of rungs", lambda v: isinstance(v, list | tuple)),
         ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
-        ("per_rank", "a list of mappings", lambda v: _all(v, lambda item: isinstance(item, dict))),
+        ("per_rank", "a list of mappings", lambda v: _all(v, _mapping)),
+        ("observations", "mappings by name", lambda v: isinstance(v, dict) and _all(list(v.values()), _mapping)),
         ("provenance", "a mapping", lambda v: isinstance(v, dict)),
     ]
     return [(name, allowed) for name, allowed, check in checks if not check(getattr(result, name))]
@@ -168,6 +171,10 @@ def _all(values: object, check: Any) -> bool:
 
 def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _mapping(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _pair(value: object) -> bool:

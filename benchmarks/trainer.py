@@ -14,11 +14,13 @@ from benchmarks.cell import Cell
 from benchmarks.measure.clock import StepClock
 from benchmarks.measure.memory import RankBytes, measure_memory
 from benchmarks.measure.probe import Probe
+from benchmarks.observe import OBSERVATIONS
 from benchmarks.tasks.base import Batch, Task, to_device
 from benchmarks.workloads import Schedule
 from resireduce.comm.base import Communicator
 from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import load
 
 PROGRESS_SECONDS = 5.0
 
@@ -116,6 +118,7 @@ class Trainer:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
         self.probe.stop()
         self.probe.at_boundary(self.optimizer, self.model)
+        observations = self._observe()  # before memory is measured, which takes one more step
         memory = self._measure_memory()
         baseline_bytes = baseline_total(self.model, measure_states(self.optimizer))
         return {
@@ -128,9 +131,16 @@ class Trainer:
             "steps_per_second": self.clock.steps_per_second,
             "step_seconds": self.clock.step_seconds,
             "memory": memory.as_dict() | self.probe.result(self.optimizer),
+            "observations": observations,
             "baseline_bytes": baseline_bytes,
             "unit": self.task.unit,
             "units_per_second": self.clock.steps_per_second * self._units_per_step(),
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
         }
+
+    def _observe(self) -> dict[str, Any]:
+        """What the cell asks for beside the usual, of rank 0."""
+        if self.communicator.rank:
+            return {}
+        return {name: load(OBSERVATIONS[name])(self.model, self.optimizer) for name in self.cell.observe}

@@ -20,6 +20,8 @@ TRAINING = (
     "benchmarks/run.py",
     "benchmarks/launch.py",
     "benchmarks/cell.py",
+    "benchmarks/observe",
+    "benchmarks/options.py",
     "benchmarks/checks.py",
     "benchmarks/files.py",
     "benchmarks/record.py",
