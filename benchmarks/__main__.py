@@ -10,6 +10,7 @@ COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
+    "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
     "precision": (
         "benchmarks.report.precision",

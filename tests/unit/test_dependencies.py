@@ -65,6 +65,7 @@ TORCH_FREE = (
     "benchmarks/data/__init__.py",
     "benchmarks/data/prepared.py",
     "benchmarks/files.py",
+    "benchmarks/gpucheck/*.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
     "benchmarks/measure/provenance.py",
