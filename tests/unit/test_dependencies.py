@@ -64,6 +64,7 @@ TORCH_FREE = (
     "benchmarks/checks.py",
     "benchmarks/data/*.py",
     "benchmarks/files.py",
+    "benchmarks/gpucheck/*.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
     "benchmarks/measure/provenance.py",
