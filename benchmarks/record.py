@@ -12,8 +12,8 @@ from resireduce.errors import ConfigError, is_count
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
-SCHEMA_VERSION = 2
-ADDED = {"metrics": 2}
+SCHEMA_VERSION = 3
+ADDED = {"metrics": 2, "failure": 3}
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
@@ -59,6 +59,9 @@ class CellResult:
     peak_resident_bytes: int | None = None
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
+    failure: dict[str, Any] = field(default_factory=dict)
+    """Of a record that is not ok, as far as known: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
+    that an allocator did not have, and `interrupted` if the same command goes on with it."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -125,6 +128,7 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("steps", "a whole number, 0 or more", is_count),
         ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
         ("per_rank", "a list of mappings", lambda v: _all(v, lambda item: isinstance(item, dict))),
+        ("failure", "a mapping", lambda v: isinstance(v, dict)),
         ("provenance", "a mapping", lambda v: isinstance(v, dict)),
     ]
     return [(name, allowed) for name, allowed, check in checks if not check(getattr(result, name))]

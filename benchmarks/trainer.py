@@ -5,12 +5,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.cell import Cell
+from benchmarks.deadline import Watch
+from benchmarks.failures import Diverged
 from benchmarks.measure.clock import StepClock
 from benchmarks.measure.memory import measure_memory
 from benchmarks.tasks.base import Batch, Task, to_device
@@ -20,10 +23,6 @@ from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
 
 PROGRESS_SECONDS = 5.0
-
-
-class Diverged(ArithmeticError):
-    """The loss is NaN or infinite: a result, not a failure of the program."""
 
 
 @dataclass
@@ -39,17 +38,28 @@ class Trainer:
     clock: StepClock = field(default_factory=StepClock)
     history: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
+    watch: Watch = field(default_factory=Watch)
+    """When to save and to stop."""
+    phase: str = "preparing"
+    """What is being done, and in which step, for the record of a rank that fails."""
+    step: int = 0
+    """Counted from 1."""
 
     def train(self) -> None:
         """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
         steps = self.schedule.steps
+        first = self.watch.begin(self)
         started = reported = time.monotonic()
         self.model.train()
-        for step, indices in zip(range(steps), self.indices(), strict=False):
+        for step, indices in islice(zip(range(steps), self.indices(), strict=False), first, None):
+            self.watch.before_step(self, step)
+            self.step = step + 1
             with self.clock.step():
                 loss = self._step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
-                self.metrics = self.evaluate()
+                self.phase = "evaluation"
+                with self.watch.evaluating():
+                    self.metrics = self.evaluate()
                 self.history.append([step + 1, self.metrics[self.task.metric]])
             if self.communicator.rank == 0 and time.monotonic() - reported > PROGRESS_SECONDS:
                 reported = time.monotonic()
@@ -60,11 +70,14 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.optimizer.zero_grad()
+        self.phase = "forward"
         loss = self.task.loss(self.model, batch)
         value = loss.item()
         if not math.isfinite(value):
             raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
+        self.phase = "backward"
         loss.backward()
+        self.phase = "update"
         self.optimizer.step()
         return value
 
@@ -97,6 +110,7 @@ class Trainer:
 
     def result(self) -> dict[str, Any]:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
+        self.phase = "measuring"
         batch = self.batch(next(self.indices()), self.schedule.steps)
         memory = measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch))
         return {
@@ -112,4 +126,14 @@ class Trainer:
             "baseline_bytes": baseline_total(self.model, measure_states(self.optimizer)),
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
+        }
+
+    def partial_result(self) -> dict[str, Any]:
+        """What of the result there is already, when training ends before its time."""
+        return {
+            "metric_name": self.task.metric,
+            "higher_is_better": self.task.higher_is_better,
+            "metric_history": self.history,
+            "steps": len(self.clock.step_seconds),
+            "step_seconds": self.clock.step_seconds,
         }
