@@ -14,7 +14,7 @@ from resireduce.errors import ConfigError, is_count
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
-ADDED = {"metrics": 2, "ladder": 2, "phase_seconds": 2, "units_per_second": 2, "unit": 2, "observations": 2}
+ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
@@ -70,6 +70,9 @@ class CellResult:
     per_rank: list[dict[str, Any]] = field(default_factory=list)
     observations: dict[str, Any] = field(default_factory=dict)
     """What the cell's `observe` asked for, as plain values by name; rank 0's."""
+    failure: dict[str, Any] = field(default_factory=dict)
+    """Of a record that is not ok, as far as known: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
+    that an allocator did not have, and `interrupted` if the same command goes on with it."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -142,6 +145,7 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
         ("per_rank", "a list of mappings", lambda v: _all(v, _mapping)),
         ("observations", "mappings by name", lambda v: isinstance(v, dict) and _all(list(v.values()), _mapping)),
+        ("failure", "a mapping", lambda v: isinstance(v, dict)),
         ("provenance", "a mapping", lambda v: isinstance(v, dict)),
     ]
     return [(name, allowed) for name, allowed, check in checks if not check(getattr(result, name))]

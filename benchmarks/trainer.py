@@ -5,12 +5,15 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.cell import Cell
+from benchmarks.deadline import Watch
+from benchmarks.failures import Diverged
 from benchmarks.measure.clock import StepClock
 from benchmarks.measure.memory import RankBytes, measure_memory
 from benchmarks.measure.probe import Probe
@@ -23,10 +26,6 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import load
 
 PROGRESS_SECONDS = 5.0
-
-
-class Diverged(ArithmeticError):
-    """The loss is NaN or infinite: a result, not a failure of the program."""
 
 
 @dataclass
@@ -43,18 +42,28 @@ class Trainer:
     history: list[list[float]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
+    watch: Watch = field(default_factory=Watch)
+    """When to save and to stop."""
+    phase: str = "preparing"
+    """What is being done, and in which step, for the record of a rank that fails."""
+    step: int = 0
+    """Counted from 1."""
 
     def train(self) -> None:
         """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
         steps = self.schedule.steps
+        first = self.watch.begin(self)
         started = reported = time.monotonic()
         self.model.train()
-        self.probe.start(steps)
-        for step, indices in zip(range(steps), self.indices(), strict=False):
+        self.probe.start(steps - first)
+        for step, indices in islice(zip(range(steps), self.indices(), strict=False), first, None):
+            self.watch.before_step(self, step)
+            self.step = step + 1
             with self.probe.step(self.optimizer.feedback), self.clock.step():
                 loss = self._step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
-                with self.probe.evaluation():
+                self.phase = "evaluation"
+                with self.probe.evaluation(), self.watch.evaluating():
                     self.metrics = self.evaluate()
                 self.history.append([step + 1, self.metrics[self.task.metric]])
             if self.communicator.rank == 0 and time.monotonic() - reported > PROGRESS_SECONDS:
@@ -65,13 +74,16 @@ class Trainer:
     def _step(self, step: int, batch: Batch) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
+        self.phase = "forward"
         with self.probe.phase("forward_backward"):
             self.optimizer.zero_grad()
             loss = self.task.loss(self.model, batch)
             value = loss.item()
             if not math.isfinite(value):
                 raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
+            self.phase = "backward"
             loss.backward()
+        self.phase = "update"
         with self.probe.phase("update"):
             self.optimizer.step()
         return value
@@ -116,6 +128,7 @@ class Trainer:
 
     def result(self) -> dict[str, Any]:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
+        self.phase = "measuring"
         self.probe.stop()
         self.probe.at_boundary(self.optimizer, self.model)
         observations = self._observe()  # before memory is measured, which takes one more step
@@ -144,3 +157,13 @@ class Trainer:
         if self.communicator.rank:
             return {}
         return {name: load(OBSERVATIONS[name])(self.model, self.optimizer) for name in self.cell.observe}
+
+    def partial_result(self) -> dict[str, Any]:
+        """What of the result there is already, when training ends before its time."""
+        return {
+            "metric_name": self.task.metric,
+            "higher_is_better": self.task.higher_is_better,
+            "metric_history": self.history,
+            "steps": len(self.clock.step_seconds),
+            "step_seconds": self.clock.step_seconds,
+        }
