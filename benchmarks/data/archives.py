@@ -1,7 +1,6 @@
 """Members of tar and zip archives, read without unpacking them: an archive cannot say where something is written."""
 
 import gzip
-import lzma
 import tarfile
 import zipfile
 import zlib
@@ -12,11 +11,11 @@ from typing import IO
 
 MOST_MEMBERS = 100
 """Archives of the data sets have a dozen at most."""
-DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def read_tar(path: Path, wanted: tuple[str, ...], largest: int) -> dict[str, bytes]:
-    """Read members of a tar archive, compressed or not.
+    """Read members of a tar archive that gzip has compressed.
 
     Args:
         path: the archive.
@@ -28,7 +27,7 @@ def read_tar(path: Path, wanted: tuple[str, ...], largest: int) -> dict[str, byt
     """
     found: dict[str, bytes] = {}
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, "r:gz") as archive:
             for count, member in enumerate(archive):
                 _check(path, member.name, member.size, count, largest)
                 if member.name not in wanted:

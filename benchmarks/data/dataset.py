@@ -78,6 +78,10 @@ class Dataset(ABC):
         """Say what is wrong with that which the prepared files refer to, in one line; None: nothing."""
         return None
 
+    def takes(self) -> str:
+        """Name the files of every form, for messages."""
+        return " | ".join(", ".join(file.name for file in form) for form in self.forms)
+
     def instructions(self, folder: Path) -> list[str]:
         """Say which files to put where, a line for each form."""
         lines = [f"{self.title}; terms: {self.terms}"]
@@ -92,7 +96,7 @@ def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
     """Find a data set's files in a folder, or beside the file given. Raises ConfigError, one line, if they are not."""
     if source.is_file() and dataset.forms:
         if source.name not in dataset.published():
-            raise ConfigError(f"data: {name!r} is not read from {source.name!r}; allowed: {_known(dataset)}")
+            raise ConfigError(f"data: {name!r} is not read from {source.name!r}; allowed: {dataset.takes()}")
         forms = tuple(form for form in dataset.forms if source.name in [file.name for file in form])
         source = source.parent
         found = replace(dataset, forms=forms).find(source)
@@ -101,9 +105,10 @@ def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
     else:
         raise ConfigError(f"data: {source} is not there; give the folder or the file that {name!r} is read from")
     if not found:
-        raise ConfigError(f"data: {source} has not all files of {name!r}; it takes one of: {_known(dataset)}")
+        raise ConfigError(f"data: {source} has not all files of {name!r}; it takes one of: {dataset.takes()}")
     return found
 
 
-def _known(dataset: Dataset) -> str:
-    return " | ".join(", ".join(file.name for file in form) for form in dataset.forms)
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error of another library says, or its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

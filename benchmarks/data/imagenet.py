@@ -76,6 +76,10 @@ class ImageNet(Dataset):
                 progress.done(place)
         return None
 
+    def takes(self) -> str:
+        """Name the folders."""
+        return "train/CLASS/*.JPEG, val/CLASS/*.JPEG"
+
     def instructions(self, folder: Path) -> list[str]:
         """Say how the folders look like."""
         return [

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.data.dataset import first_line
+
 
 class _NoObject:
     """Stands for numpy.ndarray, which is only ever an argument."""
@@ -74,11 +76,7 @@ def read_pickle(content: bytes, name: str) -> dict[bytes, Any]:
     try:
         value = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # a pickle can make its reader raise anything
-        raise ValueError(f"{name} is no pickle that CIFAR could be: {_one_line(error)}") from None
+        raise ValueError(f"{name} is no pickle that CIFAR could be: {first_line(error)}") from None
     if type(value) is not dict:
         raise ValueError(f"{name} holds an object of type {type(value).__name__}, allowed is a dictionary")
     return {key: item.array if isinstance(item, _Array) else item for key, item in value.items()}
-
-
-def _one_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.data.dataset import Dataset, Report, SourceFile
+from benchmarks.data.dataset import Dataset, Report, SourceFile, first_line
 from resireduce.scheme import load
 
 if TYPE_CHECKING:
@@ -104,8 +104,9 @@ def _read(path: Path) -> dict[str, "Tensor"]:
             return load_file(path)
         values = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # both raise what their parsers raise
-        said = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"{path.name} cannot be read as weights, and nothing in it was executed: {said}") from None
+        raise ValueError(
+            f"{path.name} cannot be read as weights, and nothing in it was executed: {first_line(error)}"
+        ) from None
     if not isinstance(values, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in values.values()):
         raise ValueError(f"{path.name} holds no tensors by name")
     return dict(values)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data.archives import open_zip
-from benchmarks.data.dataset import Dataset, Report, SourceFile
+from benchmarks.data.dataset import Dataset, Report, SourceFile, first_line
 from benchmarks.data.progress import Progress
 
 SPLITS = {"train": "train", "validation": "valid", "test": "test"}
@@ -104,7 +104,7 @@ def _parquet_rows(paths: list[Path]) -> Iterator[str]:
                             raise ValueError(f"{path.name}: {row!r} in column 'text' is no text")
                         yield row
         except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path.name} is no parquet file that can be read: {_one_line(error)}") from None
+            raise ValueError(f"{path.name} is no parquet file that can be read: {first_line(error)}") from None
 
 
 def _parquet_files(folder: Path) -> dict[str, Path] | None:
@@ -145,10 +145,6 @@ def _tokens(
         count += len(batch)
         progress.done(count)
     return np.concatenate(parts), np.array(starts, dtype=np.int64), count
-
-
-def _one_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 HUB = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3/"

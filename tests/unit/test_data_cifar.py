@@ -1,0 +1,188 @@
+"""CIFAR from its archives: what is read, what is refused, and that no pickle is executed."""
+
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from benchmarks.data.cifar import CIFAR10, CIFAR100
+from benchmarks.data.unpickle import read_pickle
+from resireduce.errors import ConfigError
+from tests.published import prepared, python2_pickle, tar_gz, unpublished, write
+
+SMALL10 = unpublished(CIFAR10, train_count=15, test_count=3)
+SMALL100 = unpublished(CIFAR100, train_count=15, test_count=3)
+
+
+def batch(count: int, seed: int, classes: int = 10, key: str = "labels", **change) -> bytes:
+    generator = np.random.default_rng(seed)
+    values = {
+        "batch_label": f"batch {seed}",
+        key: [int(label) for label in generator.integers(0, classes, count)],
+        "data": generator.integers(0, 256, (count, 3072), dtype=np.uint8),
+        "filenames": [f"leptodactylus_s_{place}.png" for place in range(count)],
+    }
+    if key == "fine_labels":
+        values["coarse_labels"] = [label // 5 for label in values[key]]
+    return python2_pickle({key: value for key, value in (values | change).items() if value is not None})
+
+
+def members10(**change) -> dict[str, bytes]:
+    names = [f"data_batch_{number}" for number in range(1, 6)]
+    made = {name: batch(3, seed) for seed, name in enumerate([*names, "test_batch"])} | change
+    folder = {f"cifar-10-batches-py/{name}": content for name, content in made.items()}
+    return folder | {"cifar-10-batches-py/batches.meta": b"(dp1\n.", "cifar-10-batches-py/readme.html": b"<html>"}
+
+
+def archive10(tmp_path, **change):
+    return write(tmp_path / "from", {"cifar-10-python.tar.gz": tar_gz(members10(**change))})
+
+
+def test_our_files_are_pickles_that_others_read():
+    content = batch(2, seed=1)
+    assert b"cnumpy.core.multiarray\n_reconstruct\n" in content
+    plain, ours = pickle.loads(content, encoding="bytes"), read_pickle(content, "x")
+    assert plain.keys() == ours.keys()
+    assert np.array_equal(plain[b"data"], ours[b"data"])
+    assert plain[b"labels"] == ours[b"labels"]
+
+
+@pytest.mark.parametrize("form", ["archive", "folder", "inner folder", "file"])
+def test_cifar10_in_every_form(tmp_path, form):
+    source = archive10(tmp_path)
+    if form == "file":
+        source /= "cifar-10-python.tar.gz"
+    elif form != "archive":
+        source = write(tmp_path / "unpacked", members10())
+        source = source / "cifar-10-batches-py" if form == "inner folder" else source
+    result = prepared("cifar10", SMALL10, source, tmp_path / "root")
+    images, labels = (np.load(result.folder / f"train_{what}.npy") for what in ("images", "labels"))
+    assert (images.shape, images.dtype, labels.dtype) == ((15, 3, 32, 32), np.uint8, np.int64)
+    third = pickle.loads(batch(3, seed=1), encoding="bytes")
+    assert labels[3:6].tolist() == third[b"labels"]
+    assert images[3, 0, 0].tolist() == third[b"data"][0, :32].tolist(), "the first row of red"
+    assert images[3, 2, 31].tolist() == third[b"data"][0, -32:].tolist(), "the last row of blue"
+    assert np.load(result.folder / "test_images.npy").shape == (3, 3, 32, 32)
+    assert result.manifest["train_count"] == 15
+
+
+def test_hash_is_of_the_images_whatever_they_came_in(tmp_path):
+    packed = prepared("cifar10", SMALL10, archive10(tmp_path), tmp_path / "a")
+    unpacked = prepared("cifar10", SMALL10, write(tmp_path / "unpacked", members10()), tmp_path / "b")
+    other = prepared("cifar10", SMALL10, archive10(tmp_path, test_batch=batch(3, seed=9)), tmp_path / "c")
+    assert packed.hash == unpacked.hash != other.hash
+
+
+def test_cifar100_has_fine_labels(tmp_path):
+    made = {"train": batch(15, 0, 100, "fine_labels"), "test": batch(3, 1, 100, "fine_labels")}
+    packed = tar_gz({f"cifar-100-python/{name}": content for name, content in made.items()})
+    result = prepared("cifar100", SMALL100, write(tmp_path / "from", {"cifar-100-python.tar.gz": packed}), tmp_path)
+    labels = np.load(result.folder / "train_labels.npy")
+    assert labels.tolist() == pickle.loads(made["train"], encoding="bytes")[b"fine_labels"]
+    assert labels.max() > 20
+
+
+def test_arrays_in_order_of_columns_are_turned(tmp_path):
+    values = np.asfortranarray(np.arange(6, dtype=np.uint8).reshape(2, 3))
+    assert np.array_equal(read_pickle(python2_pickle({"data": values}), "x")[b"data"], values)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"test_batch": batch(3, 0, labels=None)}, "test_batch: 'labels' is no list of 3 labels"),
+        ({"test_batch": batch(3, 0, labels=[0, 1, 10])}, "test_batch: label 10 is not allowed; allowed: 0 to 9"),
+        ({"test_batch": batch(3, 0, labels=[0, -1, 1])}, "label -1 is not allowed"),
+        ({"test_batch": batch(3, 0, labels=[0, True, 1])}, "label True is not allowed"),
+        ({"test_batch": batch(3, 0, labels=[0, 1])}, "no list of 3 labels"),
+        ({"test_batch": batch(3, 0, data=None)}, "'data' is no array of 3072 bytes"),
+        ({"test_batch": batch(3, 0, data=np.zeros((3, 3073), np.uint8))}, "'data' is no array of 3072 bytes"),
+        ({"test_batch": batch(3, 0, data=np.zeros((3, 3072), np.float32))}, "not of unsigned bytes"),
+        ({"test_batch": batch(4, 0)}, "test_batch: 4 images, published are 3"),
+        ({"test_batch": batch(0, 0)}, "test_batch: 0 images, published are 3"),
+        ({"data_batch_2": batch(3, 0)[:500]}, "data_batch_2 is no pickle that CIFAR could be"),
+        ({"data_batch_2": b""}, "data_batch_2 is no pickle that CIFAR could be"),
+        ({"data_batch_2": python2_pickle([1, 2])}, "data_batch_2 holds an object of type list"),
+    ],
+)
+def test_bad_contents_are_named_in_one_line(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=f"^data: cifar10: .*{re.escape(message)}") as caught:
+        prepared("cifar10", SMALL10, archive10(tmp_path, **change), tmp_path / "root")
+    assert "\n" not in str(caught.value)
+    assert os.listdir(tmp_path / "root") == [], "nothing half done is left"
+
+
+def members_with(name: str, content: bytes = b"") -> bytes:
+    return tar_gz(members10() | {name: content})
+
+
+@pytest.mark.parametrize(
+    ("packed", "message"),
+    [
+        (tar_gz(members10())[:3000], "is damaged: "),
+        (b"", "is damaged: "),
+        (b"no archive", "is damaged: "),
+        (members_with("../outside"), "member '../outside' points out of the archive"),
+        (members_with("cifar-10-batches-py/../../outside"), "points out of the archive"),
+        (members_with("/etc/passwd"), "member '/etc/passwd' points out of the archive"),
+        (tar_gz({name: b"" for name in members10() if "batch_3" not in name}), "no member 'cifar-10-batches-py/data_b"),
+        (tar_gz(members10() | {f"{place}": b"" for place in range(100)}), "has more than 100 members"),
+    ],
+)
+def test_bad_archives_are_named_in_one_line(tmp_path, packed, message):
+    source = write(tmp_path / "from", {"cifar-10-python.tar.gz": packed})
+    with pytest.raises(ConfigError, match=f"cifar-10-python.tar.gz.*{re.escape(message)}") as caught:
+        prepared("cifar10", SMALL10, source, tmp_path / "root")
+    assert "\n" not in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["from", "root"]
+
+
+def test_a_member_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.data.cifar.LARGEST_BYTES", 100_000)
+    source = write(tmp_path / "from", {"cifar-10-python.tar.gz": members_with("bomb", bytes(100_001))})
+    with pytest.raises(ConfigError, match="member 'bomb' has 100,001 bytes, allowed are 100,000"):
+        prepared("cifar10", SMALL10, source, tmp_path)
+
+
+def commands(folder) -> list[bytes]:
+    """Pickles that make the folder when they are read by a reader that obeys them."""
+    path = str(folder).encode()
+    return [
+        b"cposix\nmkdir\n(V" + path + b"\ntR.",
+        b"cos\nmkdir\n(V" + path + b"\ntR.",
+        b"(dS'labels'\ncos\nmkdir\n(V" + path + b"\ntRs.",
+        b"c__builtin__\neval\n(V__import__('os').mkdir('" + path + b"')\ntR.",
+        b"cnumpy.core.multiarray\n_reconstruct\n0cos\nmkdir\n(V" + path + b"\ntR.",
+    ]
+
+
+@pytest.mark.parametrize("kind", range(5))
+def test_nothing_in_a_pickle_is_executed(tmp_path, kind):
+    marker = tmp_path / "executed"
+    content = commands(marker)[kind]
+    with pytest.raises(ConfigError, match=r"test_batch is .*: it names .*, which CIFAR's do not; nothing was executed"):
+        prepared("cifar10", SMALL10, archive10(tmp_path, test_batch=content), tmp_path / "root", unverified=True)
+    assert not marker.exists()
+    pickle.loads(content)
+    assert marker.exists(), "it does something where it is obeyed"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"cnumpy\nndarray\n(I1000000000000\ntR.",  # a huge array
+        b"cnumpy\ndtype\n}b.",  # a state for a function
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(I9\ntcnumpy\ndtype\nI0\nS'xx'\ntb.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(N(I0\ntNtR(I1\n(I-1\ntcnumpy\ndtype\n(S'u1'\ntRI0\nS''\ntb.",
+        b"cnumpy\n__builtins__\n.",
+        b"cnumpy\nndarray.__class__\n.",
+        b"Pid\n.",
+        b"(" * 5000 + b"l" * 5000 + b".",
+    ],
+)
+def test_odd_pickles_are_refused_in_one_line(content):
+    with pytest.raises(ValueError, match=r"^file (is no pickle|holds an object)") as caught:
+        read_pickle(content, "file")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,73 @@
+"""ImageNet in folders: what is listed, and what is refused."""
+
+import json
+import shutil
+
+import pytest
+
+from benchmarks.data.imagenet import IMAGENET
+from benchmarks.data.prepare import damage
+from resireduce.errors import ConfigError
+from tests.published import prepared, quiet, unpublished, write
+
+SMALL = unpublished(IMAGENET, classes=3)
+JPEG = b"\xff\xd8\xff\xe0"
+CLASSES = ("n01440764", "n01443537", "n0é京")
+
+
+def images(**change) -> dict[str, bytes]:
+    files = {f"train/{name}/{name}_{place}.JPEG": JPEG + bytes(place) for name in CLASSES for place in (10, 2)}
+    files |= {f"val/{name}/ILSVRC2012_val_{place}.JPEG": JPEG for place, name in enumerate(CLASSES)}
+    return {name: content for name, content in (files | change).items() if content is not None}
+
+
+def test_images_are_listed_by_class_and_name_and_stay(tmp_path):
+    source = write(tmp_path / "Bilder ü", images(**{"train/n01440764/readme.txt": b"", "train/list.txt": b""}))
+    result = prepared("imagenet", SMALL, source, tmp_path / "root")
+    listed = json.loads((result.folder / "images.json").read_text())
+    assert (listed["folder"], listed["classes"]) == (str(source), sorted(CLASSES))
+    assert listed["train"] == [[f"train/{n}/{n}_{place}.JPEG", CLASSES.index(n)] for n in CLASSES for place in (10, 2)]
+    assert listed["val"] == [[f"val/{n}/ILSVRC2012_val_{place}.JPEG", place] for place, n in enumerate(CLASSES)]
+    assert (result.manifest["train_count"], result.manifest["val_count"], result.manifest["classes"]) == (6, 3, 3)
+    assert result.manifest["verified"] is False
+    assert sorted(result.manifest["files"]) == ["images.json", "sizes.json"]
+
+
+def test_hash_covers_paths_and_sizes(tmp_path):
+    hashes = {prepared("imagenet", SMALL, write(tmp_path / "a", images()), tmp_path / "root").hash}
+    for change in ({"val/n0é京/other.JPEG": JPEG}, {"train/n01440764/n01440764_2.JPEG": JPEG + b"longer"}):
+        hashes.add(prepared("imagenet", SMALL, write(tmp_path / "a", images(**change)), tmp_path / "root").hash)
+    assert len(hashes) == 3
+
+
+def test_images_that_went_away_are_damage(tmp_path):
+    source = write(tmp_path / "a", images())
+    prepared("imagenet", SMALL, source, tmp_path / "root")
+    assert damage("imagenet", SMALL, tmp_path / "root", quiet) is None
+    (source / "val/n0é京/ILSVRC2012_val_2.JPEG").write_bytes(JPEG + b"?")
+    assert "ILSVRC2012_val_2.JPEG is missing or does not have its 4" in damage(
+        "imagenet", SMALL, tmp_path / "root", quiet
+    )
+    shutil.rmtree(source)
+    assert "is missing" in damage("imagenet", SMALL, tmp_path / "root", quiet)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"train/n9/a.JPEG": JPEG}, "class 'n9' is in one of train, val only"),
+        ({"train/n9/a.JPEG": JPEG, "val/n9/a.JPEG": JPEG}, "4 folders of classes in train, published are 3"),
+        ({"val/n0é京/ILSVRC2012_val_2.JPEG": None, "val/n0é京/a.png": b""}, "val/n0é京 has no file ending in .JPEG"),
+        ({"val/n0é京/ILSVRC2012_val_2.JPEG": b""}, "val/n0é京/ILSVRC2012_val_2.JPEG is no JPEG image"),
+        ({"val/n0é京/ILSVRC2012_val_2.JPEG": b"\x89PNG"}, "is no JPEG image"),
+    ],
+)
+def test_bad_folders_are_named_in_one_line(tmp_path, change, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        prepared("imagenet", SMALL, write(tmp_path / "a", images(**change)), tmp_path / "root")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_parts_is_not_taken(tmp_path):
+    with pytest.raises(ConfigError, match="has not all files of 'imagenet'; it takes one of: train/CLASS"):
+        prepared("imagenet", SMALL, write(tmp_path / "a", {"train/n1/a.JPEG": JPEG}), tmp_path / "root")
