@@ -13,6 +13,7 @@ TRAINING = (
     "benchmarks/tasks",
     "benchmarks/measure",
     "benchmarks/data",
+    "benchmarks/bert_adam.py",
     "benchmarks/build.py",
     "benchmarks/optimizers.py",
     "benchmarks/trainer.py",
@@ -29,6 +30,7 @@ TRAINING = (
     "benchmarks/checks.py",
     "benchmarks/files.py",
     "benchmarks/record.py",
+    "benchmarks/weights.py",
     "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
