@@ -17,6 +17,7 @@ TRAINING = (
     "benchmarks/optimizers.py",
     "benchmarks/trainer.py",
     "benchmarks/train.py",
+    "benchmarks/devices.py",
     "benchmarks/run.py",
     "benchmarks/launch.py",
     "benchmarks/cell.py",
@@ -26,7 +27,13 @@ TRAINING = (
     "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
-REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
+REPORT = (
+    "benchmarks/report",
+    "benchmarks/cell.py",
+    "benchmarks/record.py",
+    "benchmarks/measure/ladder.py",
+    "results/reference/tell.json",
+)
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
 
