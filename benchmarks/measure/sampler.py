@@ -75,7 +75,8 @@ class Sampler:
         while not self._ended:
             self._wanted.wait(self.interval_seconds)
             self._wanted.clear()
-            self.sample()
+            if not self._ended:
+                self.sample()
 
     @property
     def sampling(self) -> Sampling:

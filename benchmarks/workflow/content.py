@@ -22,6 +22,7 @@ TRAINING = (
     "benchmarks/failures.py",
     "benchmarks/limits.py",
     "benchmarks/train.py",
+    "benchmarks/devices.py",
     "benchmarks/run.py",
     "benchmarks/launch.py",
     "benchmarks/cell.py",
@@ -34,7 +35,13 @@ TRAINING = (
     "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
-REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
+REPORT = (
+    "benchmarks/report",
+    "benchmarks/cell.py",
+    "benchmarks/record.py",
+    "benchmarks/measure/ladder.py",
+    "results/reference/tell.json",
+)
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
 
