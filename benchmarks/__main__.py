@@ -8,6 +8,7 @@ from resireduce.errors import ConfigError
 
 COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
+    "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
