@@ -28,7 +28,13 @@ TRAINING = (
     "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
-REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
+REPORT = (
+    "benchmarks/report",
+    "benchmarks/cell.py",
+    "benchmarks/options.py",
+    "benchmarks/record.py",
+    "results/reference/tell.json",
+)
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
 
