@@ -9,6 +9,7 @@ from resireduce.errors import ConfigError
 COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
     "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
+    "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),

@@ -40,6 +40,7 @@ REPORT = (
     "benchmarks/cell.py",
     "benchmarks/record.py",
     "benchmarks/measure/ladder.py",
+    "benchmarks/options.py",
     "results/reference/tell.json",
 )
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
