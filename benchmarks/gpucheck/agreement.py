@@ -39,15 +39,17 @@ def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[st
     """Return what agrees in one rank's outcome: by name, measured, expected, ratio and whether that is near enough.
 
     `states`: each as planned, to the byte. `peak_states`: at the fullest moment of a step. `allocated`: what the
-    allocator says at a step boundary of what the tensors add up to; missing where there is no such rung.
+    allocator has given out at a step boundary since before the model was built, of what the tensors add up to that are
+    known to lie there: the model states on the device, the model's buffers, cuBLAS's workspaces. Missing without a GPU.
     """
     memory = outcome["memory"]
     states = {name: _compared(memory[f"{name}_bytes"], planned[name], 0.0) for name in STATES}
     peak = _compared(memory["peak_states_bytes"], planned["peak_states"], PEAK_TOLERANCE)
     found: dict[str, Any] = {"states": states, "peak_states": peak}
-    allocated = rung_bytes(outcome, ALLOCATED)
-    if allocated is not None:
-        found["allocated"] = _compared(allocated, memory["total_bytes"], ALLOCATED_TOLERANCE)
+    allocated, known = rung_bytes(outcome, ALLOCATED), outcome.get("difference")
+    if allocated is not None and known:
+        expected = known["states_bytes"] + known["buffers_bytes"] + known["workspaces_bytes"]
+        found["allocated"] = _compared(allocated - known["baseline_bytes"], expected, ALLOCATED_TOLERANCE)
     return found | {"agrees": all(one["agrees"] for one in _leaves(found))}
 
 

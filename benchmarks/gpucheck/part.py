@@ -40,6 +40,9 @@ class Part:
     say: Callable[[str], None] = print
     """Gets one line for each case."""
     limit_seconds: float = LIMIT_SECONDS
+    code: str = field(default_factory=lambda: content_hash((*LIBRARY, *TRAINING)))
+    """Hash of all code that a case's result depends on."""
+    source: dict[str, Any] = field(default_factory=provenance)
     started: float = field(default_factory=time.monotonic)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -71,7 +74,7 @@ class Part:
         """The record of a case. What goes wrong in it stands there, and does not stop the others."""
         started = time.monotonic()
         record = {"name": case.name, "cell": case.cell.to_dict(), "estimated_seconds": case.estimated_seconds}
-        record |= {"device": self.device.get("uuid"), "code": code()}
+        record |= {"device": self.device.get("uuid"), "code": self.code}
         record["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             with tempfile.TemporaryDirectory(prefix="resireduce-gpu-check-") as folder:
@@ -94,7 +97,7 @@ class Part:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"output: {self.path} cannot be read ({error}); move it away") from None
         wanted = {case.name for case in self.cases}
-        same = {"device": self.device.get("uuid"), "code": code()}
+        same = {"device": self.device.get("uuid"), "code": self.code}
         self.records = {
             record["name"]: record
             for record in before
@@ -111,11 +114,6 @@ class Part:
         }
         source = provenance() | self.device | {"code": code()}
         save_json(finite(values | {"provenance": source, "cases": done, "not_run": self.not_run}), self.path)
-
-
-def code() -> str:
-    """Return the hash of all code that a case's result depends on."""
-    return content_hash((*LIBRARY, *TRAINING))
 
 
 def line(record: dict[str, Any]) -> str:
