@@ -1,10 +1,14 @@
 """Whether a case held the bytes that `python -m resireduce plan` says, and whether the allocator agrees."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cell import Cell
 from benchmarks.models import MODELS
 from benchmarks.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
 
 STATES = ("parameters", "gradients", "residuals", "optimizer_states", "total")
 """Must be as planned, to the byte."""
@@ -14,18 +18,25 @@ ALLOCATED_TOLERANCE = 0.01
 PEAK_TOLERANCE = 0.05
 
 
-def plan_of(cell: Cell) -> dict[str, int | float]:
-    """Return what `plan` says of a cell. Loads torch; takes a few seconds for the largest models."""
+def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
+    """Return what `plan` says of a cell, with its recipe's own optimizer.
+
+    That of `plan` counts a step for each parameter, which not all of them do. `on_gpu`: without temporaries of an
+    optimizer that has a fused form. Loads torch; takes a few seconds for the largest models.
+    """
     from torch import nn
 
     from benchmarks.optimizers import make_optimizer
     from resireduce.plan import plan
     from resireduce.scheme import load
 
+    def make(parameters: list[nn.Parameter]) -> "Optimizer":
+        optimizer = make_optimizer(WORKLOADS[cell.model], nn.ParameterList(parameters))
+        return _as_fused(optimizer) if on_gpu and "fused" in optimizer.defaults else optimizer
+
     return plan(
         load(MODELS[cell.model]),
-        # The recipe's own: what `plan` calls adamw counts a step for each parameter, which not all of them do.
-        optimizer=lambda parameters: make_optimizer(WORKLOADS[cell.model], nn.ParameterList(parameters)),
+        optimizer=make,
         scheme=cell.scheme,
         gradients=cell.gradients,
         residual_dtype=cell.residual_dtype,
@@ -33,6 +44,19 @@ def plan_of(cell: Cell) -> dict[str, int | float]:
         density=cell.density,
         world_size=cell.world_size,
     )
+
+
+def _as_fused(optimizer: "Optimizer") -> "Optimizer":
+    """Have a step do nothing once it has made the states: the fused form, which tensors without storage do not have."""
+    make_states = optimizer.step
+
+    def step() -> None:
+        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
+        if any(parameter.grad is not None and not optimizer.state.get(parameter) for parameter in parameters):
+            make_states()
+
+    optimizer.step = step  # type: ignore[method-assign, assignment]
+    return optimizer
 
 
 def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Part:
                 outcomes = launch(case.cell, Path(folder), None, find_root(), seconds)
             said = overall(outcomes)
             record |= {"status": said["status"], "reason": said["reason"], "ranks": outcomes}
-            record["planned"] = planned = plan_of(case.cell)
+            record["planned"] = planned = plan_of(case.cell, on_gpu=self.device.get("uuid") is not None)
             if said["status"] == "ok":
                 record["agreement"] = [compare(outcome, planned) for outcome in outcomes]
         except Exception as error:
@@ -112,7 +112,7 @@ class Part:
             "seconds": self.seconds,
             "limit_seconds": self.limit_seconds,
         }
-        source = provenance() | self.device | {"code": code()}
+        source = self.source | self.device | {"code": self.code}
         save_json(finite(values | {"provenance": source, "cases": done, "not_run": self.not_run}), self.path)
 
 

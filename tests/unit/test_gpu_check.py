@@ -13,11 +13,13 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.gpucheck import part as part_module
-from benchmarks.gpucheck.agreement import compare
+from benchmarks.gpucheck.agreement import STATES, compare, plan_of
 from benchmarks.gpucheck.cases import LIMIT_SECONDS, MODELS, estimate, list_cases, parts
 from benchmarks.gpucheck.part import Part
 from benchmarks.gpucheck.summary import summarise
 from benchmarks.workloads import WORKLOADS
+from resireduce.plan import plan
+from resireduce.zoo import find_builder
 
 CASES = [case for case in list_cases(["resnet-digits"], steps=2) if case.cell.compressor == "topk"]
 PLANNED = {"parameters": 40, "gradients": 0, "residuals": 20, "optimizer_states": 40, "total": 100, "normalised": 0.625}
@@ -63,7 +65,7 @@ def make_part(monkeypatch, tmp_path) -> Callable[..., Part]:
             return [end]
 
         monkeypatch.setattr(part_module, "launch", launch)
-        monkeypatch.setattr(part_module, "plan_of", lambda cell: PLANNED)
+        monkeypatch.setattr(part_module, "plan_of", lambda cell, on_gpu: PLANNED)
         device = {"uuid": "GPU-1", "device": "a GPU", "torch": "2.11.0", **options.pop("device", {})}
         options = {"code": "here", "source": {"commit": "c0ffee", "date": "2026-01-01"}, **options}
         part = Part(1, 1, CASES, tmp_path / "gpu-check-1.json", device, say=lambda line: None, **options)
@@ -219,6 +221,16 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
     more = outcome(ladder=[{"name": "allocated", "bytes": 133}])
     assert compare(more, PLANNED)["allocated"]["agrees"] is False
     assert "allocated" not in compare(outcome(ladder=[]), PLANNED)
+
+
+def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
+    cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="kept", world_size=1, backend="local")
+    settings = {"scheme": "w+2d", "gradients": "kept", "density": cell.density, "world_size": 1}
+    planned = plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
+    assert plan_of(cell) == planned
+    fused = plan_of(cell, on_gpu=True)
+    assert {name: fused[name] for name in STATES} == {name: planned[name] for name in STATES}
+    assert planned["total"] < fused["peak_states"] < planned["peak_states"]
 
 
 def test_the_summary_compares_with_the_kept_baseline_and_lists_what_is_missing(make_part, tmp_path):
