@@ -26,13 +26,16 @@ class GridPool(nn.AdaptiveAvgPool2d):
     of the grid's size, those of CIFAR a single pixel.
     """
 
+    def __init__(self, grid: int) -> None:
+        super().__init__(grid)
+        self.grid = grid
+
     def forward(self, x: Tensor) -> Tensor:
         """(batch, channels, height, width) becomes (batch, channels, grid, grid)."""
-        grid = self.output_size
-        if x.shape[-2:] == (grid, grid):
+        if x.shape[-2:] == (self.grid, self.grid):
             return x
         if x.shape[-2:] == (1, 1):
-            return x.expand(-1, -1, grid, grid)
+            return x.expand(-1, -1, self.grid, self.grid)
         return super().forward(x)
 
 
