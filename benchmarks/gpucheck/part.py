@@ -40,6 +40,9 @@ class Part:
     say: Callable[[str], None] = print
     """Gets one line for each case."""
     limit_seconds: float = LIMIT_SECONDS
+    code: str = field(default_factory=lambda: content_hash((*LIBRARY, *TRAINING)))
+    """Hash of all code that a case's result depends on."""
+    source: dict[str, Any] = field(default_factory=provenance)
     started: float = field(default_factory=time.monotonic)
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
     not_run: dict[str, str] = field(default_factory=dict)
@@ -71,14 +74,14 @@ class Part:
         """The record of a case. What goes wrong in it stands there, and does not stop the others."""
         started = time.monotonic()
         record = {"name": case.name, "cell": case.cell.to_dict(), "estimated_seconds": case.estimated_seconds}
-        record |= {"device": self.device.get("uuid"), "code": code()}
+        record |= {"device": self.device.get("uuid"), "code": self.code}
         record["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         try:
             with tempfile.TemporaryDirectory(prefix="resireduce-gpu-check-") as folder:
                 outcomes = launch(case.cell, Path(folder), None, find_root(), seconds)
             said = overall(outcomes)
             record |= {"status": said["status"], "reason": said["reason"], "ranks": outcomes}
-            record["planned"] = planned = plan_of(case.cell)
+            record["planned"] = planned = plan_of(case.cell, on_gpu=self.device.get("uuid") is not None)
             if said["status"] == "ok":
                 record["agreement"] = [compare(outcome, planned) for outcome in outcomes]
         except Exception as error:
@@ -94,7 +97,7 @@ class Part:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"output: {self.path} cannot be read ({error}); move it away") from None
         wanted = {case.name for case in self.cases}
-        same = {"device": self.device.get("uuid"), "code": code()}
+        same = {"device": self.device.get("uuid"), "code": self.code}
         self.records = {
             record["name"]: record
             for record in before
@@ -109,13 +112,8 @@ class Part:
             "seconds": self.seconds,
             "limit_seconds": self.limit_seconds,
         }
-        source = provenance() | self.device | {"code": code()}
+        source = self.source | self.device | {"code": self.code}
         save_json(finite(values | {"provenance": source, "cases": done, "not_run": self.not_run}), self.path)
-
-
-def code() -> str:
-    """Return the hash of all code that a case's result depends on."""
-    return content_hash((*LIBRARY, *TRAINING))
 
 
 def line(record: dict[str, Any]) -> str:

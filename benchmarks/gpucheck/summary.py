@@ -36,8 +36,9 @@ HEAD = [
 READING = (
     "Saved: against top-k with a full float32 residual and kept gradients, of the same model. Model states are those "
     "at a step boundary; by plan: what `python -m resireduce plan` says, marked ≠ where any state differs by a byte. "
-    "Allocated / itemised: what the allocator says at the boundary of what the tensors add up to. Step: median after "
-    "warm-up, and its ratio to the same baseline's. Inputs are random."
+    "Allocated / itemised: what the allocator has given out at the boundary, of what the tensors known to be there add "
+    "up to (model states, buffers, cuBLAS's workspaces). Step: median after warm-up, and its ratio to the same "
+    "baseline's. Inputs are random."
 )
 
 
@@ -166,7 +167,7 @@ def _table(rows: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Table:
 def _texts(row: dict[str, Any]) -> list[str]:
     ranks = f", {row['world_size']} ranks" if row["world_size"] > 1 else ""
     states = all(one["agrees"] for rank in row["agreement"] for one in rank["states"].values())
-    allocated = row["allocated_bytes"]
+    allocated = row["agreement"][0].get("allocated")
     return [
         row["model"],
         ("no compression" if row["compressor"] == "none" else f"{row['compressor']}, {row['scheme']}") + ranks,
@@ -175,7 +176,7 @@ def _texts(row: dict[str, Any]) -> list[str]:
         mebibytes(row["total_bytes"]),
         percent(row["saved"]),
         percent(row["planned_saved"]) + ("" if states else " ≠"),
-        ABSENT if allocated is None else f"{allocated / row['total_bytes']:.3f}",
+        ABSENT if allocated is None else f"{allocated['ratio']:.4f}",
         mebibytes(row["peak_allocated_bytes"]),
         percent(row["peak_allocated_saved"]),
         f"{1000 * row['step_seconds']:.1f}",
