@@ -2,10 +2,11 @@
 # make test  everything that must pass before a change lands
 # make horovod  build Horovod once, for its tests (kept in the user's cache)
 # make docs  pages of the library's interface, in docs/api
-# All build .venv first; RUN=name and CONFIG=file choose another run.
+# All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it.
 PYTHON ?= python3
 RUN ?= smoke
 CONFIG ?= benchmarks/config/$(RUN).yaml
+PART ?=
 BIN := .venv/bin
 
 .PHONY: run test lint unit horovod docs format clean
@@ -24,8 +25,8 @@ help:
 
 run: .venv/installed
 	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml); another name for a run: make run RUN=name CONFIG=file" >&2; exit 2; }
-	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" > /dev/null
-	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="$(RUN)" --keep-going --rerun-incomplete --nolock --quiet rules progress host
+	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" $(if $(PART),--part "$(PART)") > /dev/null
+	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="$(RUN)" $(if $(PART),part="$(PART)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
 
 test: .venv/installed horovod lint unit

@@ -2,6 +2,7 @@
 #   snakemake --cores all                      the smoke matrix, results/runs/smoke
 #   snakemake -n                               what would run, and why
 #   --configfile FILE --config run=NAME        another matrix, another folder
+#   --config part=NAME,...                     parts of a matrix
 from snakemake.utils import min_version
 
 min_version("9.27")

@@ -9,12 +9,19 @@ from resireduce.errors import ConfigError
 COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
     "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
+    "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
     "run": ("benchmarks.run", "train one cell and write its record"),
+    "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
+    "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
     "precision": (
         "benchmarks.report.precision",
         "compare precisions of residuals in a run of config/precision.yaml",
+    ),
+    "intervals": (
+        "benchmarks.report.intervals",
+        "how sure the metrics of a run are over its seeds, as JSON and as the table of README",
     ),
     "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
 }

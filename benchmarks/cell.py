@@ -1,9 +1,12 @@
 """One training run of the matrix, as plain validated values. Standard library only."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
+from benchmarks import options as scheme_options
 from benchmarks.checks import integer, known_keys
+from benchmarks.observe import OBSERVATIONS
 from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
@@ -12,6 +15,11 @@ LAUNCHED = ("local", "torch")
 """Backends that a cell's ranks can be started with."""
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
+
+SHORTEST = 8
+"""Tokens of a text at least: room for a question, an answer and what marks them."""
+NAME_LISTS = ("released", "observe")
+"""Fields of a cell that are themselves lists of names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +46,10 @@ class Cell:
     """Tokens of a sample; None takes the workload's."""
     released: tuple[str, ...] = ()
     """What the paper's released code did otherwise and this cell does too: names in the workload's `released`."""
+    options: Any = ()
+    """Options of the scheme's residuals, given as a mapping, held so that it can be hashed: `benchmarks.options`."""
+    observe: tuple[str, ...] = ()
+    """What is observed beside the usual measurements: names in `benchmarks.observe.OBSERVATIONS`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -50,25 +62,25 @@ class Cell:
             choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
         object.__setattr__(self, "density", check_share("density", self.density))
         integer("seed", self.seed, 0, 2**32 - 1)
-        integer("world_size", self.world_size, 1, 64)
+        integer("world_size", self.world_size, 1, 128)
         choose("data", self.data, DATA)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
+        object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
         self._check_workload()
         self._check_combinations()
+        self._check_observations()
 
     def _check_workload(self) -> None:
         workload = WORKLOADS[self.model]
-        if not isinstance(self.released, list | tuple):
-            raise ConfigError(f"released: {self.released!r} is not allowed; give a list of names")
-        for name in self.released:
-            choose("released", name, workload.released)
-        object.__setattr__(self, "released", tuple(sorted(set(self.released))))
+        self._set_names("released", workload.released)
         if self.data == "synthetic" and not workload.data:
             raise ConfigError(f"data: 'synthetic' is not allowed for {self.model!r}, whose data are always at hand")
         if self.length is not None and workload.length is None:
             raise ConfigError(f"length: {self.length} is not allowed for {self.model!r}; allowed: null")
+        if self.length is not None and workload.positions is not None:
+            integer("length", self.length, SHORTEST, workload.positions)
 
     def _check_combinations(self) -> None:
         if not COMPRESSORS[self.compressor].selects:
@@ -84,6 +96,22 @@ class Cell:
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
 
+    def _check_observations(self) -> None:
+        self._set_names("observe", OBSERVATIONS)
+        for name in self.observe:
+            if (self.scheme, self.residual_dtype) != ("baseline", None):
+                raise ConfigError(
+                    f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
+                    "residual_dtype null"
+                )
+
+    def _set_names(self, field: str, allowed: Iterable[str]) -> None:
+        """Check a list of names, and put it into one order."""
+        given = getattr(self, field)
+        if not isinstance(given, list | tuple):
+            raise ConfigError(f"{field}: {given!r} is not allowed; give a list of names")
+        object.__setattr__(self, field, tuple(sorted({choose(field, name, allowed) for name in given})))
+
     @classmethod
     def from_dict(cls, values: Any) -> Self:
         """Build a cell from plain values. Raises ConfigError, one line, for what is unknown, missing or not allowed."""
@@ -94,7 +122,20 @@ class Cell:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, from which from_dict makes the same cell."""
-        return asdict(self) | {"released": list(self.released)}
+        lists = {name: list(getattr(self, name)) for name in NAME_LISTS}
+        return asdict(self) | lists | {"options": scheme_options.thaw(self.options)}
+
+    @property
+    def data_name(self) -> str | None:
+        """Name in `benchmarks.data.DATASETS` of what it trains on; None where the data are always at hand."""
+        return "wikitext-2" if "wikitext-2" in self.released else WORKLOADS[self.model].data
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names in `benchmarks.data.DATASETS` of all that it reads; nothing with synthetic data."""
+        workload = WORKLOADS[self.model]
+        names = (self.data_name, workload.vocabulary, workload.weights) if self.data == "real" else ()
+        return tuple(name for name in names if name)
 
     @property
     def name(self) -> str:
@@ -110,6 +151,8 @@ class Cell:
         parts += [f"b{self.batch_per_rank}"] if self.batch_per_rank is not None else []
         parts += [f"l{self.length}"] if self.length is not None else []
         parts += [f"as-{name}" for name in self.released]
+        parts += scheme_options.names(self.options)
+        parts += [f"observe-{name}" for name in self.observe]
         return ".".join(parts)
 
 

@@ -25,11 +25,12 @@ class _Loader(yaml.SafeLoader):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--config", type=Path, required=True, help="a YAML file, e.g. benchmarks/config/smoke.yaml")
+    parser.add_argument("--part", help="names of parts, with commas (default: all)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the cells' names, one a line. Raises ConfigError, one line, for a config that cannot be used."""
-    config = read_config(args.config)
+    config = read_config(args.config, args.part)
     try:
         get_run_name(config)
         print("\n".join(get_cells(config)))
@@ -38,8 +39,11 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file. Raises ConfigError, one line with the place of what is wrong."""
+def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
+    """Return the mapping in a YAML file, with `part` put in if given.
+
+    Raises ConfigError, one line with the place of what is wrong.
+    """
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -52,5 +56,5 @@ def read_config(path: Path) -> dict[str, Any]:
         problem = getattr(error, "problem", None) or "not YAML"
         raise ConfigError(f"config: {path}{where}: {problem}") from None
     if not isinstance(config, dict):
-        raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix")
-    return config
+        raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix or parts")
+    return config if part is None else config | {"part": part}

@@ -6,17 +6,24 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
+from benchmarks.limits import Limits
+from benchmarks.measure.oom import count_oom_kills
 
 TIMEOUT_SECONDS = 3600.0
 """How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""
 GRACE_SECONDS = 10.0
 """How long the other ranks may go on after one has failed: they have their own outcome to write."""
 POLL_SECONDS = 0.1
+LIMITS = "limits.json"
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Return codes of a process that was killed: as its parent sees it, and through a shell."""
 PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
 """If ranks end differently, the first of these is what happened; the others failed because of it."""
 STOPPED = {"status": "error", "reason": "stopped because another rank had failed"}
@@ -24,27 +31,95 @@ STOPPED = {"status": "error", "reason": "stopped because another rank had failed
 
 
 def launch(
-    cell: Cell, folder: Path, weights: Path | None, root: Path, timeout_seconds: float = TIMEOUT_SECONDS
+    cell: Cell,
+    folder: Path,
+    weights: Path | None,
+    root: Path,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    limits: Limits | None = None,
 ) -> list[dict[str, Any]]:
-    """Run all ranks to their end, for `timeout_seconds` at most.
+    """Run all ranks to their end, for `timeout_seconds` and until the deadline of `limits` at most.
 
-    Returns each rank's outcome. One that left none has status error, or timeout if it was stopped for that.
-    `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
+    Returns each rank's outcome. One that left none has status error, timeout if it was stopped for that, or oom if the
+    kernel killed it. `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
+    SIGTERM and SIGINT are passed on to the ranks, which save and stop; a second SIGINT kills them.
     """
+    limits = limits or Limits()
     spec = folder / "cell.json"
     save_json(cell.to_dict(), spec)
-    ranks = [_start(cell, rank, spec, weights, root) for rank in range(cell.world_size)]
-    try:
-        in_time = _wait(ranks, folder, timeout_seconds)
-        running = [process.poll() is None for process in ranks]
-    finally:
+    save_json(limits.to_dict(), folder / LIMITS)
+    kills, ranks = count_oom_kills(), list[subprocess.Popen[bytes]]()
+    with _passing_on(ranks) as signals:
+        try:
+            for rank in range(cell.world_size):
+                ranks.append(_start(cell, rank, spec, weights, root))
+            in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
+            running = [process.poll() is None for process in ranks]
+            late = _late(timeout_seconds, limits)
+            if not in_time and "failure" not in late:
+                _ask_to_stop(ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    killed_by_kernel = kills is not None and (count_oom_kills() or 0) > kills
+    outcomes = [
+        _outcome(folder, rank, process, killed_by_kernel and not was)
+        for rank, (process, was) in enumerate(zip(ranks, running, strict=True))
+    ]
+    return [_explain(it, was, STOPPED if in_time else late, signals) for was, it in zip(running, outcomes, strict=True)]
+
+
+def _explain(outcome: dict[str, Any], was_running: bool, ended: dict[str, Any], signals: list[int]) -> dict[str, Any]:
+    """The outcome of a rank, told by why it was ended if it was."""
+    if was_running and outcome["status"] == "error":
+        return ended
+    if was_running and outcome["status"] == "timeout" and not signals:
+        # What it had measured when it was asked to stop stays; why it was asked is this process's to say.
+        where = {name: value for name, value in outcome["failure"].items() if name != "interrupted"}
+        return {**outcome, "failure": where, **ended}
+    if signals and outcome["status"] == "error":
+        reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
+        return {**outcome, "status": "timeout", "reason": reason, "failure": {"interrupted": True}}
+    return outcome
+
+
+def _late(timeout_seconds: float, limits: Limits) -> dict[str, Any]:
+    """The outcome of ranks whose time was over."""
+    if limits.seconds_left <= 0:
+        reason = "had not stopped by its deadline; run again"
+        return {"status": "timeout", "reason": reason, "failure": {"interrupted": True}}
+    return {"status": "timeout", "reason": f"not done after {timeout_seconds:g} s; its log says how far it came"}
+
+
+def _ask_to_stop(ranks: list[subprocess.Popen[bytes]]) -> None:
+    """Ranks that do not hang write a checkpoint, and what they have measured so far."""
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _passing_on(ranks: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+    """Within it, signals that ask this process to end go to the ranks; the list is of those that came."""
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        impatient = number == signal.SIGINT and number in came
+        came.append(number)
         for process in ranks:
-            process.kill()
-            process.wait()
-    outcomes = [_outcome(folder, rank, process) for rank, process in enumerate(ranks)]
-    late = {"status": "timeout", "reason": f"not done after {timeout_seconds:g} s; its log says how far it came"}
-    ended = STOPPED if in_time else late
-    return [ended if was and it["status"] == "error" else it for was, it in zip(running, outcomes, strict=True)]
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if impatient else number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
 
 
 def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) -> subprocess.Popen[bytes]:
@@ -58,9 +133,10 @@ def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) 
         "--output",
         str(folder / f"rank{rank}.json"),
     ]
-    command += ["--rendezvous", str(folder / "rendezvous"), "--data", str(root)]
+    command += ["--rendezvous", str(folder / "rendezvous"), "--data", str(root), "--limits", str(folder / LIMITS)]
     command += ["--weights", str(weights)] if weights else []
     place = {"RANK": str(rank), "WORLD_SIZE": str(cell.world_size), "LOCAL_RANK": str(rank)}
+    place |= {"LOCAL_WORLD_SIZE": str(cell.world_size)}
     threads = str(max(1, (os.cpu_count() or 1) // cell.world_size))
     # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads}
@@ -91,11 +167,16 @@ def _has_failed(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> bo
     return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process)["status"] != "ok")
 
 
-def _outcome(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What an ended rank left."""
+def _outcome(
+    folder: Path, rank: int, process: subprocess.Popen[bytes], killed_by_kernel: bool = False
+) -> dict[str, Any]:
+    """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
     path = folder / f"rank{rank}.json"
     if path.exists():
-        return load_json(path)
+        outcome: dict[str, Any] = load_json(path)
+        return outcome
+    if killed_by_kernel and process.returncode in KILLED:
+        return {"status": "oom", "reason": f"rank {rank} was killed by the kernel, whose memory was full"}
     return {"status": "error", "reason": f"rank {rank} {how_ended(process.returncode)}; its log says more"}
 
 
@@ -107,4 +188,9 @@ def how_ended(code: int) -> str:
 
 def overall(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
     """The outcome that explains the others."""
-    return min(outcomes, key=lambda outcome: (PRECEDENCE.index(outcome["status"]), outcome == STOPPED))
+
+    def rank_of(outcome: dict[str, Any]) -> tuple[int, bool, bool]:
+        lost_peer = bool(outcome.get("failure", {}).get("lost_peer"))
+        return PRECEDENCE.index(outcome["status"]), outcome == STOPPED, lost_peer
+
+    return min(outcomes, key=rank_of)

@@ -1,31 +1,69 @@
-"""From a config (defaults and a list of products) to the cells of a run. Standard library only."""
+"""From a config (defaults, a list of products, named parts) to the cells of a run. Standard library only."""
 
+from collections.abc import Iterable, Mapping
 from itertools import product
 from typing import Any
 
-from benchmarks.cell import CELL_FIELDS, Cell
+from benchmarks.cell import CELL_FIELDS, NAME_LISTS, Cell
 from benchmarks.checks import known_keys
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
+
+KEYS = ("part", "defaults", "matrix", "parts")
+"""What of a config makes its cells."""
+WHOLE = "matrix"
+"""The name of what stands in a config outside of its parts."""
 
 
-def expand(config: dict[str, Any]) -> list[Cell]:
-    """Return the cells of {"defaults": {field: value}, "matrix": [{field: value or list of values}]}, each once.
+def expand(config: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a config, each once, also those that several parts have.
 
-    An entry stands for the product of its lists. Raises ConfigError, one line that names entry, field and value.
+    {"defaults": {field: value}, "matrix": [entry], "parts": {name: {"title", "defaults", "matrix"}}, "part": names}:
+    matrix or parts may be missing; an entry, {field: value or list of values}, stands for the product of its lists;
+    a part's defaults come before the config's; `part` says which of the parts count, none of it means all.
+    Raises ConfigError, one line that names part, entry, field and value.
     """
-    known_keys("config", config, ("defaults", "matrix"))
-    defaults = known_keys("defaults", config.get("defaults") or {}, CELL_FIELDS)
-    entries = config.get("matrix")
+    return list(dict.fromkeys(cell for cells in expand_parts(config).values() for cell in cells))
+
+
+def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
+    """Return the cells of each part that counts, by its name; those outside of parts are `WHOLE`."""
+    known_keys("config", dict(config), KEYS)
+    chosen = chosen_parts(config)
+    found = {}
+    if chosen is None and ("matrix" in config or not config.get("parts")):
+        found[WHOLE] = _cells("", config.get("defaults"), config.get("matrix"))
+    for name, part in (config.get("parts") or {}).items():
+        if chosen is None or str(name) in chosen:
+            defaults = {**(config.get("defaults") or {}), **(part.get("defaults") or {})}
+            found[name] = _cells(f"part {name}: ", defaults, part.get("matrix"))
+    return found
+
+
+def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
+    """Return the names in `part`, a text with commas or a list; None if there is none, so that all count."""
+    parts = config.get("parts") or {}
+    if not isinstance(parts, dict):
+        raise ConfigError(f"parts: {parts!r} is not a mapping of names to parts")
+    for name, part in parts.items():
+        known_keys(f"part {name}", part, ("title", "defaults", "matrix"))
+    given = config.get("part")
+    if given is None or given == "":
+        return None
+    names = given if isinstance(given, list) else str(given).split(",")
+    return [choose("part", str(name).strip(), [str(known) for known in parts]) for name in names]
+
+
+def _cells(where: str, defaults: Any, entries: Any) -> list[Cell]:
+    known_keys(f"{where}defaults", defaults or {}, CELL_FIELDS)
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"matrix: {entries!r} is not allowed; give a list of entries, at least one")
+        raise ConfigError(f"{where}matrix: {entries!r} is not allowed; give a list of entries, at least one")
     cells: dict[Cell, None] = {}
     for number, entry in enumerate(entries, start=1):
-        where = f"matrix entry {number}"
-        cells.update(dict.fromkeys(_entry_cells(where, defaults, entry)))
+        cells.update(dict.fromkeys(_entry_cells(f"{where}matrix entry {number}", defaults or {}, entry)))
     return list(cells)
 
 
-def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> list[Cell]:
+def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[Cell]:
     values = {**defaults, **known_keys(where, entry, CELL_FIELDS)}
     if "model" not in values:
         raise ConfigError(f"{where}: model: missing; name it here or in defaults")
@@ -39,7 +77,7 @@ def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> list[Cell]
 
 def _choices(where: str, name: str, value: Any) -> list[Any]:
     # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
-    several = isinstance(value, list) and (name != "released" or any(isinstance(item, list) for item in value))
+    several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
     choices = value if several else [value]
     if not choices:
         raise ConfigError(f"{where}: {name}: [] is not allowed; give a value or a list of at least one")

@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from benchmarks.bert_adam import BertAdam
 from benchmarks.workloads import Workload
 
 
@@ -21,6 +22,8 @@ def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool
         momentum = 0.0 if corrects_momentum else workload.momentum
         nesterov = workload.nesterov and not corrects_momentum
         return torch.optim.SGD(groups, workload.learning_rate, momentum=momentum, nesterov=nesterov)
+    if workload.optimizer == "bert-adam":
+        return BertAdam(groups, workload.learning_rate)
     return torch.optim.AdamW(groups, workload.learning_rate)
 
 
@@ -31,4 +34,7 @@ def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
         spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
         (others if spared else decayed).append(parameter)
     groups = [(decayed, workload.weight_decay), (others, 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+    # What torch chooses itself on a GPU works on all parameters at once: as much memory again as they take, in the
+    # fullest moment of a step. The fused form needs none.
+    options = {"fused": True} if all(parameter.is_cuda for parameter in model.parameters()) else {}
+    return [{"params": members, "weight_decay": decay, **options} for members, decay in groups if members]

@@ -8,12 +8,13 @@ from benchmarks.cell import Cell
 from benchmarks.checks import is_number, known_keys
 from benchmarks.files import finite, load_json, save_json
 from benchmarks.matrix import expand
+from benchmarks.measure.ladder import rung_problem
 from resireduce.errors import ConfigError, is_count
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
-ADDED = {"metrics": 2}
+ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
@@ -57,8 +58,21 @@ class CellResult:
     peak_states_bytes: int | None = None
     """At the fullest moment of a step."""
     peak_resident_bytes: int | None = None
+    units_per_second: float | None = None
+    """Images or tokens of all ranks, after warm-up."""
+    unit: str | None = None
+    """What they are."""
+    phase_seconds: dict[str, float] = field(default_factory=dict)
+    """Medians over steps after warm-up, of rank 0: `benchmarks.measure.phases.NAMES`, and the whole step."""
+    ladder: list[dict[str, Any]] = field(default_factory=list)
+    """Rungs of memory of the rank that holds most, as `benchmarks.measure.ladder.Rung.as_dict`."""
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
+    observations: dict[str, Any] = field(default_factory=dict)
+    """What the cell's `observe` asked for, as plain values by name; rank 0's."""
+    failure: dict[str, Any] = field(default_factory=dict)
+    """Of a record that is not ok, as far as known: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
+    that an allocator did not have, and `interrupted` if the same command goes on with it."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -84,7 +98,7 @@ class CellResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values for strict JSON: the NaN of a diverged cell becomes None."""
-        return finite(asdict(self))
+        return finite(asdict(self) | {"cell": self.cell.to_dict()})
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -106,6 +120,7 @@ class CellResult:
 def _problems(result: CellResult) -> list[str]:
     """Return what is wrong with a record, one line each, nothing if all is right."""
     wrong = [f"{name}: {getattr(result, name)!r} is not {allowed}" for name, allowed in _wrong_types(result)]
+    wrong += [f"ladder: {problem}" for problem in map(rung_problem, result.ladder) if problem] if not wrong else []
     if wrong:
         return wrong
     return _ok_problems(result) if result.status == "ok" else []
@@ -123,8 +138,14 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("metrics", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
         ("metric_history", "a list of [step, value]", lambda v: _all(v, _pair)),
         ("steps", "a whole number, 0 or more", is_count),
+        ("units_per_second", "a number", _or_none(is_number)),
+        ("unit", "a text", _or_none(_text)),
+        ("phase_seconds", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
+        ("ladder", "a list of rungs", lambda v: isinstance(v, list | tuple)),
         ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
-        ("per_rank", "a list of mappings", lambda v: _all(v, lambda item: isinstance(item, dict))),
+        ("per_rank", "a list of mappings", lambda v: _all(v, _mapping)),
+        ("observations", "mappings by name", lambda v: isinstance(v, dict) and _all(list(v.values()), _mapping)),
+        ("failure", "a mapping", lambda v: isinstance(v, dict)),
         ("provenance", "a mapping", lambda v: isinstance(v, dict)),
     ]
     return [(name, allowed) for name, allowed, check in checks if not check(getattr(result, name))]
@@ -154,6 +175,10 @@ def _all(values: object, check: Any) -> bool:
 
 def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
+
+
+def _mapping(value: object) -> bool:
+    return isinstance(value, dict)
 
 
 def _pair(value: object) -> bool:

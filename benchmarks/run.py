@@ -1,10 +1,12 @@
 """`python -m benchmarks run`: trains one cell, and always leaves a validated record. Imports no torch."""
 
 import argparse
+import math
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -12,14 +14,25 @@ from zipfile import is_zipfile
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
 from benchmarks.data.prepared import check_prepared, find_root
+from benchmarks.devices import wanted_device
 from benchmarks.files import file_hash, load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
-from benchmarks.measure.provenance import provenance
+from benchmarks.limits import (
+    RECORD_SECONDS,
+    SAVE_EVERY_SECONDS,
+    Limits,
+    checkpoint_folder,
+    content_of,
+    remove_checkpoint,
+    saved_step,
+)
+from benchmarks.measure.provenance import job_facts, provenance
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
-from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError
 
+PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
+"""What a rank that did not come to its end leaves."""
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
 
@@ -31,36 +44,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint", type=Path, help="pretrained weights (default: made once, in results/cache)")
     root = "folder of prepared data sets (default: $RESIREDUCE_DATA, else data)"
     parser.add_argument("--data", metavar="DIR", type=Path, help=root)
-    limit = "seconds after which training is stopped, with status timeout (default: %(default)g)"
-    parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=limit)
+    limit = (
+        f"seconds after which training counts as hung, status timeout (default: {TIMEOUT_SECONDS:g}, or the deadline)"
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", help=limit)
+    limit = "seconds from now until the cell must have ended: it saves and stops before; run again, it goes on"
+    parser.add_argument("--deadline", metavar="SECONDS", help=limit)
+    often = "seconds between two checkpoints, for a cell that is killed (default: %(default)g)"
+    parser.add_argument("--checkpoint-every", metavar="SECONDS", default=SAVE_EVERY_SECONDS, help=often)
+    place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
+    parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if the record says something of the cell, 1 if it could not be run."""
-    cell, timeout_seconds = read_cell(args.cell), seconds("timeout", args.timeout)
+    """Return 0 if the record says something of the cell, 1 if it could not be run or is to be gone on with."""
+    started_at = time.time()
+    cell, timeout_seconds = read_cell(args.cell), _timeout(args)
+    save_every_seconds = seconds("checkpoint-every", args.checkpoint_every)
+    deadline_seconds = None if args.deadline is None else seconds("deadline", args.deadline)
+    wanted_device()
     writable("output", args.output)
     root = find_root(args.data)
-    if cell.data == "real":
-        check_prepared(WORKLOADS[cell.model].needs, root)
+    check_prepared(cell.needs, root)
     try:
         weights = _weights(cell, args.checkpoint)
     except subprocess.CalledProcessError as error:
         reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
         return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
+    limits = Limits(
+        ends_at=None if deadline_seconds is None else started_at + deadline_seconds - RECORD_SECONDS,
+        save_every_seconds=save_every_seconds,
+        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
+        content=content_of(cell, weights),
+        started_at=started_at,
+    )
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
-        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds)
+        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds, limits)
     baseline_bytes = outcomes[0].pop("baseline_bytes", None)
-    return _leave(to_result(cell, outcomes, time.monotonic() - started, weights), args.output, baseline_bytes)
+    result = to_result(cell, outcomes, time.monotonic() - started, weights)
+    if result.status == "error" and (step := saved_step(limits.folder)) is not None:
+        result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
+    status = _leave(result, args.output, baseline_bytes)
+    if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
+        remove_checkpoint(limits.folder)
+    return status
+
+
+def _timeout(args: argparse.Namespace) -> float:
+    """Seconds after which training counts as hung: a deadline says better how long it may take."""
+    if args.timeout is not None:
+        return seconds("timeout", args.timeout)
+    return TIMEOUT_SECONDS if args.deadline is None else math.inf
 
 
 def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) -> int:
     """Write the record and say how it went. The exit status.
 
-    If the cell could not be run, or did not end well and there is a record that did, the name has "failed" in it.
+    If the cell could not be run, is to be gone on with, or did not end well and there is a record that did, the name
+    has "failed" in it.
     """
     failed = output.with_suffix(".failed.json")
-    if result.status not in RESULTS or (result.status != "ok" and _is_finished(output)):
+    unfinished = result.status not in RESULTS or result.failure.get("interrupted")
+    if unfinished or (result.status != "ok" and _is_finished(output)):
         result.save(failed)
         print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
@@ -113,12 +159,34 @@ def to_result(cell: Cell, outcomes: list[dict[str, Any]], wall_seconds: float, w
     said = overall(outcomes)
     values = {key: said[key] for key in ("status", "reason")}
     source = provenance() | {"weights_hash": file_hash(weights) if weights else None}
-    if said["status"] == "ok":
+    if facts := [outcome.pop("facts") for outcome in outcomes if "facts" in outcome]:
+        source |= job_facts(facts)
+    if said["status"] != "ok":
+        values |= _until_then(outcomes, said)
+    else:
         first, memories = outcomes[0], [outcome.pop("memory") for outcome in outcomes]
+        source["resumed_at_steps"] = first.pop("resumed_at_steps", [])
+        wall_seconds += first.pop("earlier_seconds", 0.0)
         source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
         fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
         values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
+        values |= {"ladder": fullest["ladder"], "phase_seconds": memories[0]["phase_seconds"]}
     return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
+
+
+def _until_then(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> dict[str, Any]:
+    """What ranks that did not come to their end had measured, and where the one that says why ended."""
+    known = [said, *(outcome for outcome in outcomes if outcome is not said)]
+    measured = next((outcome for outcome in known if "steps" in outcome), {})
+    values = {name: measured[name] for name in PARTIAL if name in measured}
+    residents = [it["peak_resident_bytes"] for it in outcomes if it.get("peak_resident_bytes") is not None]
+    where = {**measured.get("failure", {}), **said.get("failure", {}), "rank": outcomes.index(said)}
+    # Of a rank that left nothing, the step is that of the others, which waited for it.
+    values["failure"] = {name: value for name, value in where.items() if name != "lost_peer"}
+    values["peak_resident_bytes"] = max(residents, default=None)
+    names = ("status", "reason", "steps", "peak_resident_bytes")
+    values["per_rank"] = [{"rank": rank} | {name: it.get(name) for name in names} for rank, it in enumerate(outcomes)]
+    return values
 
 
 def summary(result: CellResult, baseline_bytes: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,64 @@ import torch.distributed as dist
 
 from benchmarks.build import build
 from benchmarks.cell import Cell
+from benchmarks.checkpoint import Checkpoints
+from benchmarks.deadline import Stopped, Watch, catch_signals
+from benchmarks.devices import Place, choose_place, settle_arithmetic
+from benchmarks.failures import outcome_of
 from benchmarks.files import load_json, save_json
-from benchmarks.trainer import Diverged
+from benchmarks.limits import Limits
+from benchmarks.measure.facts import rank_facts
+from benchmarks.measure.probe import Probe
+from benchmarks.measure.start import look_before_cuda, make_probe
+from benchmarks.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.errors import NonFiniteGradient
 
 
-def run_rank(cell: Cell, communicator: Communicator, weights: Path | None, root: Path) -> dict[str, Any]:
-    """Train and measure; divergence and lack of memory are results too."""
+def run_rank(
+    cell: Cell,
+    communicator: Communicator,
+    weights: Path | None,
+    root: Path,
+    probe: Probe | None = None,
+    watch: Watch | None = None,
+) -> dict[str, Any]:
+    """Train where the probe measures. How it ended is a result too: with what had been measured until then."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // cell.world_size))
-    torch.use_deterministic_algorithms(True)
+    probe = probe or Probe()
+    settle_arithmetic(probe.meter.device)
+    trainer: Trainer | None = None
     try:
-        trainer = build(cell, communicator, weights, root)
+        trainer = build(cell, communicator, weights, root, probe.meter.device)
+        trainer.probe = probe
+        trainer.watch = watch or trainer.watch
+        _find_checkpoints(trainer)
         trainer.train()
-        return {"status": "ok", "reason": None, **trainer.result()}
-    except (Diverged, NonFiniteGradient) as error:
-        return {"status": "diverged", "reason": str(error)}
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        return {"status": "oom", "reason": str(error).splitlines()[0] if str(error) else "out of memory"}
+        return {"status": "ok", "reason": None, **trainer.result(), **trainer.watch.summary()}
+    except Exception as error:
+        if not isinstance(error, Stopped):
+            traceback.print_exc()
+        return outcome_of(error, trainer)
 
 
-def connect(cell: Cell, rendezvous: Path) -> Communicator:
+def _find_checkpoints(trainer: Trainer) -> None:
+    limits = trainer.watch.limits
+    if limits.folder is not None:
+        content = {**limits.content, "data": trainer.task.data_hash()}
+        checkpoints = Checkpoints(limits.folder, content, trainer.cell.name, trainer.communicator)
+        trainer.watch.checkpoints = checkpoints
+
+
+def connect(cell: Cell, rendezvous: Path, place: Place) -> Communicator:
     """Join the other ranks; the environment says which rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
+    if place.process_group == "nccl":  # a communicator uses the current device
+        torch.cuda.set_device(place.device)
+    meeting = f"file://{rendezvous}"
+    dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
     return TorchCommunicator()
 
 
@@ -47,12 +78,20 @@ def main() -> None:
     parser.add_argument("--cell", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--rendezvous", type=Path, required=True)
+    parser.add_argument("--limits", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()
+    watch = Watch(Limits.load(args.limits), signals=catch_signals())
     cell = Cell.from_dict(load_json(args.cell))
-    communicator = connect(cell, args.rendezvous.resolve())
-    outcome = run_rank(cell, communicator, args.weights, args.data)
+    place = choose_place()
+    before = look_before_cuda(place)
+    communicator = connect(cell, args.rendezvous.resolve(), place)
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+    outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
+    group = place.process_group if cell.backend == "torch" else None
+    outcome["facts"] = rank_facts(place.device, group, before.driver)
     save_json(outcome, args.output)
     if cell.backend == "torch" and outcome["status"] == "ok":
         dist.destroy_process_group()

@@ -16,6 +16,7 @@ from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.state import check_place, check_state
+from resireduce.timeline import Timeline, timed
 
 T = TypeVar("T")
 
@@ -69,6 +70,8 @@ class ErrorFeedback:
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.timeline: Timeline | None = None
+        """Told where the time of a step goes; None: nobody."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
@@ -100,6 +103,7 @@ class ErrorFeedback:
         """Whether anything of tensor `name` can be left unsent."""
         return not self.compressor_of(name).lossless
 
+    @timed("compress")
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
@@ -122,11 +126,13 @@ class ErrorFeedback:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
         return self.momentum is None and self.keeps_residual(name) and self.residual.absorbs(name)
 
+    @timed("compress")
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
         check_finite(grad, name)
         self.residual.compensate_(grad, name)
 
+    @timed("compress")
     def keep(self, dense: Tensor, name: str) -> None:
         """Add `dense` to the residual: as in a step that has it for a gradient, and sends nothing."""
         compensated = self.residual.compensate_(dense, name)
@@ -140,11 +146,13 @@ class ErrorFeedback:
         compressor = self.compressor_of(name)
         return compressor.compress(grad, name if compressor.same_draw else f"{name}/{self.communicator.rank}", step)
 
+    @timed("compress")
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
         """What a rank sends for a tensor that had no gradient in this step: zeros, and its residual stays as it is."""
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return self._compress(zeros, name, step)
 
+    @timed("communicate")
     def send(self, payloads: list[Payload], name: str) -> list[Message]:
         """Launch the collective of tensor `name`, or one for several lossless ones of which it is the first."""
         compressor = self.compressor_of(name)
@@ -164,9 +172,14 @@ class ErrorFeedback:
             for payload, part in zip(payloads, parts, strict=True)
         ]
 
+    @timed("communicate")
+    def _wait(self, message: Message) -> Tensor | Sequence[Tensor]:
+        return message.handle.wait()
+
+    @timed("decompress")
     def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
         """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
-        payload, received = message.payload, message.handle.wait()
+        payload, received = message.payload, self._wait(message)
         if not isinstance(received, Tensor):
             return self._average(message, received, into)
         if message.compressor.lossless:

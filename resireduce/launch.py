@@ -11,6 +11,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.payload import Payload
 from resireduce.slot import Slot
+from resireduce.timeline import Timeline, timed
 
 BUCKET_BYTES = 1 << 18
 """Small dense tensors (biases, norms) travel together in messages of up to this size: each message costs time."""
@@ -58,6 +59,11 @@ class LaunchQueue:
         self._launched = self._gathered_bytes = 0
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """That of the pipeline."""
+        return self.feedback.timeline
 
     @property
     def last(self) -> Slot:
@@ -146,10 +152,7 @@ class LaunchQueue:
         And on whether to go on: `flagged` is whether any rank gave a `flag`, that its gradient cannot be used.
         The step's last collective, since a rank may still be launching the others.
         """
-        communicator = self.feedback.communicator
-        here = [int(slot.present) for slot in self.slots] + [int(flag)]
-        presence = torch.tensor(here, device=communicator.control_device)
-        communicator.all_reduce(presence, "resireduce.presence").wait()
+        presence = self._agree([int(slot.present) for slot in self.slots] + [int(flag)])
         self.flagged = bool(presence[-1])
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
@@ -157,6 +160,14 @@ class LaunchQueue:
                 self.deliver(slot)
             else:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+        return found
+
+    @timed("communicate")
+    def _agree(self, here: list[int]) -> list[int]:
+        """The sums over all ranks of what is `here`."""
+        communicator = self.feedback.communicator
+        sums = torch.tensor(here, device=communicator.control_device)
+        found: list[int] = communicator.all_reduce(sums, "resireduce.presence").wait().tolist()
         return found
 
     def finish(self, arrived: list[Slot]) -> None:

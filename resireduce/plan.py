@@ -27,7 +27,7 @@ LARGEST_WORLD = 4096
 def plan(
     build: Callable[[], nn.Module],
     *,
-    optimizer: str = "sgd",
+    optimizer: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd",
     scheme: str = "w+2d",
     gradients: str = "streamed",
     residual_dtype: str | None = None,
@@ -45,7 +45,7 @@ def plan(
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.
-        optimizer: sgd (with momentum, its own or the compressor's) or adamw.
+        optimizer: sgd (with momentum, its own or the compressor's) or adamw; or what makes one of the parameters.
         world_size: number of ranks, each of which sends as much as this one.
         scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
             backward_passes_per_step: as in `resireduce.distribute`. Several passes hold the gradients that no residual
@@ -60,7 +60,7 @@ def plan(
         baseline_total. peak_states: at the fullest moment of a step, activations not counted. in_flight: peak_states -
         total. peak_normalised: peak_states / baseline_total.
     """
-    make = OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
+    make = optimizer if callable(optimizer) else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
     check_passes(backward_passes_per_step)

@@ -10,6 +10,7 @@ from resireduce.errors import UsageError
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
 from resireduce.streamed_away import StreamedAway
+from resireduce.timeline import Timeline, timed
 
 
 class Updater:
@@ -43,6 +44,11 @@ class Updater:
         self._has_stepped = False
         self._guarded: nn.Parameter | None = None  # where StreamedAway stands
         self.restart()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """That of the pipeline."""
+        return self.queue.feedback.timeline
 
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
@@ -147,6 +153,7 @@ class Updater:
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
         return factor
 
+    @timed("update")
     def _update(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
         self._refuse_strangers()

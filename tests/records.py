@@ -49,6 +49,13 @@ def make_result(cell: Cell) -> CellResult:
         steps=200,
         steps_per_second=20.0 if cell.scheme == "baseline" else 21.5,
         step_seconds=[0.05] * 5,
+        units_per_second=640.0 if cell.scheme == "baseline" else 688.0,
+        unit="tokens" if OPTIMIZER_COPIES[cell.model] == 2 else "images",
+        phase_seconds={"forward_backward": 0.03, "compress": 0.015, "communicate": 0.005, "step": 0.05},
+        ladder=[
+            {"name": "model_state_itemised", "method": "sum over tensors", "bytes": states["total_bytes"]},
+            {"name": "nvml_device", "method": "NVML", "bytes": None, "reason": "no CUDA device", "flags": []},
+        ],
         wall_seconds=12.5,
         per_rank=[{"rank": rank, **states} for rank in range(cell.world_size)],
         provenance={

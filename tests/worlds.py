@@ -19,6 +19,8 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "weight-decay": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2),
     "adam": lambda p: torch.optim.Adam(p, 1e-3),
     "adamw": lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2),
+    "fused-momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=1e-2, fused=True),
+    "fused-adamw": lambda p: torch.optim.AdamW(p, 1e-3, weight_decay=1e-2, fused=True),
 }
 
 

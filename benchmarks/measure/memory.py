@@ -3,7 +3,9 @@
 import resource
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from torch import Tensor
 
@@ -29,10 +31,32 @@ class RankBytes:
         return asdict(self)
 
 
+def resident_bytes() -> int | None:
+    """Memory of this process that is resident now; None where the system has no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
 def peak_resident_bytes() -> int:
-    """Most memory of this process that was resident at once, so far, as the kernel counts it."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    """Most memory of this process that was resident at once, so far, as the kernel counts it.
+
+    Where there is a /proc its VmHWM: ru_maxrss counts what the process had before it became this program, too, that is
+    all that the one which started it held.
+    """
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def reset_peak_resident() -> None:
+    """Let `peak_resident_bytes` begin anew from what is resident now, where the kernel allows it (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def measure_memory(optimizer: DistributedOptimizer, forward: Callable[[], Tensor]) -> RankBytes:

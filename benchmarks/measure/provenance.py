@@ -1,8 +1,10 @@
 """Where a result comes from: code, versions, machine. Imports no torch."""
 
+import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -10,6 +12,11 @@ from typing import Any
 
 PACKAGES = ("torch", "numpy", "transformers", "scikit-learn", "snakemake", "resireduce")
 ROOT = Path(__file__).parents[2]
+DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
+IMAGE_FILE = Path("/etc/resireduce-image.json")
+"""Left in an image by its build; `digest` is that of the image."""
+OWN_FACTS = ("host", "gpu_uuid")
+"""Facts that differ between the ranks of a job."""
 
 
 def provenance() -> dict[str, Any]:
@@ -23,13 +30,34 @@ def provenance() -> dict[str, Any]:
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "device": "cpu",
+        "topology": _output("nvidia-smi", "topo", "-m"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def _git(*arguments: str) -> str | None:
+def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the ranks of a job ran on: rank 0's facts, and who was where."""
+    hosts = [fact["host"] for fact in facts]
+    shared = {key: value for key, value in facts[0].items() if key not in OWN_FACTS}
+    places = {"hosts": list(dict.fromkeys(hosts)), "ranks_per_host": {host: hosts.count(host) for host in hosts}}
+    return shared | places | {"gpu_uuids": [fact["gpu_uuid"] for fact in facts]}
+
+
+def image_digest() -> str | None:
+    """Return the digest of the image that this process runs in: of RESIREDUCE_IMAGE_DIGEST, or of IMAGE_FILE."""
     try:
-        done = subprocess.run(["git", "-C", ROOT, *arguments], capture_output=True, text=True, timeout=30, check=True)
+        return os.environ.get(DIGEST_VARIABLE) or str(json.loads(IMAGE_FILE.read_text(encoding="utf-8"))["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _git(*arguments: str) -> str | None:
+    return _output("git", "-C", str(ROOT), *arguments)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

@@ -19,6 +19,26 @@ def _features(layers: Sequence[int | str], channels: int) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
+class GridPool(nn.AdaptiveAvgPool2d):
+    """Adaptive average pooling that copies where there is nothing to average: to the same size, and from one pixel.
+
+    The backward pass of torch's own adds up with atomics on a GPU, in no fixed order. Images of 224 pixels bring a map
+    of the grid's size, those of CIFAR a single pixel.
+    """
+
+    def __init__(self, grid: int) -> None:
+        super().__init__(grid)
+        self.grid = grid
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) becomes (batch, channels, grid, grid)."""
+        if x.shape[-2:] == (self.grid, self.grid):
+            return x
+        if x.shape[-2:] == (1, 1):
+            return x.expand(-1, -1, self.grid, self.grid)
+        return super().forward(x)
+
+
 class VGG(nn.Module):
     """Plain 3x3 convolutions and three fully connected layers (``classifier.0``, ``.3`` and ``.6``).
 
@@ -45,7 +65,7 @@ class VGG(nn.Module):
     ) -> None:
         super().__init__()
         self.features = _features(layers, channels)
-        self.avgpool = nn.AdaptiveAvgPool2d(grid)
+        self.avgpool = GridPool(grid)
         width = [layer for layer in layers if not isinstance(layer, str)][-1]
         self.classifier = nn.Sequential(
             nn.Linear(width * grid * grid, hidden[0]),

@@ -29,14 +29,14 @@ def accuracy(run: Run) -> Table:
     """Return the accuracy table of a run."""
     tells = load_tells()
     records = [accuracy_record(run, setting, results, tells) for setting, results in run.settings().items()]
-    head, body = by_model(run, cell_texts(run, records, _text), _headings(records))
+    head, body = by_model(run, cell_texts(run, records, _text), headings(records))
     panel = "benchmarks.report.figures:accuracy_panel"
     return Table("accuracy", "Accuracy", READING, records, head, body, panel, notes=_notes(records))
 
 
 def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tells: dict[str, bool]) -> Record:
     """Return mean and standard error of a setting's metric, and its difference to the baseline."""
-    record = setting_record(setting, results) | _metric(run, setting.model)
+    record = setting_record(setting, results) | metric_of_model(run, setting.model)
     values = [float(result.metric) for result in results if result.metric is not None]
     record["metric_mean"] = mean(values) if values else None
     record["metric_standard_error"] = standard_error(values)
@@ -47,7 +47,7 @@ def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tell
     return record
 
 
-def _metric(run: Run, model: str) -> dict[str, Any]:
+def metric_of_model(run: Run, model: str) -> dict[str, Any]:
     """Return name and direction of a model's metric, also for a setting of which no seed finished."""
     known = [result for cell, result in run.results.items() if cell.model == model]
     return {
@@ -65,11 +65,12 @@ def _text(record: Record) -> str:
     return text if difference is None or is_baseline else f"{text} ({signed(difference, record['metric_mean'])})"
 
 
-def _headings(records: Sequence[Record]) -> dict[str, str]:
+def headings(records: Sequence[Record]) -> dict[str, str]:
+    """Return the heading of each model's column: its metric, which way is better, and a star if it cannot tell."""
     headings = {}
     for record in records:
         arrow = {True: " ↑", False: " ↓"}.get(record["higher_is_better"], "")
-        mark = " *" if record["model_tells"] is False else ""
+        mark = " *" if record.get("model_tells") is False else ""
         headings[record["model"]] = f"{record['model']}{mark}, {record['metric_name'] or 'metric'}{arrow}"
     return headings
 

@@ -21,7 +21,10 @@ INK = "#222222"
 
 
 def draw(table: Table) -> bytes:
-    """Return a table's figure as PNG: a panel a model, a row a scheme."""
+    """Return a table's figure as PNG: a panel a model, a row a scheme, or what the table's own function draws."""
+    if table.figure and table.records:
+        own: bytes = load(table.figure)(table)
+        return own
     models = list(dict.fromkeys(record["model"] for record in table.records))
     columns = min(2, max(1, len(models)))
     rows = max(1, -(-len(models) // columns))
@@ -35,6 +38,11 @@ def draw(table: Table) -> bytes:
     for panel in panels[len(models) :]:
         panel.set_visible(False)
     _legend(figure, panels[0], columns=5 if columns > 1 else 3)
+    return to_png(figure)
+
+
+def to_png(figure: Figure) -> bytes:
+    """Return a figure as PNG, the same bytes for the same figure."""
     file = BytesIO()
     figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
     return file.getvalue()
@@ -71,6 +79,21 @@ def accuracy_panel(panel: Axes, records: Sequence[Record]) -> None:
     panel.set_xlabel(f"{name}   {better}")
 
 
+def differences_panel(panel: Axes, records: Sequence[Record]) -> None:
+    """Draw the mean difference to the baseline of the same seeds, with its interval, and a line where there is none."""
+    name = next((record["metric_name"] for record in records if record["metric_name"]), "metric")
+    for row, record in enumerate(records):
+        value, half_width = record["difference_mean"], record["difference_half_width"]
+        if value is None:
+            _missing(panel, row, record, "nothing to compare with")
+            continue
+        fill = INK if record["gradients"] == "kept" else "white"
+        panel.errorbar(value, row, xerr=half_width, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
+    panel.axvline(0, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
+    panel.margins(x=0.06)
+    panel.set_xlabel(f"{name}, difference to baseline, with 95 % interval")
+
+
 def throughput_panel(panel: Axes, records: Sequence[Record]) -> None:
     """Draw the steps per second, from zero on."""
     _dots(panel, records, "steps_per_second", lambda value: f"{value:.1f}")
@@ -104,8 +127,8 @@ def _beside(panel: Axes, row: int, points: float, text: str) -> None:
     panel.annotate(text, xytext=(points, 0), ha="right", va="center", fontsize=8.5, color=INK, **place)
 
 
-def _missing(panel: Axes, row: int, record: Record) -> None:
-    why = "missing" if not record["seeds"] else "no baseline"
+def _missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
+    why = "missing" if not record["seeds"] else otherwise
     panel.annotate(why, (0.01, row), xycoords=("axes fraction", "data"), va="center", style="italic", color="#666666")
 
 

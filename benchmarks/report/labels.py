@@ -1,15 +1,30 @@
 """How numbers and cells are written for people."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.cell import Cell
+from benchmarks.options import texts
 from resireduce.scheme import COMPRESSORS
 
 MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ABSENT = "\N{EN DASH}"
 SCHEME_WORDS = {"none": "none (no residual)"}
-RARE = ("compressor", "residual_dtype", "density", "world_size", "backend", "steps")
+RARE = (
+    "compressor",
+    "residual_dtype",
+    "density",
+    "world_size",
+    "backend",
+    "steps",
+    "data",
+    "batch_per_rank",
+    "length",
+    "released",
+    "options",
+    "observe",
+)
 
 
 def mebibytes(count: int | None) -> str:
@@ -52,6 +67,15 @@ def _label(setting: Cell, varying: Sequence[str]) -> str:
     parts = ["no compression" if plain else SCHEME_WORDS.get(setting.scheme, setting.scheme), setting.gradients]
     for name in varying:
         value = getattr(setting, name)
-        if value is not None and _means(setting, name):
-            parts.append(f"{name.replace('_', ' ')} {value}" if name != "compressor" else str(value))
+        if value is not None and value != () and _means(setting, name):
+            parts.append(_with_name(name, value))
     return ", ".join(parts)
+
+
+def _with_name(name: str, value: Any) -> str:
+    if name == "compressor":
+        return str(value)
+    if name == "options":
+        return ", ".join(f"{option.replace('_', ' ')} {text}" for option, text in texts(value).items())
+    words = {"released": "as released", "observe": "observed"}.get(name, name.replace("_", " "))
+    return f"{words} {', '.join(value) if isinstance(value, tuple) else value}"

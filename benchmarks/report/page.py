@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 
 def render_page(run: Run, tables: Sequence[Table], figures: Mapping[str, bytes]) -> str:
-    """Return the page as HTML; figures are PNGs by name of their table."""
+    """Return the page as HTML, without empty tables; figures are PNGs by name of their table."""
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -24,7 +24,7 @@ def render_page(run: Run, tables: Sequence[Table], figures: Mapping[str, bytes])
     return (
         environment.get_template("page.html.j2").render(
             run=run,
-            tables=tables,
+            tables=[table for table in tables if table.body],
             images={name: base64.b64encode(data).decode() for name, data in figures.items()},
             widths={name: round(int.from_bytes(data[16:20], "big") / PIXELS) for name, data in figures.items()},
             holes=list(run.holes.values()),

@@ -15,6 +15,8 @@ from benchmarks.record import CellResult
 from benchmarks.report.labels import metric_value, percent, signed
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
+from benchmarks.report.seeds import by_seed
+from benchmarks.report.student import paired
 from benchmarks.report.table import standard_error
 from resireduce.errors import ConfigError
 
@@ -57,9 +59,8 @@ def main(args: argparse.Namespace) -> int:
 def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
     """One setting: bytes, and its metric's differences to the baseline's of the same seeds, mean and standard error."""
     baseline = _baseline(run, setting)
-    by_seed = {result.cell.seed: float(result.metric or 0) for result in baseline}
-    metrics = {result.cell.seed: float(result.metric or 0) for result in results}
-    differences = [value - by_seed[seed] for seed, value in metrics.items() if seed in by_seed]
+    metrics = by_seed(results)
+    differences = paired(metrics, by_seed(baseline))
     states, reference = results[0], baseline[0]
     # With kept gradients there are as many bytes of them as of parameters.
     whole = (reference.total_bytes or 0) + (reference.gradients_bytes == 0) * (reference.parameters_bytes or 0)

@@ -14,12 +14,19 @@ WORDS = {
     "cpu": "Processor",
     "cores": "Cores",
     "device": "Device",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "image_digest": "Image",
+    "process_group": "Process group",
+    "ranks_per_host": "Ranks by host",
     "threads": "Threads a rank",
     "data_hash": "Data (SHA-256)",
     "weights_hash": "Weights started from (SHA-256)",
     "date": "Measured",
 }
-SOFTWARE = ("commit", "python", "packages", "device")
+SOFTWARE = ("commit", "python", "packages", "device", "driver", "cuda", "nccl", "image_digest")
 
 
 def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]]:

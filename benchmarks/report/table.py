@@ -20,7 +20,15 @@ CELL_COLUMNS = (
     "world_size",
     "backend",
     "steps",
+    "data",
+    "batch_per_rank",
+    "length",
+    "released",
+    "options",
+    "observe",
 )
+SAME_WORK = ("data", "batch_per_rank", "length", "released")
+"""What a setting and its baseline share in any comparison."""
 BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}
 
 Record = dict[str, Any]
@@ -39,6 +47,8 @@ class Table:
     body: list[list[str]]
     panel: str
     """The function that draws one model's records, as "module:function": matplotlib is loaded only for figures."""
+    figure: str = ""
+    """The function that draws the whole table as PNG, where a panel for each model does not do, likewise."""
     text_columns: int = 1
     """How many columns at the left are text."""
     group_starts: tuple[int, ...] = ()
@@ -48,7 +58,8 @@ class Table:
 
 def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
     """Return the columns that every table begins with: what was run, and how many seeds of it finished."""
-    return {**{name: getattr(setting, name) for name in CELL_COLUMNS}, "seeds": len(results)}
+    plain = setting.to_dict()
+    return {**{name: plain[name] for name in CELL_COLUMNS}, "seeds": len(results)}
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -61,7 +72,7 @@ def baseline_results(run: Run, setting: Cell, same: Sequence[str]) -> list[CellR
 
     Where these leave a choice, the density and steps nearest to setting's are taken, all seeds of them.
     """
-    wanted = BASELINE | {name: getattr(setting, name) for name in same}
+    wanted = BASELINE | {name: getattr(setting, name) for name in (*same, *SAME_WORK)}
     found = {
         other: results
         for other, results in run.settings().items()

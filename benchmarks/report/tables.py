@@ -3,10 +3,18 @@
 from collections.abc import Callable
 
 from benchmarks.report.accuracy import accuracy
+from benchmarks.report.distributions import distributions
 from benchmarks.report.load import Run
 from benchmarks.report.memory import memory
+from benchmarks.report.seeds import seeds
 from benchmarks.report.table import Table
 from benchmarks.report.throughput import throughput
 
-TABLES: dict[str, Callable[[Run], Table]] = {"memory": memory, "accuracy": accuracy, "throughput": throughput}
+TABLES: dict[str, Callable[[Run], Table]] = {
+    "memory": memory,
+    "accuracy": accuracy,
+    "seeds": seeds,
+    "throughput": throughput,
+    "distributions": distributions,
+}
 ON_SCREEN = ("memory", "accuracy")

@@ -1,4 +1,4 @@
-"""The throughput table: optimizer steps per second."""
+"""The throughput table: optimizer steps per second, and images or tokens."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -10,7 +10,8 @@ from benchmarks.report.load import Run
 from benchmarks.report.table import Record, Table, baseline_results, by_model, cell_texts, setting_record
 
 READING = (
-    "Optimizer steps per second after warm-up, in brackets the ratio to baseline, kept; higher is better. "
+    "Optimizer steps per second after warm-up, in brackets the ratio to baseline, kept, then the images or tokens of "
+    "all ranks per second; higher is better. "
     "On processors shared with other work these vary from run to run."
 )
 
@@ -28,7 +29,10 @@ def throughput_record(run: Run, setting: Cell, results: Sequence[CellResult]) ->
     speed = _speed(results)
     base = _speed(baseline_results(run, setting, same=("model", "world_size", "backend")))
     ratio = speed / base if speed is not None and base else None
-    return setting_record(setting, results) | {"steps_per_second": speed, "ratio_to_baseline": ratio}
+    found = {"steps_per_second": speed, "ratio_to_baseline": ratio}
+    units = [result.units_per_second for result in results if result.units_per_second is not None]
+    named = {"units_per_second": mean(units) if units else None, "unit": results[0].unit if results else None}
+    return setting_record(setting, results) | found | named
 
 
 def _speed(results: Sequence[CellResult]) -> float | None:
@@ -38,4 +42,5 @@ def _speed(results: Sequence[CellResult]) -> float | None:
 
 def _text(record: Record) -> str:
     ratio = record["ratio_to_baseline"]
-    return f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")
+    text = f"{record['steps_per_second']:.2f}" + (f" ({ratio:.2f} {TIMES})" if ratio is not None else "")
+    return text + (f", {record['units_per_second']:.0f} {record['unit']}/s" if record["units_per_second"] else "")

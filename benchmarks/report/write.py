@@ -2,8 +2,10 @@
 
 import csv
 import io
+import json
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.report.load import Hole
 from benchmarks.report.table import Table
@@ -14,7 +16,7 @@ def to_csv(table: Table) -> str:
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(table.records[0]) if table.records else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(table.records)
+    writer.writerows({name: _plain(value) for name, value in record.items()} for record in table.records)
     return file.getvalue()
 
 
@@ -47,6 +49,13 @@ def to_list(holes: Sequence[Hole]) -> str:
     for hole in holes:
         lines += [f"  {hole.name}: {hole.status}, {hole.reason}", f"    {hole.command}"]
     return "\n".join(lines)
+
+
+def _plain(value: Any) -> Any:
+    """Lists and mappings as JSON, empty ones as nothing."""
+    if isinstance(value, list | dict):
+        return json.dumps(value) if value else ""
+    return value
 
 
 def _wrap(text: str) -> list[str]:

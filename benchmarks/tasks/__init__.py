@@ -8,4 +8,9 @@ TASKS: dict[str, str] = {
     "digits": "benchmarks.tasks.digits:Digits",
     "bytes": "benchmarks.tasks.bytepairs:BytePairs",
     "questions": "benchmarks.tasks.questions:Questions",
+    "cifar": "benchmarks.tasks.cifar:Cifar",
+    "imagenet": "benchmarks.tasks.imagenet:ImageNet",
+    "imagenet-half": "benchmarks.tasks.imagenet:ImageNetHalf",
+    "squad": "benchmarks.tasks.squad_task:Squad",
+    "wikitext": "benchmarks.tasks.wikitext:WikiText",
 }

@@ -13,20 +13,36 @@ TRAINING = (
     "benchmarks/tasks",
     "benchmarks/measure",
     "benchmarks/data",
+    "benchmarks/bert_adam.py",
     "benchmarks/build.py",
     "benchmarks/optimizers.py",
     "benchmarks/trainer.py",
+    "benchmarks/checkpoint.py",
+    "benchmarks/deadline.py",
+    "benchmarks/failures.py",
+    "benchmarks/limits.py",
     "benchmarks/train.py",
+    "benchmarks/devices.py",
     "benchmarks/run.py",
     "benchmarks/launch.py",
     "benchmarks/cell.py",
+    "benchmarks/observe",
+    "benchmarks/options.py",
     "benchmarks/checks.py",
     "benchmarks/files.py",
     "benchmarks/record.py",
+    "benchmarks/weights.py",
     "benchmarks/workloads",
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
-REPORT = ("benchmarks/report", "benchmarks/cell.py", "benchmarks/record.py", "results/reference/tell.json")
+REPORT = (
+    "benchmarks/report",
+    "benchmarks/cell.py",
+    "benchmarks/record.py",
+    "benchmarks/measure/ladder.py",
+    "benchmarks/options.py",
+    "results/reference/tell.json",
+)
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
 

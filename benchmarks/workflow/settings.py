@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
 from benchmarks.files import save_bytes, save_json
-from benchmarks.matrix import expand
+from benchmarks.matrix import KEYS, expand
 from benchmarks.record import CellResult, RecordError
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
@@ -19,7 +19,7 @@ from resireduce.errors import ConfigError
 
 RUNS = Path("results/runs")
 CACHE = Path("results/cache")
-CONFIG_KEYS = ("run", "defaults", "matrix")
+CONFIG_KEYS = ("run", *KEYS)
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 """What the data and the arithmetic come from."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -36,7 +36,7 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
-    """Return the cells of the matrix by name. Raises ConfigError, one line, for what is not allowed in config."""
+    """Return the cells of a config by name. Raises ConfigError, one line, for what is not allowed in config."""
     known_keys("config", dict(config), CONFIG_KEYS)
     cells = expand({key: value for key, value in config.items() if key != "run"})
     return {cell.name: cell for cell in cells}

@@ -36,6 +36,7 @@ def _bert(model: str) -> Workload:
         task="squad",
         data="squad",
         weights=f"{model}-weights",
+        vocabulary="bert-vocabulary",
         optimizer="bert-adam",
         learning_rate=3e-5,
         weight_decay=0.01,
@@ -45,6 +46,7 @@ def _bert(model: str) -> Workload:
         schedule="linear",
         batch_per_rank=4,
         length=384,
+        positions=512,
         released={"long-warmup": LONG_WARMUP, "fixed-order": FIXED_ORDER},
     )
 
@@ -61,6 +63,7 @@ def _gpt2(model: str) -> Workload:
         schedule="linear",
         batch_per_rank=2,
         length=1024,
+        positions=1024,
         released={"rank-perplexity": RANK_PERPLEXITY, "fixed-order": FIXED_ORDER, "wikitext-2": WIKITEXT_2},
     )
 

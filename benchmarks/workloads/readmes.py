@@ -52,7 +52,7 @@ READMES = (
     # As the fine-tuning script that the READMEs start: AdamW, three epochs, from weights pretrained on ImageNet-21k.
     Workload(
         model="vit-large",
-        task="imagenet",
+        task="imagenet-half",
         data="imagenet",
         weights="vit-large-weights",
         optimizer="adamw",

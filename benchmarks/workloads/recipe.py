@@ -23,7 +23,9 @@ class Workload:
     data: str | None = None
     """Name in `benchmarks.data.DATASETS`; None: the data come with installed packages."""
     weights: str | None = None
-    """Name in `benchmarks.data.DATASETS` of the pretrained weights and the vocabulary that training starts from."""
+    """Name in `benchmarks.data.DATASETS` of the pretrained weights that training starts from."""
+    vocabulary: str | None = None
+    """Name in `benchmarks.data.DATASETS` of what the task turns text into tokens with."""
     optimizer: Literal["sgd", "adamw", "bert-adam"]
     learning_rate: float
     """Largest learning rate, of the averaged gradient."""
@@ -42,6 +44,8 @@ class Workload:
     batch_per_rank: int
     length: int | None = None
     """Tokens of a sample, where the task can choose."""
+    positions: int | None = None
+    """Tokens of a sample that the model can take, at most."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly."""
     warmup_epochs: int = 0
@@ -90,11 +94,6 @@ class Workload:
             limit = limits[name] or 0
             if not 0 <= getattr(self, name) < limit:
                 raise ValueError(f"{name} is {getattr(self, name)}, allowed is less than the training, {limit}")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of all data sets and weights that its cells read."""
-        return tuple(name for name in (self.data, self.weights) if name)
 
 
 def _among(field_name: str, value: str, allowed: tuple[str, ...]) -> None:

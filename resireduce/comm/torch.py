@@ -1,4 +1,4 @@
-"""torch.distributed: gloo on CPUs, NCCL on GPUs."""
+"""torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo where several ranks share one GPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.staged import Unstaged, to_host
 from resireduce.errors import ConfigError
 from resireduce.payload import ALIGNMENT
 
@@ -31,10 +32,12 @@ class _Rows:
     work: dist.Work
     result: Tensor
     sizes: list[int]
+    device: torch.device
 
     def wait(self) -> Sequence[Tensor]:
         self.work.wait()
-        return [row[:size] for row, size in zip(self.result.unbind(), self.sizes, strict=True)]
+        rows = self.result.to(self.device, non_blocking=True).unbind()
+        return [row[:size] for row, size in zip(rows, self.sizes, strict=True)]
 
 
 class _Ragged:
@@ -86,13 +89,15 @@ class TorchCommunicator(Communicator):
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())
+        self._is_gloo = dist.get_backend(group) == "gloo"
         self._ragged: _Ragged | None = None
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Asynchronous sum."""
         self._finish_ragged()
-        work = dist.all_reduce(tensor, group=self.group, async_op=True)
-        return _Launched(work, tensor)
+        near = to_host(tensor) if self._stages(tensor) else tensor
+        launched = _Launched(dist.all_reduce(near, group=self.group, async_op=True), near)
+        return launched if near is tensor else Unstaged(launched, tensor)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Asynchronous gather. Unequal sizes cost a second, small message."""
@@ -105,8 +110,13 @@ class TorchCommunicator(Communicator):
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From the group's rank 0."""
         self._finish_ragged()
-        dist.broadcast(tensor, group=self.group, group_src=0)
-        return tensor
+        near = to_host(tensor) if self._stages(tensor) else tensor
+        dist.broadcast(near, group=self.group, group_src=0)
+        return tensor if near is tensor else tensor.copy_(near)
+
+    def _stages(self, tensor: Tensor) -> bool:
+        """Whether `tensor` travels by way of the host's memory."""
+        return self._is_gloo and tensor.is_cuda
 
     def _finish_ragged(self) -> None:
         if self._ragged is not None:
@@ -115,6 +125,8 @@ class TorchCommunicator(Communicator):
 
     def gather_rows(self, tensor: Tensor, sizes: list[int]) -> _Rows:
         """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
-        result = torch.empty((self.world_size, tensor.numel()), dtype=tensor.dtype, device=tensor.device)
-        work = dist.all_gather(list(result.unbind()), tensor, group=self.group, async_op=True)
-        return _Rows(work, result, sizes)
+        near = to_host(tensor) if self._stages(tensor) else tensor
+        shape, pinned = (self.world_size, near.numel()), near is not tensor and tensor.is_cuda
+        result = torch.empty(shape, dtype=near.dtype, device=near.device, pin_memory=pinned)
+        work = dist.all_gather(list(result.unbind()), near, group=self.group, async_op=True)
+        return _Rows(work, result, sizes, tensor.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from resireduce.blocks import PIECES
 from resireduce.errors import choose
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, named, norm_dtype, select
 from resireduce.residuals.stored import Stored
@@ -20,6 +21,14 @@ class _Block:
 
     def index(self) -> tuple[Tensor, Tensor]:
         return self.rows[:, None], self.columns
+
+    def add_to_(self, matrix: Tensor) -> None:
+        """Whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU would write the
+        elements one by one after sorting their indices, which takes several times the memory of the matrix."""
+        columns, kept = self.columns.long(), self.values.read(matrix.dtype)
+        for rows, values in zip(self.rows.tensor_split(PIECES), kept.tensor_split(PIECES), strict=True):
+            whole = matrix.new_zeros(len(rows), matrix.shape[1]).index_copy_(1, columns, values)
+            matrix.index_add_(0, rows, whole)
 
 
 def _norms(matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,7 +76,7 @@ class RowsColumnsResidual(Residual):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place."""
         block, matrix = self._blocks[name], grad.view(len(grad), -1)
-        matrix[block.index()] = block.values.add_to_(matrix[block.index()])
+        block.add_to_(matrix)
         if self.norms == "compensated":
             self._norms[name] = _norms(matrix)
         return grad

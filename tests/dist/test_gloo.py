@@ -10,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
+from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
 from resireduce.scheme import COMPRESSORS
 from tests.processes import Checks, all_equal, on_processes
@@ -131,8 +132,25 @@ def check_gradients_that_cannot_be_used(communicator: Communicator) -> None:
                 assert all(torch.equal(p, q) for p, q in zip(model.parameters(), seeded(Net).parameters(), strict=True))
 
 
+def check_staged(communicator: Communicator) -> None:
+    """Through copies, as a GPU's tensors travel over gloo: the same collectives, and the same training bit for bit."""
+    start, options = seeded(Net), {"scheme": "w+2d", "compressor": "topk", "gradients": "streamed", "steps": 5}
+    direct, _ = train(communicator, start, **options)
+    copying = TorchCommunicator()
+    copying._stages = lambda tensor: True  # type: ignore[method-assign]  (no GPU here)
+    check_ragged(copying)
+    mine = torch.full((3, 2), float(copying.rank), dtype=torch.float64).t()
+    handle = copying.all_reduce(mine, "sum")
+    assert mine.eq(copying.rank).all(), "the sum came before it was waited for: nothing was copied"
+    assert handle.wait() is mine and mine.eq(sum(range(copying.world_size))).all()
+    first = torch.tensor([copying.rank + 5])
+    assert copying.broadcast_(first, "start") is first and first.item() == 5
+    assert same(train(copying, start, **options)[0], direct)
+
+
 CHECKS = (
     check_ragged,
+    check_staged,
     check_ddp,
     check_lifetimes,
     check_start,

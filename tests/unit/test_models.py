@@ -8,6 +8,7 @@ from torch import nn
 
 from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
+from benchmarks.models.vgg import GridPool
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting
 from benchmarks.workloads import WORKLOADS
@@ -152,3 +153,15 @@ def test_every_parameter_gets_a_gradient_and_no_activation_gradient_looks_like_o
     assert [name for name, parameter in built.named_parameters() if parameter.grad is None] == []
     assert len(seen) > 10
     assert shapes.isdisjoint(seen)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+def test_pooling_to_a_grid_is_torchs_adaptive_pooling(size):
+    ours, theirs = GridPool(4), nn.AdaptiveAvgPool2d(4)
+    first = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(size)).requires_grad_()
+    second = first.detach().clone().requires_grad_()
+    assert torch.equal(ours(first), theirs(second))
+    weights = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    (ours(first) * weights).sum().backward()
+    (theirs(second) * weights).sum().backward()
+    torch.testing.assert_close(first.grad, second.grad)

@@ -5,8 +5,12 @@ import math
 import pytest
 
 from benchmarks.cell import CELL_FIELDS, Cell
+from benchmarks.matrix import expand_parts
+from benchmarks.options import CHECKS
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError, expand
 from resireduce.errors import ConfigError
+from resireduce.scheme import SCHEMES, load
+from resireduce.scheme import _options_of as options_of
 from tests.records import make_result
 
 BAD_FIELDS = [
@@ -22,11 +26,24 @@ BAD_FIELDS = [
     ({"seed": 2**70}, f"seed: {2**70} .* 0 to 4294967295"),
     ({"seed": 10**300}, "seed: 10{59}[.]{3} is not allowed"),
     ({"density": 10**400}, "density: 10+ is not allowed"),
-    ({"world_size": 0}, "world_size: 0 .* 1 to 64"),
-    ({"world_size": 65}, "world_size: 65 .* 1 to 64"),
+    ({"world_size": 0}, "world_size: 0 .* 1 to 128"),
+    ({"world_size": 129}, "world_size: 129 .* 1 to 128"),
     ({"steps": 0}, "steps: 0 .* 1 to"),
     ({"compressor": "none", "scheme": "w"}, "scheme: 'w' .* compressor 'none'"),
     ({"backend": "local", "world_size": 2}, "world_size: 2 .* 'local'"),
+    ({"options": {"ratio": 0.5}}, "options of scheme 'baseline': 'ratio' is not known; allowed: none"),
+    ({"scheme": "partial", "options": {"ration": 0.5}}, "'ration' is not known .*did you mean 'ratio'"),
+    ({"scheme": "partial", "options": {"ratio": 1.5}}, "ratio: 1.5 is not allowed"),
+    ({"scheme": "partial", "options": {"ratio": {}}}, "ratio: {} is not allowed"),
+    ({"scheme": "partial", "options": {"ratio": {"*": 2}}}, "ratio: 2 is not allowed"),
+    ({"scheme": "member", "options": {"norm": 3}}, "norm: 3 is not allowed; give 1 or 2"),
+    ({"scheme": "member", "options": {"smallest": 1}}, "smallest: 1 is not allowed; give true or false"),
+    ({"scheme": "w+2d", "options": {"phi": -1}}, "phi: -1 is not allowed"),
+    ({"scheme": "2d", "options": {"choice": "best"}}, "choice: 'best' is not known"),
+    ({"scheme": "2d", "options": 3}, "options: 3 is not allowed; give names and values"),
+    ({"observe": ["distribution"]}, "observe: 'distribution' .*did you mean 'distributions'"),
+    ({"observe": "distributions"}, "observe: 'distributions' is not allowed; give a list"),
+    ({"observe": ["distributions"], "scheme": "w"}, "observe: 'distributions' needs every tensor's own residual"),
     ({"sheme": "w"}, "cell key: 'sheme' .*did you mean 'scheme'"),
 ]
 
@@ -47,6 +64,33 @@ def test_a_cell_needs_a_mapping_with_a_model(values):
 def test_a_cell_comes_back_from_json():
     cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="streamed", density=0.05, seed=3, steps=7)
     assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == cell
+
+
+def test_options_come_back_from_json_and_can_be_hashed():
+    by_name = {"*.c_attn.*": 0.25, "*": 0.5}
+    cells = [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": ratio}) for ratio in (0.5, by_name)]
+    cells += [Cell(model="gpt2-bytes", scheme="partial", options={"ratio": dict(reversed(by_name.items()))})]
+    cells += [Cell(model="gpt2-bytes", scheme="member", options={"smallest": True, "norm": 2})]
+    cells += [Cell(model="gpt2-bytes", observe=["distributions"])]
+    for cell in cells:
+        assert Cell.from_dict(json.loads(json.dumps(cell.to_dict()))) == dataclasses.replace(cell) == cell
+        assert CellResult.from_dict(json.loads(json.dumps(failed_record(cell).to_dict()))).cell == cell
+    assert len(set(cells)) == len({cell.name for cell in cells}) == len(cells), "the order of patterns counts"
+    assert cells[0].name == "gpt2-bytes.topk.partial.kept.d0.01.s0.ratio-0.5"
+    assert cells[3].name == "gpt2-bytes.topk.member.kept.d0.01.s0.norm-2.smallest-true"
+    assert not any(set(cell.name) & set("/\\ :*?'\"<>|{}") for cell in cells)
+    assert cells[1].to_dict()["options"] == {"ratio": by_name}
+
+
+def failed_record(cell):
+    return CellResult(cell=cell, status="error", reason="rank 1 was killed")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_options_of_a_scheme_are_those_of_its_residuals(scheme):
+    kinds = SCHEMES[scheme]
+    for kind in {kinds.grouped, kinds.specific, kinds.other} & CHECKS.keys():
+        assert CHECKS[kind].keys() == options_of(load(kind))
 
 
 def test_names_are_unique_and_short_at_the_defaults():
@@ -86,12 +130,38 @@ def test_expand_is_a_product_without_duplicates():
         ({"matrix": [{"model": "gpt2-bytes", "density": "1e-3"}]}, "density: '1e-3' is text to YAML; write 0.001 "),
         ({"matrix": [{"model": "gpt2-bytes", "schem": "w"}]}, "matrix entry 1 key: 'schem'"),
         ({"defaults": {"foo": 1}, "matrix": [{"model": "gpt2-bytes"}]}, "defaults key: 'foo'"),
+        ({"parts": {}}, "matrix: None"),
+        ({"parts": []}, "matrix: None"),
+        ({"parts": [1], "matrix": [{"model": "gpt2-bytes"}]}, "parts: .* is not a mapping"),
+        ({"parts": {"a": {"matrix": []}}}, "part a: matrix: "),
+        ({"parts": {"a": {"matrx": []}}}, "part a key: 'matrx'"),
+        ({"parts": {"a": 3}}, "part a: 3 is not a mapping"),
+        ({"parts": {"a": {"matrix": [{"model": "gpt2"}]}}}, "part a: matrix entry 1: model: 'gpt2'"),
+        ({"parts": {"a": {"matrix": [{"model": "gpt2-bytes"}]}}, "part": "b"}, "part: 'b' is not known.* allowed: a"),
+        ({"matrix": [{"model": "gpt2-bytes"}], "part": "b"}, "part: 'b' is not known; allowed: none"),
     ],
 )
 def test_a_bad_matrix_is_named_in_one_line(config, message):
     with pytest.raises(ConfigError, match=message) as error:
         expand(config)
     assert "\n" not in str(error.value)
+
+
+def test_parts_share_cells_and_are_chosen_by_name():
+    one = {"title": "One", "defaults": {"density": 0.1}, "matrix": [{"scheme": ["w", "baseline"]}]}
+    config = {
+        "defaults": {"model": "gpt2-bytes", "density": 0.05},
+        "matrix": [{"seed": 7}],
+        "parts": {"one": one, "two": {"matrix": [{"density": [0.05, 0.1]}]}, 3: {"matrix": [{"seed": 9}]}},
+    }
+    parts = expand_parts(config)
+    assert {name: len(cells) for name, cells in parts.items()} == {"matrix": 1, "one": 2, "two": 2, 3: 1}
+    assert [cell.density for cell in parts["one"]] == [0.1, 0.1]
+    assert len(expand(config)) == 5, "baseline at 0.1 is in two parts"
+    assert [cell.density for cell in expand({**config, "part": "two"})] == [0.05, 0.1]
+    assert expand({**config, "part": "two, one"}) == expand({**config, "part": ["one", "two"]})
+    assert len(expand({**config, "part": 3})) == 1
+    assert expand({**config, "part": ""}) == expand(config)
 
 
 @pytest.fixture

@@ -54,6 +54,11 @@ def no_figures(monkeypatch):
     monkeypatch.setattr("benchmarks.report.figures.draw", lambda table: b"\x89PNG")
 
 
+def shown(run):
+    """How many tables are not empty."""
+    return sum(bool(make(run).body) for make in TABLES.values())
+
+
 def rows(table):
     return list(csv.DictReader(io.StringIO(to_csv(table))))
 
@@ -97,7 +102,7 @@ def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch):
     steps = replace(TABLES["throughput"](load_run(folder)), name="steps")
     monkeypatch.setitem(TABLES, "steps", lambda run: steps)
     page = write_report(load_run(folder)).read_text()
-    assert page.count("data:image/png") == len(TABLES)
+    assert page.count("data:image/png") == shown(load_run(folder))
     assert all((folder / path).exists() for path in ("tables/steps.csv", "tables/steps.md", "figures/steps.png"))
 
 
@@ -193,7 +198,7 @@ def test_the_page_needs_nothing_but_itself(folder):
     assert not parser.open
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in parser.links)
     assert {link[1:] for link in parser.links if link.startswith("#")} <= parser.ids
-    assert sum(link.startswith("data:") for link in parser.links) == len(TABLES)
+    assert sum(link.startswith("data:") for link in parser.links) == shown(load_run(folder))
     assert not re.search(r"https?://|@import|url\(|<script", page)
     for name in TABLES:
         assert (folder / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,69 @@
+"""The optimizer that BERT was trained with, and is fine-tuned with in the paper's scripts."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class BertAdam(torch.optim.Optimizer):
+    """Adam without bias correction, with decoupled weight decay, each gradient clipped by its own norm.
+
+    For a parameter p with gradient g, of the averages m and v that start at zero:
+
+        g <- g * min(1, max_norm / (|g| + 1e-6))
+        m <- b1 * m + (1 - b1) * g
+        v <- b2 * v + (1 - b2) * g * g
+        p <- p - lr * (m / (sqrt(v) + eps) + weight_decay * p)
+
+    As in the code released with Devlin et al. (2019), which clips by the norm of all gradients together; that each has
+    its own limit is how the paper's scripts have it. Parameters without a gradient are left as they are. Gradients are
+    clipped in place; no state is shared between parameters, so they can come in any order and in several calls.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate.
+        betas: b1 and b2.
+        eps: keeps the quotient finite.
+        weight_decay: share of p that is taken off, before the learning rate.
+        max_norm: largest norm of one gradient.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        max_norm: float = 1.0,
+    ) -> None:
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_norm": max_norm}
+        super().__init__(params, settings)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["mean"], state["square"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+        mean, square, (first, second) = state["mean"], state["square"], group["betas"]
+        grad.mul_((group["max_norm"] / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
+        mean.mul_(first).add_(grad, alpha=1 - first)
+        square.mul_(second).addcmul_(grad, grad, value=1 - second)
+        # One temporary, of the parameter's size.
+        update = square.sqrt().add_(group["eps"])
+        torch.div(mean, update, out=update)
+        parameter.add_(update.add_(parameter, alpha=group["weight_decay"]), alpha=-group["lr"])

@@ -1,0 +1,176 @@
+"""What a cell goes on from, bit for bit: a file of what all ranks share, one of each rank, and a JSON written last."""
+
+import os
+import pickle
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from benchmarks.files import load_json, save_json
+from benchmarks.limits import MANIFEST
+from resireduce.comm.base import Communicator
+
+if TYPE_CHECKING:
+    from benchmarks.trainer import Trainer
+
+State = dict[str, Any]
+UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
+"""What a file that is missing, cut off or of something else raises when it is read."""
+NOTHING, READ, REFUSED = range(3)
+
+
+@dataclass
+class Checkpoints:
+    """One cell's checkpoint, as one of its ranks reads and writes it. All ranks call the methods together."""
+
+    folder: Path
+    content: Mapping[str, Any]
+    """What the run must have in common with the one that saved it, by what it is."""
+    name: str
+    """Of the cell, for messages."""
+    communicator: Communicator
+
+    def save(self, step: int, shared: State, own: State) -> bool:
+        """Write what training goes on from with `step`; the one before stays until all of it is on the disk.
+
+        Args:
+            step: number of steps taken.
+            shared: what is the same on all ranks; rank 0 writes it.
+            own: what is this rank's.
+
+        Returns:
+            Whether it is there. If not, a rank says in one line why, and the one before is still there.
+        """
+        rank = self.communicator.rank
+        parts = {f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})
+        if not self._all_did("save", lambda: self._write(step, parts)):
+            for part in parts:
+                self._file(step, part).unlink(missing_ok=True)
+            return False
+        # The JSON names the step: from here on the new files count, and the old ones do not.
+        manifest = {"step": step, "world_size": self.communicator.world_size, "content": self.content}
+        return self._all_did("finish", lambda: self._finish(manifest) if rank == 0 else None)
+
+    def load(self) -> tuple[int, State, State] | None:
+        """Read step, shared and own state. None, with one line that says why, if there is none that can be used."""
+        status, reason, found = NOTHING, "", None
+        try:
+            manifest = load_json(self.folder / MANIFEST)
+            reason = self._why_other(manifest)
+            if not reason:
+                step = int(manifest["step"])
+                found = (step, self._read(step, "shared"), self._read(step, f"rank{self.communicator.rank}"))
+            status = REFUSED if reason else READ
+        except FileNotFoundError as error:
+            if Path(error.filename).name != MANIFEST:
+                status, reason = REFUSED, f"lacks {Path(error.filename).name}"
+        except UNREADABLE as error:
+            status, reason = REFUSED, f"cannot be read ({_one_line(error)})"
+        statuses = self._gather(status, "checkpoint load")
+        if REFUSED in statuses and statuses.index(REFUSED) == self.communicator.rank:
+            self._say(f"the checkpoint in {self.folder} {reason}; the cell starts afresh")
+        return found if set(statuses) == {READ} else None
+
+    def _why_other(self, manifest: Any) -> str:
+        found = {**manifest["content"], "world_size": manifest["world_size"]}
+        wanted = {**self.content, "world_size": self.communicator.world_size}
+        differ = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
+        return f"is of other content ({', '.join(differ)})" if differ else ""
+
+    def _write(self, step: int, parts: Mapping[str, State]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for part, state in parts.items():
+            temporary = self.folder / f".{part}.tmp"
+            try:
+                with temporary.open("wb") as file:
+                    torch.save(state, file)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temporary.replace(self._file(step, part))
+            finally:
+                temporary.unlink(missing_ok=True)
+
+    def _finish(self, manifest: State) -> None:
+        save_json(manifest, self.folder / MANIFEST)
+        for file in self.folder.glob("step*.pt"):
+            if not file.name.startswith(f"step{manifest['step']}."):
+                file.unlink()
+
+    def _read(self, step: int, part: str) -> State:
+        state: State = torch.load(self._file(step, part), map_location="cpu", weights_only=True)
+        return state
+
+    def _file(self, step: int, part: str) -> Path:
+        return self.folder / f"step{step}.{part}.pt"
+
+    def _all_did(self, what: str, work: Any) -> bool:
+        """Do this rank's work; whether that of all ranks was done. The first that failed says why."""
+        reason = ""
+        try:
+            work()
+        except (OSError, RuntimeError) as error:
+            reason = _one_line(error)
+        failed = self._gather(int(bool(reason)), f"checkpoint {what}")
+        if reason and failed.index(1) == self.communicator.rank:
+            self._say(f"no checkpoint could be written to {self.folder} ({reason})")
+        return not any(failed)
+
+    def _gather(self, value: int, what: str) -> list[int]:
+        mine = torch.tensor([value], device=self.communicator.control_device)
+        return [int(theirs) for theirs in self.communicator.all_gather(mine, what).wait()]
+
+    def _say(self, line: str) -> None:
+        print(f"{self.name}: {line}", file=sys.stderr, flush=True)
+
+
+def capture(trainer: "Trainer") -> tuple[State, State]:
+    """What a trainer goes on from: the shared part and this rank's own. Tensors are the trainer's, not copied."""
+    names = {name for name, _ in trainer.model.named_parameters(remove_duplicate=False)}
+    model = trainer.model.state_dict()
+    shared = {
+        "parameters": {name: value for name, value in model.items() if name in names},
+        "optimizer": trainer.optimizer.state_dict(),
+    }
+    own = {
+        # Batch norm's running statistics differ between ranks.
+        "buffers": {name: value for name, value in model.items() if name not in names},
+        "residuals": trainer.optimizer.residual_state_dict(),
+        "random": _random_states(trainer),
+        "clock": asdict(trainer.clock),
+        "history": trainer.history,
+    }
+    return shared, own
+
+
+def restore(trainer: "Trainer", shared: State, own: State) -> None:
+    """Put a trainer that was built anew where `capture` found the other."""
+    trainer.model.load_state_dict({**shared["parameters"], **own["buffers"]})
+    trainer.optimizer.load_state_dict(shared["optimizer"])
+    trainer.optimizer.load_residual_state_dict(own["residuals"])
+    torch.set_rng_state(own["random"]["cpu"])
+    if "cuda" in own["random"]:
+        torch.cuda.set_rng_state(own["random"]["cuda"], _device(trainer))
+    for name, value in own["clock"].items():
+        setattr(trainer.clock, name, value)
+    trainer.history = own["history"]
+
+
+def _random_states(trainer: "Trainer") -> State:
+    """Dropout draws from these."""
+    states = {"cpu": torch.get_rng_state()}
+    if _device(trainer).type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(_device(trainer))
+    return states
+
+
+def _device(trainer: "Trainer") -> torch.device:
+    return next(trainer.model.parameters()).device
+
+
+def _one_line(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).splitlines()[0].split())

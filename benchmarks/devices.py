@@ -1,0 +1,67 @@
+"""Where a rank trains, and how ranks reach each other there. Imports torch only when it chooses."""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from resireduce.errors import ConfigError, choose
+
+if TYPE_CHECKING:
+    import torch
+
+DEVICE_VARIABLE = "RESIREDUCE_DEVICE"
+DEVICES = ("cpu", "cuda")
+CUBLAS_WORKSPACE = ":4096:8"
+"""What cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank trains."""
+
+    device: "torch.device"
+    process_group: str
+    """gloo or nccl."""
+    ranks_on_device: int
+    """How many ranks of this machine share the device, this one included."""
+
+
+def wanted_device() -> str | None:
+    """Return the device that RESIREDUCE_DEVICE asks for; None: a GPU where there is one. Raises ConfigError."""
+    value = os.environ.get(DEVICE_VARIABLE)
+    return choose(DEVICE_VARIABLE, value, DEVICES) if value else None
+
+
+def choose_place(cuda: Any = None) -> Place:
+    """Choose by LOCAL_RANK and LOCAL_WORLD_SIZE: a GPU for each local rank, else one for all, else the CPU.
+
+    Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or what behaves like
+    it. Raises ConfigError if a GPU is asked for and there is none.
+    """
+    import torch
+
+    cuda, wanted = cuda or torch.cuda, wanted_device()
+    gpus = 0 if wanted == "cpu" else int(cuda.device_count())
+    if wanted == "cuda" and not gpus:
+        raise ConfigError(f"{DEVICE_VARIABLE}: 'cuda' is not allowed without a CUDA device; set cpu, or leave it out")
+    if not gpus:
+        return Place(torch.device("cpu"), "gloo", 1)
+    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if ranks <= gpus and rank < gpus:
+        return Place(torch.device("cuda", rank), "nccl", 1)
+    return Place(torch.device("cuda", 0), "gloo", ranks)
+
+
+def settle_arithmetic(device: "torch.device") -> None:
+    """Make results repeatable as far as operations can be: on a GPU those that cannot say so in a warning.
+
+    And float32 mean float32: no TF32, neither in matrix products nor in convolutions, where torch has it by default.
+    """
+    import torch
+
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=device.type == "cuda")

@@ -1,0 +1,83 @@
+"""What a cell's ranks are told of stopping and going on: until when, how often to save, and where. Imports no torch."""
+
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.cell import Cell
+from benchmarks.files import file_hash, load_json
+from benchmarks.workflow.content import LIBRARY, TRAINING, content_hash
+from benchmarks.workflow.settings import get_packages
+
+MANIFEST = "checkpoint.json"
+"""Written last: without it the other files of a checkpoint are no checkpoint."""
+RECORD_SECONDS = 2.0
+"""What the command itself needs at the end: its ranks must have ended so long before the cell's deadline."""
+SAVE_EVERY_SECONDS = 600.0
+"""How often a checkpoint is written unless told: a kill costs ten minutes at most, a shorter cell writes none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a cell's ranks stop by themselves, and where they leave what they can go on from."""
+
+    ends_at: float | None = None
+    """Seconds since the epoch at which all ranks must have ended; None: whenever they are done."""
+    save_every_seconds: float | None = None
+    """Time between two checkpoints; None: none but the one before stopping."""
+    folder: Path | None = None
+    """Of this cell's checkpoint, on a disk that all ranks see; None: nothing is saved."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What a checkpoint must have in common with this run to be gone on from, by what it is."""
+    started_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `to_dict` gave, from JSON."""
+        values = load_json(path)
+        return cls(**{**values, "folder": Path(values["folder"]) if values["folder"] else None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"folder": str(self.folder) if self.folder else None}
+
+    @property
+    def seconds_left(self) -> float:
+        """From now until the ranks must have ended; infinite without a deadline."""
+        return float("inf") if self.ends_at is None else self.ends_at - time.time()
+
+
+def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
+    """Where a cell's checkpoint is: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
+    run = output.parent.parent if output.absolute().parent.name == "cells" else output.parent
+    return (given or run / "checkpoints") / cell.name
+
+
+def content_of(cell: Cell, weights: Path | None) -> dict[str, Any]:
+    """What decides, beside the data, how a cell's training goes; the keys are for messages."""
+    return {
+        "cell": cell.to_dict(),
+        "resireduce": content_hash(LIBRARY),
+        "benchmarks": content_hash(TRAINING),
+        "packages": get_packages(),
+        "pretrained weights": file_hash(weights) if weights else None,
+    }
+
+
+def saved_step(folder: Path | None) -> int | None:
+    """The step that a cell's checkpoint goes on from; None if there is none."""
+    try:
+        return int(load_json(folder / MANIFEST)["step"]) if folder else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def remove_checkpoint(folder: Path | None) -> None:
+    """Delete a cell's checkpoint, and the folder of checkpoints if it was the last."""
+    if folder is not None and folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        if not any(folder.parent.iterdir()):
+            folder.parent.rmdir()

@@ -1,0 +1,101 @@
+"""`python -m benchmarks intervals`: how sure the metrics of a run are, as JSON to commit and as the table of README."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.cell import Cell
+from benchmarks.files import save_json, writable
+from benchmarks.record import CellResult
+from benchmarks.report.labels import MINUS, percent, short_labels
+from benchmarks.report.load import Run, load_run
+from benchmarks.report.memory import memory_record
+from benchmarks.report.provenance import provenance_rows
+from benchmarks.report.seeds import by_seed, seeds_record
+from benchmarks.report.student import CONFIDENCE
+from benchmarks.report.table import CELL_COLUMNS
+from resireduce.errors import ConfigError
+
+HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
+SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
+SHOWN += [("topk", "w+2d", "streamed")]
+"""Compressor, scheme and gradients of the rows of README, at the usual density; all others are in the JSON."""
+USUAL: dict[str, Any] = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", type=Path, default=Path("results/runs/mini"), help="a run with several seeds")
+    parser.add_argument("--output", type=Path, help="JSON file (default: intervals.json in the run's folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the intervals of all settings, and print README's table. ConfigError if nothing is finished."""
+    run = load_run(args.run)
+    rows = [_row(run, setting, results) for setting, results in run.settings().items() if results]
+    if not rows:
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=mini PART=table")
+    output = args.output or args.run / "intervals.json"
+    writable("output", output)
+    measured = dict(provenance_rows(run.results.values()))
+    save_json({"confidence": CONFIDENCE, "rows": rows, "measured": measured}, output)
+    print(readme_table(rows))
+    if run.holes:
+        print(
+            f"\nMissing: {len(run.holes)} of {len(run.cells)} cells; see: python -m benchmarks report --run {args.run}"
+        )
+    print(output)
+    return 0
+
+
+def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
+    """One setting: its metrics by seed and their intervals, its share of the baseline's memory, its speed."""
+    shares = memory_record(run, setting, results)
+    speeds = [float(result.steps_per_second or 0) for result in results]
+    return {
+        **seeds_record(run, setting, results),
+        "metrics": by_seed(results),
+        **{name: shares[name] for name in ("total_bytes", "normalised", "peak_normalised")},
+        "steps_taken": results[0].steps,
+        "steps_per_second": mean(speeds),
+        "wall_seconds": mean(float(result.wall_seconds or 0) for result in results),
+    }
+
+
+def readme_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return README's rows as a Markdown table, those of one model together."""
+    usual = [row for row in rows if all(row[name] == value for name, value in USUAL.items())]
+    found = {(row["model"], row["compressor"], row["scheme"], row["gradients"]): row for row in usual if _at_usual(row)}
+    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---:|---:|---:|---|"]
+    for model in dict.fromkeys(row["model"] for row in rows):
+        shown = [found[model, *setting] for setting in SHOWN if (model, *setting) in found]
+        labels = short_labels([Cell(**{name: row[name] for name in CELL_COLUMNS}) for row in shown])
+        for row, label in zip(shown, labels, strict=True):
+            lines.append(f"| {' | '.join(_texts(row, label))} |")
+    return "\n".join(lines)
+
+
+def _at_usual(row: dict[str, Any]) -> bool:
+    return row["compressor"] == "none" or row["density"] == 0.01
+
+
+def _texts(row: dict[str, Any], label: str) -> list[str]:
+    arrow = "↑" if row["higher_is_better"] else "↓"
+    difference = ""
+    if row["difference_mean"] is not None:
+        sign = MINUS if row["difference_mean"] < 0 else "+"
+        difference = f"{sign}{_with_half(abs(row['difference_mean']), row['difference_half_width'])}, {row['verdict']}"
+    return [
+        f"{row['model']}, {row['metric_name']} {arrow}",
+        label,
+        str(row["seeds"]),
+        percent(row["normalised"]),
+        _with_half(row["metric_mean"], row["metric_half_width"]),
+        difference,
+    ]
+
+
+def _with_half(value: float, half_width: float | None) -> str:
+    return f"{value:.2f}" + (f" ± {half_width:.2f}" if half_width is not None else "")

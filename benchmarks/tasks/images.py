@@ -1,0 +1,92 @@
+"""Which of many things does an image show? Loss and metric of every such task; metric: Top-1 accuracy in percent."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.tasks.base import Batch, Setting, chunks, evaluating, shard, to_device
+from benchmarks.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, Source, draws, synthetic_hash
+
+EVALUATED_TOGETHER = 32
+"""Held-out images in a batch, as in the released scripts."""
+
+
+class ImageClassification:
+    """Classify images of `source`. Under "batch-means" accuracy is what the released code prints: see `evaluate`."""
+
+    metric = "top1"
+    higher_is_better = True
+    unit = "images"
+    units_per_sample = 1
+
+    def __init__(self, source: Source, released: frozenset[str]) -> None:
+        self.source, self.batch_means = source, "batch-means" in released
+
+    def data_hash(self) -> str:
+        """Return the source's SHA-256."""
+        return self.source.data_hash()
+
+    def __len__(self) -> int:
+        """Return the number of training images."""
+        return len(self.source)
+
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
+        """Return images (batch, 3, height, width), float32, augmented and normalised, and labels (batch,), int64."""
+        return self.source.batch(indices, step)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats."""
+        return cross_entropy(model(batch["images"]), batch["labels"])
+
+    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
+        """Return [right, all] over this rank's held-out images.
+
+        Under "batch-means" rank 0 returns [sum of its batches' accuracies, batches], and the others nothing but zeros.
+        """
+        sums = torch.zeros(2, dtype=torch.float64)
+        if self.batch_means and rank:
+            return sums
+        with evaluating(model):
+            for indices in chunks(shard(self.source.held_out, rank, world_size), EVALUATED_TOGETHER):
+                batch = to_device(self.source.held_out_batch(indices), model)
+                right = (model(batch["images"]).argmax(1) == batch["labels"]).sum().item()
+                count = len(indices)
+                sums += torch.tensor([right / count, 1] if self.batch_means else [right, count], dtype=torch.float64)
+        return sums
+
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Return the share of right answers in percent."""
+        return {"top1": float(100 * sums[0] / sums[1])}
+
+
+class SyntheticImages:
+    """Random square images of `size` pixels a side and random labels below `classes`, made when they are asked for."""
+
+    held_out = SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, classes: int, size: int) -> None:
+        self._setting, self.classes, self.size = setting, setting.classes or classes, size
+
+    def data_hash(self) -> str:
+        """Return the SHA-256 of what the images depend on."""
+        return synthetic_hash(self._setting, f"images {self.classes} {self.size}")
+
+    def __len__(self) -> int:
+        """Return the number of training images."""
+        return SYNTHETIC_SAMPLES
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Return these images and labels, the same in every step."""
+        return self._make([int(index) for index in indices])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        """Return images that are none of the training images."""
+        return self._make([SYNTHETIC_SAMPLES + index for index in indices])
+
+    def _make(self, numbers: list[int]) -> Batch:
+        shape = (3, self.size, self.size)
+        generators = [draws(self._setting.seed, number) for number in numbers]
+        labels = torch.tensor([int(one.integers(self.classes)) for one in generators])
+        images = np.stack([one.standard_normal(shape, dtype=np.float32) for one in generators])
+        return {"images": torch.from_numpy(images), "labels": labels}

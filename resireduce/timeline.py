@@ -1,0 +1,53 @@
+"""Where the time of a step goes: marks in the pipeline that an observer may listen to, and that cost nothing else."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+PHASES = ("compress", "communicate", "decompress", "update")
+"""What the library marks. compress: compensate, compress, update the residual. communicate: launch messages, and wait
+for those that have not come yet, so of the transfer only what nothing hides. decompress: received messages to dense
+averages. update: the wrapped optimizer. A phase may lie within another, as waiting for a message in `decompress`."""
+
+
+class Timeline(Protocol):
+    """Told when a phase begins and ends; set as `ErrorFeedback.timeline`.
+
+    Phases of one rank never overlap: they nest, though not always on one thread (autograd runs hooks on its own).
+    """
+
+    def phase(self, name: str) -> AbstractContextManager[object]:
+        """What is done within belongs to phase `name`, one of PHASES, but for the phases within it."""
+        ...
+
+
+class Timed(Protocol):
+    """What has methods that `timed` marks."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """Who is told; None: nobody."""
+        ...
+
+
+S = TypeVar("S", bound=Timed)
+
+
+def timed(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Concatenate[S, P], T]]:
+    """Mark a method as phase `name`. With no timeline it costs one look at an attribute."""
+
+    def mark(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+        @wraps(method)
+        def marked(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+            if self.timeline is None:
+                return method(self, *args, **kwargs)
+            with self.timeline.phase(name):
+                return method(self, *args, **kwargs)
+
+        return marked
+
+    return mark

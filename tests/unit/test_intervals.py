@@ -1,0 +1,111 @@
+"""Intervals over seeds: the arithmetic, what it allows to say, and README's table."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.cell import Cell
+from benchmarks.matrix import expand
+from benchmarks.report.intervals import SHOWN, readme_table
+from benchmarks.report.load import load_run
+from benchmarks.report.seeds import paired_baseline, seeds
+from benchmarks.report.student import Interval, interval, paired, t_distribution, t_quantile
+from tests.records import make_result
+
+ROOT = Path(__file__).parents[2]
+MATRIX = [
+    {"model": "gpt2-bytes", "compressor": "none", "scheme": "none", "seed": [0, 1, 2]},
+    {"model": "gpt2-bytes", "scheme": ["baseline", "none", "w+2d"], "seed": [0, 1, 2]},
+    {"model": "gpt2-bytes", "compressor": "qsgd", "scheme": ["w", "baseline"], "seed": 1},
+    {"model": "gpt2-bytes", "scheme": ["w", "baseline"], "density": 0.1, "seed": [2, 3]},
+    {"model": "gpt2-bytes", "scheme": "w+2d", "gradients": "streamed", "seed": [0, 1, 2]},
+]
+METRIC = {0: 4.0, 1: 4.5, 2: 5.0, 3: 5.5}
+WORSE = {"none": [0.9, 1.0, 1.1], "w+2d": [0.4, -0.2, 0.1]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"matrix": MATRIX}))
+    for cell in expand({"matrix": MATRIX}):
+        worse = WORSE.get(cell.scheme, [0.0] * 4) if cell.compressor == "topk" else [0.0] * 4
+        result = replace(make_result(cell), metric=METRIC[cell.seed] + worse[cell.seed])
+        result.save(tmp_path / f"cells/{cell.name}.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)],
+)
+def test_quantiles_are_those_of_students_table(degrees: int, quantile: float) -> None:
+    assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=5e-5)
+    assert t_distribution(0, degrees) == 0.5
+
+
+def test_an_interval_of_three() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found == Interval(2.0, pytest.approx(4.302653 / 3**0.5), 3)
+    assert interval([]) is None and interval([1.0]) == Interval(1.0, None, 1)
+    assert paired({2: 5.0, 0: 1.0, 7: 0.0}, {0: 3.0, 2: 4.0, 1: 0.0}) == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (Interval(1.0, 0.9, 3), "higher"),
+        (Interval(-1.0, 0.9, 3), "lower"),
+        (Interval(-1.0, 1.0, 3), "no difference seen"),
+        (Interval(0.0, 0.0, 3), "equal"),
+        (Interval(5.0, None, 1), "n = 1"),
+    ],
+)
+def test_a_verdict_is_what_the_interval_allows(found: Interval, verdict: str) -> None:
+    assert found.verdict == verdict
+
+
+def test_settings_are_compared_with_the_baseline_of_their_compressor_and_density(folder: Path) -> None:
+    run = load_run(folder)
+    found = {(r["compressor"], r["scheme"], r["density"], r["gradients"]): r for r in seeds(run).records}
+    none, shared = found["topk", "none", 0.01, "kept"], found["topk", "w+2d", 0.01, "kept"]
+    assert (none["difference_mean"], none["verdict"], none["pairs"]) == (pytest.approx(1.0), "higher", 3)
+    assert none["difference_half_width"] == pytest.approx(4.302653 * 0.1 / 3**0.5)
+    assert (shared["difference_mean"], shared["verdict"]) == (pytest.approx(0.1), "no difference seen")
+    assert found["topk", "w", 0.1, "kept"]["difference_mean"] == 0 and found["topk", "w", 0.1, "kept"]["pairs"] == 2
+    assert found["topk", "w", 0.1, "kept"]["verdict"] == "equal"
+    assert found["qsgd", "w", 1.0, "kept"]["verdict"] == "n = 1"
+    assert found["topk", "baseline", 0.01, "kept"]["difference_mean"] is None
+    dense = paired_baseline(run, Cell(model="gpt2-bytes", compressor="none", scheme="none"))
+    assert dense == Cell(model="gpt2-bytes", density=0.01)
+    text = "\n".join(" ".join(row) for row in seeds(run).body)
+    assert "4.500, n = 1: no interval" in text and ": no difference seen)" in text
+
+
+def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder / "mini.json"
+    assert main(["intervals", "--run", str(folder), "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    text = capsys.readouterr().out
+    assert readme_table(rows) in text
+    row = "gpt2-bytes, perplexity ↓ | none (no residual), kept | 3 | 80.0 % | 5.50 ± 1.49 | +1.00 ± 0.25, higher"
+    assert f"| {row} |" in text
+    assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)
+    (folder / f"cells/{Cell(model='gpt2-bytes').name}.json").unlink()
+    assert main(["intervals", "--run", str(folder)]) == 0
+    assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in capsys.readouterr().out
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cells").mkdir()
+    assert main(["intervals", "--run", str(tmp_path)]) == 2
+    assert "has no finished cell; make some with: make run RUN=mini PART=table" in capsys.readouterr().err
+
+
+def test_readme_shows_the_committed_intervals() -> None:
+    path, readme = ROOT / "results/reference/mini.json", (ROOT / "README.md").read_text(encoding="utf-8")
+    assert path.exists() == ("results/reference/mini.json" in readme)
+    if path.exists():
+        assert readme_table(json.loads(path.read_text(encoding="utf-8"))["rows"]) in readme
