@@ -15,17 +15,19 @@ from benchmarks.trainer import Diverged
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.errors import NonFiniteGradient
+from resireduce.errors import ConfigError, NonFiniteGradient
 
 
 def run_rank(cell: Cell, communicator: Communicator, weights: Path | None, root: Path) -> dict[str, Any]:
-    """Train and measure; divergence and lack of memory are results too."""
+    """Train and measure; divergence and lack of memory are results too; so is what the data cannot give."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // cell.world_size))
     torch.use_deterministic_algorithms(True)
     try:
         trainer = build(cell, communicator, weights, root)
         trainer.train()
         return {"status": "ok", "reason": None, **trainer.result()}
+    except ConfigError as error:
+        return {"status": "error", "reason": str(error)}
     except (Diverged, NonFiniteGradient) as error:
         return {"status": "diverged", "reason": str(error)}
     except (torch.OutOfMemoryError, MemoryError) as error:
