@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from benchmarks.deadline import Stopped
 from benchmarks.measure.memory import peak_resident_bytes
-from resireduce.errors import NonFiniteGradient
+from resireduce.errors import ConfigError, NonFiniteGradient
 
 if TYPE_CHECKING:
     from benchmarks.trainer import Trainer
@@ -48,6 +48,8 @@ def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
     words = str(error).lower()
     if isinstance(error, Stopped):
         return "timeout", text, {"interrupted": True}
+    if isinstance(error, ConfigError):  # such as data that are too few for a batch
+        return "error", text, {}
     if isinstance(error, Diverged | NonFiniteGradient):
         return "diverged", text, {}
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):

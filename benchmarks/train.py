@@ -24,6 +24,7 @@ from benchmarks.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.errors import ConfigError
 
 
 def run_rank(
@@ -47,7 +48,7 @@ def run_rank(
         trainer.train()
         return {"status": "ok", "reason": None, **trainer.result(), **trainer.watch.summary()}
     except Exception as error:
-        if not isinstance(error, Stopped):
+        if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()
         return outcome_of(error, trainer)
 

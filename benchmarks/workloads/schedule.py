@@ -5,6 +5,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 
 from benchmarks.workloads.recipe import Workload
+from resireduce.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class Schedule:
         batch_per_rank: instead of the recipe's.
         planned_steps: steps that warm-up and decay reckon with, if those are not the steps that are taken.
 
-    Raises ValueError if the samples are less than one batch of all ranks.
+    Raises ConfigError if the samples are less than one batch of all ranks.
     """
 
     workload: Workload
@@ -29,8 +30,9 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not self.steps_per_epoch:
-            raise ValueError(
-                f"{self.samples} samples are less than one batch of {self.world_size} ranks x {self.batch_per_rank}"
+            raise ConfigError(
+                f"batch_per_rank: {self.batch_per_rank} x {self.world_size} ranks is more than the "
+                f"{self.samples} samples of an epoch; give a smaller one, or fewer ranks"
             )
 
     @property

@@ -23,7 +23,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
-from tests.prepared import save_prepared, save_wikitext
+from tests.prepared import save_cifar, save_prepared, save_wikitext
 
 
 def on_meta(model: str) -> nn.Module:
@@ -190,6 +190,45 @@ def test_ranks_start_with_equal_weights_and_a_seed_each_for_dropout(monkeypatch)
     assert torch.equal(first, second)
     assert sorted(asked) == [0, 1]
     assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
+
+
+# Prepared data
+
+
+class Line(nn.Module):
+    """A linear classifier of CIFAR's images that starts from zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 32 * 32, 10)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1))
+
+
+def test_two_ranks_train_on_prepared_images_as_one_does(tmp_path, monkeypatch):
+    save_cifar(tmp_path, "cifar10", train=40, test=31)
+    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.test_build:Line")
+    monkeypatch.setitem(WORKLOADS, "resnet20", dataclasses.replace(WORKLOADS["resnet20"], rate_per_rank=False))
+
+    def trained(communicator):
+        cell = small(
+            data="real", compressor="none", scheme="none", steps=7, batch_per_rank=8 // communicator.world_size
+        )
+        trainer = build(cell, communicator, None, tmp_path)
+        trainer.train()
+        return trainer.model.linear.weight.detach(), trainer.metrics, trainer.history
+
+    with torch.random.fork_rng(devices=[]):
+        alone, metrics, history = trained(LocalCommunicator())
+        (first, *said), (second, *_) = LocalWorld(2).run(trained)
+    assert alone.abs().max() > 0
+    assert torch.equal(first, second)
+    assert torch.allclose(alone, first, atol=1e-5)
+    assert said == [metrics, history]
+    assert [step for step, _ in history] == [5, 7], "after an epoch of 5 steps, and at the end"
 
 
 # What the released code did otherwise

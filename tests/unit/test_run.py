@@ -176,6 +176,15 @@ def own_settings():
     torch.use_deterministic_algorithms(deterministic)
 
 
+def test_what_the_data_cannot_give_is_named_in_the_record(own_settings):
+    cell = Cell(model="resnet20", data="synthetic", backend="local", world_size=1, steps=1, batch_per_rank=10_000)
+    assert run_rank(cell, LocalCommunicator(), None, Path("data")) == {
+        "status": "error",
+        "reason": "batch_per_rank: 10000 x 1 ranks is more than the 8192 samples of an epoch; give a smaller one, or "
+        "fewer ranks",
+    }
+
+
 @pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "streamed"), ("baseline", "kept")])
 @pytest.mark.parametrize("model", [workload.model for workload in SMALL])
 def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, model, scheme, gradients):

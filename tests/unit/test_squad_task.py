@@ -278,9 +278,14 @@ def document(count: int, repeat: int, seed: int) -> dict:
 
 
 @pytest.fixture(scope="module")
-def squad(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    save_squad(root, document(6, 10, 1), document(9, 30, 2), [*VOCABULARY, *LETTERS])
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    save_squad(folder, document(6, 10, 1), document(9, 30, 2), [*VOCABULARY, *LETTERS])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squad(root):
     return Squad(Setting(data="squad", root=root, length=64))
 
 
@@ -337,3 +342,11 @@ def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
     save_prepared("bert-vocabulary", tmp_path, {"vocab.txt": b"[UNK]\n[CLS]\na\n"})
     with pytest.raises(ConfigError, match=r"'bert-vocabulary' has no \[SEP\]"):
         Squad(Setting(data="squad", root=tmp_path))
+
+
+def test_many_questions_are_announced_by_rank_0_alone(root, monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.tasks.squad_questions.MANY", 5)
+    for rank, said in (("0", "squad: finding the tokens of 15 questions ...\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        Squad(Setting(data="squad", root=root))
+        assert capsys.readouterr().err == said
