@@ -30,8 +30,6 @@ class FakeNvml:
     nvmlMemory_v2 = pynvml.nvmlMemory_v2
     NVML_DEVICE_MIG_ENABLE = pynvml.NVML_DEVICE_MIG_ENABLE
     NVMLError = pynvml.NVMLError
-    NVMLError_FunctionNotFound = pynvml.NVMLError_FunctionNotFound
-    NVMLError_NotSupported = pynvml.NVMLError_NotSupported
     NVMLError_LibraryNotFound = pynvml.NVMLError_LibraryNotFound
 
     def __init__(self, *gpus: FakeGpu, knows_v2: bool = True, init_error: int | None = None):

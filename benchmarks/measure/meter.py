@@ -55,6 +55,8 @@ class Meter:
         self.sampler = None if isinstance(nvml, str) else Sampler(nvml.read)
         self.resident_before = resident_bytes()
         self.allocator_before = self.allocator.now() if self.allocator else None
+        if self.allocator:
+            self.allocator.cuda.reset_peak_memory_stats(self.device)
         self.boundary: Boundary | None = None
         self.without_gradients_bytes: int | None = None
         self.workspaces_bytes = 0
@@ -62,9 +64,7 @@ class Meter:
         self.window = WARMUP
 
     def start(self) -> None:
-        """Begin the first window."""
-        if self.allocator:
-            self.allocator.cuda.reset_peak_memory_stats(self.device)
+        """Begin to sample; the allocator's first window began with the meter."""
         if self.sampler:
             self.sampler.start()
 

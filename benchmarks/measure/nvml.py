@@ -86,8 +86,10 @@ class NvmlDevice:
         if self.knows_reserved:
             try:
                 return int(module.nvmlDeviceGetMemoryInfo(self._handle, version=module.nvmlMemory_v2).used)
-            except (module.NVMLError_FunctionNotFound, module.NVMLError_NotSupported):
+            except module.NVMLError:
+                used = int(module.nvmlDeviceGetMemoryInfo(self._handle).used)  # or fails, too, and says why
                 self.knows_reserved = False
+                return used
         return int(module.nvmlDeviceGetMemoryInfo(self._handle).used)
 
 

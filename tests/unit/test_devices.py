@@ -103,6 +103,24 @@ def test_facts_of_ranks_become_those_of_the_job(monkeypatch: pytest.MonkeyPatch)
     assert json.loads(json.dumps(job)) == job
 
 
+def test_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85 * 10**9, uuid="1111-22")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    facts = rank_facts(torch.device("cuda", 0), "nccl", "570.86.15")
+    wanted = {"device": properties.name, "gpu_uuid": "GPU-1111-22", "driver": "570.86.15", "nccl": "2.27.3"}
+    wanted |= {"cudnn": 91002, "allocator": "native", "device_memory_bytes": 85 * 10**9}
+    assert wanted.items() <= facts.items() and isinstance(facts["tf32"], bool)
+
+    def none() -> None:
+        raise AttributeError("a torch without NCCL")
+
+    monkeypatch.setattr(torch.cuda.nccl, "version", none)
+    assert rank_facts(torch.device("cuda", 0), "gloo")["nccl"] is None
+
+
 def test_a_loaded_library_is_found_by_its_file() -> None:
     maps = [
         "7f00-7f01 r--p 00000000 08:01 12 /opt/my libs/libnccl.so.2",

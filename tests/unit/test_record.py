@@ -8,6 +8,7 @@ from benchmarks.cell import CELL_FIELDS, Cell
 from benchmarks.matrix import expand_parts
 from benchmarks.options import CHECKS
 from benchmarks.record import BYTE_FIELDS, CellResult, RecordError, expand
+from benchmarks.record import ADDED, BYTE_FIELDS, CellResult, RecordError, expand
 from resireduce.errors import ConfigError
 from resireduce.scheme import SCHEMES, load
 from resireduce.scheme import _options_of as options_of
@@ -217,6 +218,11 @@ def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
         ({"residuals_bytes": 1.5}, "residuals_bytes: 1.5"),
         ({"metric_history": [[1, 2, 3]]}, "metric_history: "),
         ({"per_rank": [3]}, "per_rank: "),
+        ({"ladder": None}, "ladder: None is not a list"),
+        ({"ladder": [{"name": "resident", "method": "statm", "bytes": None}]}, "ladder: rung resident: bytes None and"),
+        ({"phase_seconds": {"step": "1"}}, "phase_seconds: "),
+        ({"units_per_second": "9"}, "units_per_second: '9' is not a number"),
+        ({"unit": ""}, "unit: '' is not a text"),
         ({"provenance": None}, "provenance: "),
         ({"cell": {"model": "no"}}, "model: 'no'"),
         ({"extra": 1}, "record key: 'extra'"),
@@ -242,6 +248,13 @@ def test_a_record_of_a_cell_that_got_nowhere_is_valid():
     failed = CellResult(cell=Cell(model="gpt2-bytes"), status="error", reason="rank 1 was killed")
     assert CellResult.from_dict(failed.to_dict()) == failed
     assert all(getattr(failed, name) is None for name in BYTE_FIELDS)
+
+
+def test_a_record_from_before_the_ladder_is_read(result):
+    old = result.to_dict() | {"schema_version": 1}
+    for name in ADDED:
+        del old[name]
+    assert CellResult.from_dict(old).ladder == [] and CellResult.from_dict(old).units_per_second is None
 
 
 def test_the_schema_knows_the_same_fields():

@@ -13,7 +13,7 @@ from benchmarks.cell import Cell
 from benchmarks.matrix import expand
 from benchmarks.report import accuracy as accuracy_module
 from benchmarks.report.cli import screen_text, write_report
-from benchmarks.report.labels import short_labels
+from benchmarks.report.labels import TIMES, short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.tables import TABLES
@@ -96,6 +96,15 @@ def test_accuracy_is_mean_and_standard_error_over_seeds(folder):
 def test_throughput_is_compared_with_the_baseline(folder):
     row = rows(TABLES["throughput"](load_run(folder)))[0]
     assert float(row["ratio_to_baseline"]) == pytest.approx(21.5 / 20)
+    assert float(row["units_per_second"]) == 688 and row["unit"] == "images"
+
+
+def test_throughput_of_records_without_units_is_shown_in_steps(folder):
+    run = load_run(folder)
+    with_units = TABLES["throughput"](run)
+    assert f"20.00 (1.00 {TIMES}), 640 tokens/s" in to_markdown(with_units, [])
+    results = {cell: replace(one, units_per_second=None, unit=None) for cell, one in run.results.items()}
+    assert f"20.00 (1.00 {TIMES}) |" in to_markdown(TABLES["throughput"](replace(run, results=results)), [])
 
 
 def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch):
