@@ -71,11 +71,10 @@ def _of_record(path: Path, result: CellResult) -> Iterator[Speed]:
     if result.status != "ok" or not result.steps_per_second or not result.wall_seconds:
         return
     where = result.provenance
-    on_gpu = where.get("device", "cpu") != "cpu"
     yield Speed(
         cell=result.cell,
-        device=str(where["device"]) if on_gpu else f"{where.get('cpu')}, {where.get('cores')} cores",
-        on_gpu=on_gpu,
+        device=_device(where),
+        on_gpu=_on_gpu(where),
         threads=int(where.get("threads") or 1),
         steps=result.steps,
         steps_per_second=float(result.steps_per_second),
@@ -111,8 +110,8 @@ def _of_case(path: Path, case: dict[str, Any], where: dict[str, Any]) -> Iterato
     rank = case["ranks"][0]
     yield Speed(
         cell=cell,
-        device=str(where.get("name") or where["device"]),
-        on_gpu=where["device"] != "cpu",
+        device=_device(where),
+        on_gpu=_on_gpu(where),
         threads=int(rank.get("threads") or 1),
         steps=rank["steps"],
         steps_per_second=rank["steps_per_second"],
@@ -120,6 +119,14 @@ def _of_case(path: Path, case: dict[str, Any], where: dict[str, Any]) -> Iterato
         source=str(path),
         checkpoint_bytes=_checkpoint_bytes([rank["memory"]]),
     )
+
+
+def _on_gpu(where: dict[str, Any]) -> bool:
+    return where.get("device") not in (None, "cpu")
+
+
+def _device(where: dict[str, Any]) -> str:
+    return str(where["device"]) if _on_gpu(where) else f"{where.get('cpu')}, {where.get('cores')} cores"
 
 
 def _checkpoint_bytes(ranks: list[dict[str, Any]]) -> int | None:

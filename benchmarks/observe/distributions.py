@@ -27,7 +27,8 @@ from resireduce.optimizer import DistributedOptimizer
 QUANTILES = 4096
 LIMIT = 4.0
 """Histograms reach from -LIMIT to LIMIT standard deviations; what lies outside is counted in the outermost bins."""
-BINS = 64
+BINS = 65
+"""An odd number: values that were sent are zeros, and belong into the middle."""
 PREFIX = "full."
 """Of the baseline's residuals in a residual state."""
 

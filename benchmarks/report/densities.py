@@ -11,7 +11,7 @@ from benchmarks.report.table import Record, Table
 GROUPS = 4
 """Of a cell are drawn, evenly spread over the model; the table's CSV has all."""
 LINES = (("#37474f", "-"), ("#e69f00", "--"), ("#cc4125", "-."), ("#0072b2", ":"), ("#009e73", "-"), ("#8a5a9e", "--"))
-RANGE = 2.0
+RANGE = 3.0
 """Standard deviations of the group that are shown, to either side."""
 
 
@@ -27,6 +27,7 @@ def draw_densities(table: Table) -> bytes:
     for panels, groups in zip(figure.subplots(len(cells), GROUPS, squeeze=False), cells, strict=True):
         for panel, group in zip(panels, spread(groups, GROUPS), strict=False):
             _panel(panel, group)
+        panels[0].set_ylabel("density", fontsize=8)
         for panel in panels[len(groups) :]:
             panel.set_visible(False)
     return to_png(figure)

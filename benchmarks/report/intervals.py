@@ -87,6 +87,7 @@ def _texts(row: dict[str, Any], label: str) -> list[str]:
     if row["difference_mean"] is not None:
         sign = MINUS if row["difference_mean"] < 0 else "+"
         difference = f"{sign}{_with_half(abs(row['difference_mean']), row['difference_half_width'])}, {row['verdict']}"
+        difference += f" ({row['pairs']} seeds in common)" if row["pairs"] != row["seeds"] else ""
     return [
         f"{row['model']}, {row['metric_name']} {arrow}",
         label,

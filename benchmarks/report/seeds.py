@@ -11,7 +11,7 @@ from benchmarks.report.student import CONFIDENCE, Interval, interval, paired
 from benchmarks.report.table import SAME_WORK, Record, Table, by_model, cell_texts, setting_record
 
 READING = (
-    f"Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its {CONFIDENCE:.0%} "
+    f"Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its {100 * CONFIDENCE:.0f} % "
     "interval (Student's t); in brackets the mean difference to baseline of the same seeds, compressor and density, "
     "kept, ± half of its interval, and what that allows to say. Without compression: to top-k at density 0.01."
 )
@@ -74,10 +74,17 @@ def _columns(name: str, found: Interval | None) -> Record:
 
 def _text(record: Record) -> str:
     value, half_width = record["metric_mean"], record["metric_half_width"]
-    text = metric_value(value)
-    text += f", n = {record['seeds']}: no interval" if half_width is None else f" ± {metric_value(half_width)}"
-    if half_width is None or record["difference_mean"] is None:
+    if half_width is None:
+        return f"{metric_value(value)}, n = {record['seeds']}: no interval"
+    text = f"{metric_value(value)} ± {_as_exact(half_width, value)}, n = {record['seeds']}"
+    if record["difference_mean"] is None:
         return text
-    width = record["difference_half_width"]
-    more = f" ± {metric_value(width)}: {record['verdict']}" if width is not None else ""
-    return f"{text}, n = {record['seeds']} ({signed(record['difference_mean'], value)}{more})"
+    difference, width = signed(record["difference_mean"], value), record["difference_half_width"]
+    difference += f" ± {_as_exact(width, value)}: {record['verdict']}" if width is not None else ""
+    difference += f", {record['pairs']} seeds in common" if record["pairs"] != record["seeds"] else ""
+    return f"{text} ({difference})"
+
+
+def _as_exact(half_width: float, value: float) -> str:
+    """To as many digits as value is written."""
+    return f"{half_width:.{4 if abs(value) < 1 else 3}f}"

@@ -95,7 +95,9 @@ def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.
     assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)
     (folder / f"cells/{Cell(model='gpt2-bytes').name}.json").unlink()
     assert main(["intervals", "--run", str(folder)]) == 0
-    assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "+1.05 ± 0.64, higher (2 seeds in common)" in text
+    assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in text
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
