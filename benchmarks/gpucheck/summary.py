@@ -106,16 +106,14 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
 def _measures(record: dict[str, Any]) -> dict[str, Any]:
     """The figures of a case that ended well."""
     rank = max(record["ranks"], key=lambda one: one["memory"]["peak_states_bytes"])
-    times = rank["step_seconds"]
+    memory, times = rank["memory"], rank["step_seconds"]
     return {
-        **rank["memory"],
-        "allocated_bytes": rung_bytes(rank, ALLOCATED),
-        "peak_allocated_bytes": rung_bytes(rank, PEAK),
+        **memory,
+        "allocated_bytes": rung_bytes(memory, ALLOCATED),
+        "peak_allocated_bytes": rung_bytes(memory, PEAK),
         "step_seconds": median(times[min(WARMUP_STEPS, len(times) // 2) :]),
-        "units_per_second": record["ranks"][0].get("units_per_second"),
-        "unit": record["ranks"][0].get("unit"),
-        "phase_seconds": record["ranks"][0].get("phase_seconds"),
-        "ladder": rank.get("ladder"),
+        "units_per_second": rank.get("units_per_second"),
+        "unit": rank.get("unit"),
     }
 
 
