@@ -65,6 +65,8 @@ class Part:
                 self.records[case.name] = record = self._run(case, left)
                 self.say(line(record))
             self._save()
+            if _was_interrupted(self.records.get(case.name, {})):
+                return
         self._save()
 
     @property
@@ -116,6 +118,11 @@ class Part:
         }
         source = self.source | self.device | {"code": self.code}
         save_json(finite(values | {"provenance": source, "cases": done, "not_run": self.not_run}), self.path)
+
+
+def _was_interrupted(record: dict[str, Any]) -> bool:
+    """Whether a signal ended it, which the launcher keeps to itself: nobody wants the other cases then."""
+    return any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ()))
 
 
 def line(record: dict[str, Any]) -> str:

@@ -179,6 +179,16 @@ def test_a_part_that_is_killed_keeps_what_was_done(make_part):
     assert [case["name"] for case in saved(again)["cases"]] == [case.name for case in CASES]
 
 
+def test_a_signal_ends_the_part(make_part):
+    stopped = {"status": "timeout", "reason": "stopped by SIGINT", "failure": {"interrupted": True}}
+    part = make_part(outcome(), stopped)
+    part.run()
+    assert part.started_cells == [case.cell for case in CASES[:2]]
+    again = make_part()
+    again.run()
+    assert again.started_cells == [case.cell for case in CASES[1:]]
+
+
 def test_other_code_or_another_device_is_measured_anew(make_part):
     make_part().run()
     other = make_part(device={"uuid": "GPU-2"})
