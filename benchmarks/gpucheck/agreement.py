@@ -70,16 +70,16 @@ def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[st
     states = {name: _compared(memory[f"{name}_bytes"], planned[name], 0.0) for name in STATES}
     peak = _compared(memory["peak_states_bytes"], planned["peak_states"], PEAK_TOLERANCE)
     found: dict[str, Any] = {"states": states, "peak_states": peak}
-    allocated, known = rung_bytes(outcome, ALLOCATED), outcome.get("difference")
+    allocated, known = rung_bytes(memory, ALLOCATED), memory.get("difference")
     if allocated is not None and known:
         expected = known["states_bytes"] + known["buffers_bytes"] + known["workspaces_bytes"]
         found["allocated"] = _compared(allocated - known["baseline_bytes"], expected, ALLOCATED_TOLERANCE)
     return found | {"agrees": all(one["agrees"] for one in _leaves(found))}
 
 
-def rung_bytes(outcome: dict[str, Any], name: str) -> int | None:
+def rung_bytes(memory: dict[str, Any], name: str) -> int | None:
     """Return the bytes of one rung of a rank's ladder; None where it is missing."""
-    rungs = (rung for rung in outcome.get("ladder") or () if rung.get("name") == name)
+    rungs = (rung for rung in memory.get("ladder") or () if rung.get("name") == name)
     return next((rung.get("bytes") for rung in rungs), None)
 
 

@@ -50,7 +50,7 @@ class Part:
     def run(self) -> None:
         """Run all cases that are not done and have the time."""
         self._load()
-        for case in self.cases:
+        for number, case in enumerate(self.cases, start=1):
             if case.name in self.records:
                 self.say(f"{case.name}: done before")
                 continue
@@ -60,9 +60,13 @@ class Part:
                 self.not_run[case.name] = f"{reason}; run this part again"
                 self.say(f"{case.name}: not run: {self.not_run[case.name]}")
             else:
+                about = f"case {number} of {len(self.cases)}, about {case.estimated_seconds:.0f} s"
+                self.say(f"{case.name}: {about}; the part has run for {self.seconds:.0f} s")
                 self.records[case.name] = record = self._run(case, left)
                 self.say(line(record))
             self._save()
+            if _was_interrupted(self.records.get(case.name, {})):
+                return
         self._save()
 
     @property
@@ -114,6 +118,11 @@ class Part:
         }
         source = self.source | self.device | {"code": self.code}
         save_json(finite(values | {"provenance": source, "cases": done, "not_run": self.not_run}), self.path)
+
+
+def _was_interrupted(record: dict[str, Any]) -> bool:
+    """Whether a signal ended it, which the launcher keeps to itself: nobody wants the other cases then."""
+    return any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ()))
 
 
 def line(record: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from benchmarks.report.write import to_markdown
 from resireduce.errors import ConfigError
 
 PATTERN = "gpu-check-*.json"
-PEAK = "peak_allocated"
+PEAK, FREED = "peak_allocated", "allocated_without_gradients"
 HEAD = [
     "Model",
     "Compressor, scheme",
@@ -26,6 +26,7 @@ HEAD = [
     "Model states, MiB",
     "Saved",
     "By plan",
+    "Allocated (gradients freed), MiB",
     "Allocated / itemised",
     "Peak allocated, MiB",
     "Saved",
@@ -36,6 +37,7 @@ HEAD = [
 READING = (
     "Saved: against top-k with a full float32 residual and kept gradients, of the same model. Model states are those "
     "at a step boundary; by plan: what `python -m resireduce plan` says, marked ≠ where any state differs by a byte. "
+    "Allocated: by torch's allocator at the boundary, in brackets after zero_grad(set_to_none=True). "
     "Allocated / itemised: what the allocator has given out at the boundary, of what the tensors known to be there add "
     "up to (model states, buffers, cuBLAS's workspaces). Step: median after warm-up, and its ratio to the same "
     "baseline's. Inputs are random."
@@ -106,16 +108,15 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
 def _measures(record: dict[str, Any]) -> dict[str, Any]:
     """The figures of a case that ended well."""
     rank = max(record["ranks"], key=lambda one: one["memory"]["peak_states_bytes"])
-    times = rank["step_seconds"]
+    memory, times = rank["memory"], rank["step_seconds"]
     return {
-        **rank["memory"],
-        "allocated_bytes": rung_bytes(rank, ALLOCATED),
-        "peak_allocated_bytes": rung_bytes(rank, PEAK),
+        **memory,
+        "allocated_bytes": rung_bytes(memory, ALLOCATED),
+        "allocated_without_gradients_bytes": rung_bytes(memory, FREED),
+        "peak_allocated_bytes": rung_bytes(memory, PEAK),
         "step_seconds": median(times[min(WARMUP_STEPS, len(times) // 2) :]),
-        "units_per_second": record["ranks"][0].get("units_per_second"),
-        "unit": record["ranks"][0].get("unit"),
-        "phase_seconds": record["ranks"][0].get("phase_seconds"),
-        "ladder": rank.get("ladder"),
+        "units_per_second": rank.get("units_per_second"),
+        "unit": rank.get("unit"),
     }
 
 
@@ -176,6 +177,7 @@ def _texts(row: dict[str, Any]) -> list[str]:
         mebibytes(row["total_bytes"]),
         percent(row["saved"]),
         percent(row["planned_saved"]) + ("" if states else " ≠"),
+        f"{mebibytes(row['allocated_bytes'])} ({mebibytes(row['allocated_without_gradients_bytes'])})",
         ABSENT if allocated is None else f"{allocated['ratio']:.4f}",
         mebibytes(row["peak_allocated_bytes"]),
         percent(row["peak_allocated_saved"]),

@@ -41,13 +41,13 @@ sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sy
 """Makes a process find none of them."""
 
 
-def outcome(**more: Any) -> dict[str, Any]:
+def outcome(allocated: int | None = 130, **more: Any) -> dict[str, Any]:
     """What a rank leaves that did as PLANNED."""
-    memory = {f"{name}_bytes": value for name, value in PLANNED.items() if name != "normalised"}
-    ladder = [{"name": "allocated", "bytes": 130}, {"name": "peak_allocated", "bytes": 300}]
-    difference = {"baseline_bytes": 10, "states_bytes": 100, "buffers_bytes": 4, "workspaces_bytes": 16}
-    ended = {"status": "ok", "reason": None, "memory": memory, "ladder": ladder, "step_seconds": [9.0, 0.5]}
-    return {**ended, "difference": difference, "steps_per_second": 2.0, "units_per_second": 64.0, **more}
+    memory: dict[str, Any] = {f"{name}_bytes": value for name, value in PLANNED.items() if name != "normalised"}
+    memory["ladder"] = [{"name": "allocated", "bytes": allocated}, {"name": "peak_allocated", "bytes": 300}]
+    memory["difference"] = {"baseline_bytes": 10, "states_bytes": 100, "buffers_bytes": 4, "workspaces_bytes": 16}
+    ended = {"status": "ok", "reason": None, "memory": memory, "step_seconds": [9.0, 0.5]}
+    return {**ended, "steps_per_second": 2.0, "units_per_second": 64.0, **more}
 
 
 @pytest.fixture
@@ -179,6 +179,16 @@ def test_a_part_that_is_killed_keeps_what_was_done(make_part):
     assert [case["name"] for case in saved(again)["cases"]] == [case.name for case in CASES]
 
 
+def test_a_signal_ends_the_part(make_part):
+    stopped = {"status": "timeout", "reason": "stopped by SIGINT", "failure": {"interrupted": True}}
+    part = make_part(outcome(), stopped)
+    part.run()
+    assert part.started_cells == [case.cell for case in CASES[:2]]
+    again = make_part()
+    again.run()
+    assert again.started_cells == [case.cell for case in CASES[1:]]
+
+
 def test_other_code_or_another_device_is_measured_anew(make_part):
     make_part().run()
     other = make_part(device={"uuid": "GPU-2"})
@@ -218,9 +228,8 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
     more["memory"]["residuals_bytes"] += 1
     assert not compare(more, PLANNED)["agrees"]
     assert compare(more, PLANNED)["states"]["residuals"]["agrees"] is False
-    more = outcome(ladder=[{"name": "allocated", "bytes": 133}])
-    assert compare(more, PLANNED)["allocated"]["agrees"] is False
-    assert "allocated" not in compare(outcome(ladder=[]), PLANNED)
+    assert compare(outcome(allocated=133), PLANNED)["allocated"]["agrees"] is False
+    assert "allocated" not in compare(outcome(allocated=None), PLANNED)
 
 
 def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
