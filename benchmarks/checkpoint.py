@@ -3,7 +3,8 @@
 import os
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,8 +49,9 @@ class Checkpoints:
         rank = self.communicator.rank
         parts = {f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})
         if not self._all_did("save", lambda: self._write(step, parts)):
-            for part in parts:
-                self._file(step, part).unlink(missing_ok=True)
+            with suppress(OSError):
+                for part in parts:
+                    self._file(step, part).unlink(missing_ok=True)
             return False
         # The JSON names the step: from here on the new files count, and the old ones do not.
         manifest = {"step": step, "world_size": self.communicator.world_size, "content": self.content}
@@ -65,7 +67,7 @@ class Checkpoints:
                 step = int(manifest["step"])
                 found = (step, self._read(step, "shared"), self._read(step, f"rank{self.communicator.rank}"))
             status = REFUSED if reason else READ
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             if Path(error.filename).name != MANIFEST:
                 status, reason = REFUSED, f"lacks {Path(error.filename).name}"
         except UNREADABLE as error:
@@ -91,8 +93,10 @@ class Checkpoints:
                     file.flush()
                     os.fsync(file.fileno())
                 temporary.replace(self._file(step, part))
-            finally:
-                temporary.unlink(missing_ok=True)
+            except BaseException:
+                with suppress(OSError):  # what went wrong is the reason, not this
+                    temporary.unlink(missing_ok=True)
+                raise
 
     def _finish(self, manifest: State) -> None:
         save_json(manifest, self.folder / MANIFEST)
@@ -107,7 +111,7 @@ class Checkpoints:
     def _file(self, step: int, part: str) -> Path:
         return self.folder / f"step{step}.{part}.pt"
 
-    def _all_did(self, what: str, work: Any) -> bool:
+    def _all_did(self, what: str, work: Callable[[], None]) -> bool:
         """Do this rank's work; whether that of all ranks was done. The first that failed says why."""
         reason = ""
         try:

@@ -30,6 +30,8 @@ SAVING_SHARE = 0.05
 DISK_BYTES_PER_SECOND = 1e8
 """How fast a first checkpoint is reckoned to be written: a slow disk."""
 RECENT_STEPS = 20
+FIRST_STEP_SECONDS = 1.0
+"""What a step is reckoned to take before one was seen."""
 NEVER = 1e18
 """Seconds left without a deadline: a number that can be sent."""
 
@@ -117,9 +119,9 @@ class Watch:
 
     def _agree(self, trainer: "Trainer", step: int) -> list[float]:
         """Signal, seconds left, seconds needed, whether to save, steps until the next look: of the rank worst off."""
-        recent = trainer.clock.step_seconds[self._first_step :][-RECENT_STEPS:]
-        wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent)))) if recent else 1
-        need = (wait + 1) * max(recent, default=0.0) + self.evaluation_seconds + self.checkpoint_seconds
+        recent = trainer.clock.step_seconds[self._first_step :][-RECENT_STEPS:] or [FIRST_STEP_SECONDS]
+        wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent))))
+        need = wait * median(recent) + max(recent) + self.evaluation_seconds + self.checkpoint_seconds
         left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
         mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, self._save_is_due(step), -wait]
         rows = torch.tensor(mine, dtype=torch.float64, device=trainer.communicator.control_device)

@@ -103,7 +103,8 @@ def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
     log = folder / "logs" / f"{cell.name}.log"
     try:
         record = load_json(failed)
-        return str(record["status"]), f"{record['reason']} (see {log})"
+        status = "unfinished" if dict(record.get("failure", {})).get("interrupted") else str(record["status"])
+        return status, f"{record['reason']} (see {log})"
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -7,7 +7,6 @@ import pytest
 from benchmarks.cell import CELL_FIELDS, Cell
 from benchmarks.matrix import expand_parts
 from benchmarks.options import CHECKS
-from benchmarks.record import BYTE_FIELDS, CellResult, RecordError, expand
 from benchmarks.record import ADDED, BYTE_FIELDS, CellResult, RecordError, expand
 from resireduce.errors import ConfigError
 from resireduce.scheme import SCHEMES, load

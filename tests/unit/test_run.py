@@ -1,8 +1,11 @@
 """The command that trains one cell: real ranks that end in time, hang, or fail, and the record each leaves."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,12 @@ ENDS = {
     "diverged": "save({'status': 'diverged', 'reason': 'the loss was nan in step 3 of 9'})",
     "crashed": "sys.exit(3)",
     "hung": "time.sleep(60)",
+    "killed": "import os; os.kill(os.getpid(), 9)",
+    "saves": (
+        "import signal; leave = lambda *_: (save({'status': 'timeout', 'reason': 'stopped by SIGTERM', 'steps': 3,"
+        "'failure': {'interrupted': True, 'step': 3}}), sys.exit());"
+        "signal.signal(signal.SIGTERM, leave); time.sleep(60)"
+    ),
 }
 
 
@@ -80,6 +89,42 @@ def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, 
 def test_ranks_that_hang_are_stopped_when_the_time_is_over(monkeypatch, tmp_path):
     outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "ok", timeout_seconds=3)
     assert [outcome["status"] for outcome in outcomes] == ["timeout", "ok"]
+
+
+def test_what_ranks_measured_until_their_time_was_over_is_kept(monkeypatch, tmp_path):
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "saves", timeout_seconds=3)
+    record = to_result(Cell(model="vgg-digits"), outcomes, 3.0, None)
+    assert (record.status, record.reason) == ("timeout", "not done after 3 s; its log says how far it came")
+    assert record.steps == 3
+    assert record.failure == {"rank": 0, "step": 3}, "it is not to be gone on with: its time is over"
+
+
+@pytest.mark.parametrize(("before", "after", "status"), [(4, 5, "oom"), (4, 4, "error"), (None, None, "error")])
+def test_a_rank_that_the_kernel_killed_was_out_of_memory(monkeypatch, tmp_path, before, after, status):
+    counts = iter([before, after])
+    monkeypatch.setattr(launch_module, "count_oom_kills", lambda: next(counts))
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "killed")
+    assert [outcome["status"] for outcome in outcomes] == ["error", status]
+    assert overall(outcomes)["reason"].startswith("rank 1 was killed by ")
+
+
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("saves", "stopped by SIGTERM"),
+        ("hung", "stopped by SIGTERM before it could write a checkpoint; run again"),
+    ],
+)
+def test_a_signal_goes_to_the_ranks_and_leaves_an_unfinished_cell(monkeypatch, tmp_path, end, reason):
+    before = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(3.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    outcomes = launch_ranks(monkeypatch, tmp_path, end, end)
+    timer.join()
+    assert {(it["status"], it["reason"], it["failure"]["interrupted"]) for it in outcomes} == {
+        ("timeout", reason, True)
+    }
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
