@@ -289,9 +289,11 @@ def test_a_defect_of_the_metric_reaches_the_task(name, model):
     assert (getattr(off, attribute), getattr(on, attribute)) == (False, True)
 
 
-def test_every_defect_has_a_test_here_or_beside_its_task():
+def test_every_defect_has_a_test_here_or_beside_its_task_and_is_documented():
     names = {name for workload in WORKLOADS.values() for name in workload.released}
     assert names == {"batch-means", "long-warmup", "fixed-order", "rank-perplexity", "wikitext-2"}
+    page = (Path(__file__).parents[2] / "docs/deviations.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"| `{name}` |" not in page] == []
 
 
 # What cells need

@@ -142,13 +142,13 @@ def test_top1_counts_each_image_once_whatever_the_ranks(tmp_path):
 
 def test_batch_means_are_those_of_rank_0_and_give_small_batches_as_much_weight(tmp_path):
     labels = np.zeros(70, dtype=np.int64)
-    labels[64:66] = 1  # rank 0's second batch of three: 64, 66, 68
+    labels[[64, 66]] = 1  # rank 0's second batch of three: 64, 66, 68
     save_cifar(tmp_path, test=70, test_labels=labels)
     task = Cifar(Setting(data="cifar100", root=tmp_path, released=frozenset({"batch-means"})))
     always_0 = Guess()
     always_0.weight.data.zero_()
     sums = sum(task.evaluate(always_0, rank, 2) for rank in range(2))
-    assert task.metrics_from(sums)["top1"] == pytest.approx(100 * (1 + 2 / 3) / 2)
+    assert task.metrics_from(sums)["top1"] == pytest.approx(100 * (1 + 1 / 3) / 2)
     plain = Cifar(Setting(data="cifar100", root=tmp_path))
     sums = sum(plain.evaluate(always_0, rank, 2) for rank in range(2))
     assert plain.metrics_from(sums)["top1"] == pytest.approx(100 * 68 / 70)
