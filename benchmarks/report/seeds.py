@@ -11,8 +11,8 @@ from benchmarks.report.student import CONFIDENCE, Interval, interval, paired
 from benchmarks.report.table import SAME_WORK, Record, Table, by_model, cell_texts, setting_record
 
 READING = (
-    f"Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its {100 * CONFIDENCE:.0f} % "
-    "interval (Student's t); in brackets the mean difference to baseline of the same seeds, compressor and density, "
+    "Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its "
+    f"{100 * CONFIDENCE:.0f} % interval (Student's t); in brackets the mean difference to baseline of the same seeds, compressor and density, "
     "kept, ± half of its interval, and what that allows to say. Without compression: to top-k at density 0.01."
 )
 CAVEATS = (
