@@ -12,8 +12,9 @@ from benchmarks.report.table import SAME_WORK, Record, Table, by_model, cell_tex
 
 READING = (
     "Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its "
-    f"{100 * CONFIDENCE:.0f} % interval (Student's t); in brackets the mean difference to baseline of the same seeds, compressor and density, "
-    "kept, ± half of its interval, and what that allows to say. Without compression: to top-k at density 0.01."
+    f"{100 * CONFIDENCE:.0f} % interval (Student's t); in brackets the mean difference to baseline of the same seeds, "
+    "compressor and density, kept, ± half of its interval, and what that allows to say. Without compression: to top-k "
+    "at density 0.01."
 )
 CAVEATS = (
     "No difference seen is not no difference: one smaller than the interval may be there.",
