@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.build import build
 from benchmarks.cell import Cell
 from benchmarks.matrix import expand
-from benchmarks.observe.distributions import BINS, LIMIT, describe, distances, quantiles
+from benchmarks.observe.distributions import BINS, LIMIT, describe, distances, distributions, quantiles
 from benchmarks.record import CellResult
 from benchmarks.report.densities import spread
 from benchmarks.report.figures import draw
@@ -68,18 +68,17 @@ def test_groups_are_told_apart_from_one_another() -> None:
 
 
 def test_a_cell_observes_what_it_is_asked_to(tmp_path) -> None:
-    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=2, observe=("distributions",))
-    outcomes = []
-    for one in (cell, Cell(model="vgg-digits", backend="local", world_size=1, steps=2)):
-        trainer = build(one, LocalCommunicator(), None, tmp_path)
-        trainer.train()
-        outcomes.append({"status": "ok", "reason": None, **trainer.result()})
-    observed, plain = ({key: outcome.pop(key) for key in ("observations", "baseline_bytes")} for outcome in outcomes)
-    assert plain["observations"] == {}
-    assert outcomes[0]["metric_history"] == outcomes[1]["metric_history"]
-    assert outcomes[0]["memory"]["total_bytes"] == outcomes[1]["memory"]["total_bytes"]
-    result = to_result(cell, [outcomes[0] | {"observations": observed["observations"]}], 1.0, None)
-    found = CellResult.from_dict(result.to_dict()).observations["distributions"]
+    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=1, observe=("distributions",))
+    trainer = build(cell, LocalCommunicator(), None, tmp_path)
+    trainer.train()
+    before = {name: tensor.clone() for name, tensor in trainer.optimizer.residual_state_dict().items()}
+    seen = distributions(trainer.model, trainer.optimizer)
+    after = trainer.optimizer.residual_state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items()), "observing changes nothing"
+    outcome = {"status": "ok", "reason": None, **trainer.result()}
+    del outcome["baseline_bytes"]
+    found = CellResult.from_dict(to_result(cell, [outcome], 1.0, None).to_dict()).observations["distributions"]
+    assert found == seen, "as after the last step, before memory is measured"
     assert [len(group["members"]) for group in found["groups"]] == [3, 3]
     assert found["within"]["pairs"] == 6 and found["between"]["pairs"] == 9
     assert all(group["standard_deviation"] > 0 for group in found["groups"])
