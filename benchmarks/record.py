@@ -12,8 +12,8 @@ from resireduce.errors import ConfigError, is_count
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
-SCHEMA_VERSION = 3
-ADDED = {"metrics": 2, "failure": 3}
+SCHEMA_VERSION = 2
+ADDED = {"metrics": 2, "failure": 2}
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
