@@ -64,7 +64,9 @@ class Watch:
     evaluation_seconds: float = 0.0
     """Longest so far."""
     checkpoint_seconds: float = 0.0
-    """Longest so far, or an estimate."""
+    """Of the last one; 0 before the first."""
+    _estimated_seconds: float = 0.0
+    """Of the first."""
     _first_step: int = 0
     _next_look: int = 0
     _saved_at: float = 0.0
@@ -76,7 +78,7 @@ class Watch:
         self._saved_at = self.now()
         if self.checkpoints is None:
             return 0
-        self.checkpoint_seconds = measure_states(trainer.optimizer).total / DISK_BYTES_PER_SECOND
+        self._estimated_seconds = measure_states(trainer.optimizer).total / DISK_BYTES_PER_SECOND
         found = self.checkpoints.load()
         if found is None:
             return 0
@@ -121,7 +123,8 @@ class Watch:
         """Signal, seconds left, seconds needed, whether to save, steps until the next look: of the rank worst off."""
         recent = trainer.clock.step_seconds[self._first_step :][-RECENT_STEPS:] or [FIRST_STEP_SECONDS]
         wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent))))
-        need = wait * median(recent) + max(recent) + self.evaluation_seconds + self.checkpoint_seconds
+        saving = self.checkpoint_seconds or self._estimated_seconds
+        need = wait * median(recent) + max(recent) + self.evaluation_seconds + saving
         left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
         mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, self._save_is_due(step), -wait]
         rows = torch.tensor(mine, dtype=torch.float64, device=trainer.communicator.control_device)

@@ -91,7 +91,7 @@ def command(spec: Path, output: Path) -> list[str]:
 
 
 def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    cell = Cell(model="vgg-digits", scheme="w", steps=60)
+    cell = Cell(model="vgg-digits", scheme="w", steps=40)
     spec, output = tmp_path / "spec.json", tmp_path / "run/cells/cell.json"
     spec.write_text(json.dumps(cell.to_dict()))
     folder = checkpoint_folder(cell, output, None)
@@ -119,5 +119,5 @@ def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Pat
     assert second.returncode == 0, second.stderr
     record = CellResult.load(output)
     assert record.provenance["resumed_at_steps"] == [step]
-    assert record.steps == len(record.step_seconds) == 60
+    assert record.steps == len(record.step_seconds) == 40
     assert not folder.exists() and not output.with_suffix(".failed.json").exists()
