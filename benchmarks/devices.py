@@ -65,5 +65,5 @@ def settle_arithmetic(device: "torch.device") -> None:
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
         # Deterministic algorithms otherwise fill every new tensor with NaN first: time that is no part of a step.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=device.type == "cuda")

@@ -74,7 +74,8 @@ def _explain(outcome: dict[str, Any], was_running: bool, ended: dict[str, Any], 
     """The outcome of a rank, told by why it was ended if it was."""
     if was_running and outcome["status"] == "error":
         return ended
-    if was_running and outcome["status"] == "timeout" and not signals:
+    asked = ended is not STOPPED and "failure" not in ended
+    if was_running and asked and outcome["status"] == "timeout" and not signals:
         # What it had measured when it was asked to stop stays; why it was asked is this process's to say.
         where = {name: value for name, value in outcome["failure"].items() if name != "interrupted"}
         return {**outcome, "failure": where, **ended}

@@ -58,10 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run or is to be gone on with."""
-    started_at = time.time()
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
-    save_every_seconds = seconds("checkpoint-every", args.checkpoint_every)
-    deadline_seconds = None if args.deadline is None else seconds("deadline", args.deadline)
+    limits = _limits(args, cell)
     wanted_device()
     writable("output", args.output)
     root = find_root(args.data)
@@ -71,13 +69,7 @@ def main(args: argparse.Namespace) -> int:
     except subprocess.CalledProcessError as error:
         reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
         return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
-    limits = Limits(
-        ends_at=None if deadline_seconds is None else started_at + deadline_seconds - RECORD_SECONDS,
-        save_every_seconds=save_every_seconds,
-        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
-        content=content_of(cell, weights),
-        started_at=started_at,
-    )
+    limits = replace(limits, content=content_of(cell, weights))
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
         outcomes = launch(cell, Path(folder), weights, root, timeout_seconds, limits)
@@ -89,6 +81,18 @@ def main(args: argparse.Namespace) -> int:
     if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
         remove_checkpoint(limits.folder)
     return status
+
+
+def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
+    """What the options say of stopping and saving; seconds count from now."""
+    now = time.time()
+    seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
+    return Limits(
+        ends_at=now + seconds_left if math.isfinite(seconds_left) else None,
+        save_every_seconds=seconds("checkpoint-every", args.checkpoint_every),
+        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
+        started_at=now,
+    )
 
 
 def _timeout(args: argparse.Namespace) -> float:

@@ -85,7 +85,9 @@ def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(mo
         assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
         assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
     finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
         os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
         torch.backends.cudnn.allow_tf32 = tf32
         torch.use_deterministic_algorithms(deterministic)

@@ -17,6 +17,7 @@ from benchmarks import launch as launch_module
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
+from benchmarks.limits import Limits
 from benchmarks.record import CellResult
 from benchmarks.run import summary, to_result
 from benchmarks.train import run_rank
@@ -32,6 +33,7 @@ ENDS = {
     "diverged": "save({'status': 'diverged', 'reason': 'the loss was nan in step 3 of 9'})",
     "crashed": "sys.exit(3)",
     "hung": "time.sleep(60)",
+    "slow to end": "save({'status': 'timeout', 'reason': 'stopped before', 'failure': {}}); time.sleep(60)",
     "killed": "import os; os.kill(os.getpid(), 9)",
     "saves": (
         "import signal; leave = lambda *_: (save({'status': 'timeout', 'reason': 'stopped by SIGTERM', 'steps': 3,"
@@ -52,7 +54,7 @@ def run(spec: Path, *options: str) -> int:
     return main(["run", "--cell", str(spec), "--output", str(spec.parent / "out/cell.json"), *options])
 
 
-def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: float) -> list[dict[str, Any]]:
+def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: Any) -> list[dict[str, Any]]:
     """Outcomes of ranks that end as told, as soon as they can."""
 
     def start(_cell: Cell, rank: int, spec: Path, _weights: Path | None, _root: Path) -> subprocess.Popen[bytes]:
@@ -97,6 +99,13 @@ def test_what_ranks_measured_until_their_time_was_over_is_kept(monkeypatch, tmp_
     assert (record.status, record.reason) == ("timeout", "not done after 3 s; its log says how far it came")
     assert record.steps == 3
     assert record.failure == {"rank": 0, "step": 3}, "it is not to be gone on with: its time is over"
+
+
+def test_ranks_that_are_there_at_the_deadline_are_ended_and_what_they_said_stays(monkeypatch, tmp_path):
+    limits = Limits(ends_at=time.time() + 3)
+    outcomes = launch_ranks(monkeypatch, tmp_path, "slow to end", "hung", limits=limits)
+    assert [it["reason"] for it in outcomes] == ["stopped before", "had not stopped by its deadline; run again"]
+    assert {it["status"] for it in outcomes} == {"timeout"}
 
 
 @pytest.mark.parametrize(("before", "after", "status"), [(4, 5, "oom"), (4, 4, "error"), (None, None, "error")])
