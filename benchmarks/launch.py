@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
-from benchmarks.limits import Limits
 from benchmarks.measure.oom import count_oom_kills
+from benchmarks.training.limits import Limits
 
 TIMEOUT_SECONDS = 3600.0
 """How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""
@@ -128,7 +128,7 @@ def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) 
     command = [
         sys.executable,
         "-m",
-        "benchmarks.train",
+        "benchmarks.training.rank",
         "--cell",
         str(spec),
         "--output",

@@ -8,16 +8,18 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zipfile import is_zipfile
 
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
 from benchmarks.data.prepared import check_prepared, find_root
-from benchmarks.devices import wanted_device
-from benchmarks.files import file_hash, load_json, writable
-from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch, overall
-from benchmarks.limits import (
+from benchmarks.files import load_json, writable
+from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch
+from benchmarks.measure.provenance import provenance
+from benchmarks.outcomes import summary, to_result
+from benchmarks.record import CellResult, RecordError
+from benchmarks.training.devices import wanted_device
+from benchmarks.training.limits import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
     Limits,
@@ -26,13 +28,9 @@ from benchmarks.limits import (
     remove_checkpoint,
     saved_step,
 )
-from benchmarks.measure.provenance import job_facts, provenance
-from benchmarks.record import BYTE_FIELDS, CellResult, RecordError
 from benchmarks.workflow.settings import get_pretrained
 from resireduce.errors import ConfigError
 
-PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
-"""What a rank that did not come to its end leaves."""
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
 
@@ -41,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--cell", type=Path, required=True, help="JSON file that describes the cell")
     parser.add_argument("--output", type=Path, required=True, help="JSON file for its record")
-    parser.add_argument("--checkpoint", type=Path, help="pretrained weights (default: made once, in results/cache)")
+    parser.add_argument("--weights", type=Path, help="pretrained weights (default: made once, in results/cache)")
     root = "folder of prepared data sets (default: $RESIREDUCE_DATA, else data)"
     parser.add_argument("--data", metavar="DIR", type=Path, help=root)
     limit = (
@@ -65,7 +63,7 @@ def main(args: argparse.Namespace) -> int:
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     try:
-        weights = _weights(cell, args.checkpoint)
+        weights = _weights(cell, args.weights)
     except subprocess.CalledProcessError as error:
         reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
         return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
@@ -144,11 +142,11 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
     usual = get_pretrained(cell.model)
     if given is not None:
         if usual is None:
-            raise ConfigError(f"checkpoint: {given} is of no use: {cell.model} starts from scratch; leave it out")
+            raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
-            raise ConfigError(f"checkpoint: {given} is not there; make it with: python -m benchmarks pretrain")
+            raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks pretrain")
         if not is_zipfile(given):  # what torch.save writes
-            raise ConfigError(f"checkpoint: {given} holds no weights; make them with: python -m benchmarks pretrain")
+            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks pretrain")
         return given
     if usual is None:
         return None
@@ -156,51 +154,3 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
         command = [sys.executable, "-m", "benchmarks", "pretrain", "--model", cell.model, "--output", usual]
         subprocess.run(command, check=True)
     return Path(usual)
-
-
-def to_result(cell: Cell, outcomes: list[dict[str, Any]], wall_seconds: float, weights: Path | None) -> CellResult:
-    """The record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most."""
-    said = overall(outcomes)
-    values = {key: said[key] for key in ("status", "reason")}
-    source = provenance() | {"weights_hash": file_hash(weights) if weights else None}
-    if facts := [outcome.pop("facts") for outcome in outcomes if "facts" in outcome]:
-        source |= job_facts(facts)
-    if said["status"] != "ok":
-        values |= _until_then(outcomes, said)
-    else:
-        first, memories = outcomes[0], [outcome.pop("memory") for outcome in outcomes]
-        source["resumed_at_steps"] = first.pop("resumed_at_steps", [])
-        wall_seconds += first.pop("earlier_seconds", 0.0)
-        source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
-        fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
-        values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
-        values |= {"ladder": fullest["ladder"], "phase_seconds": memories[0]["phase_seconds"]}
-    return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
-
-
-def _until_then(outcomes: list[dict[str, Any]], said: dict[str, Any]) -> dict[str, Any]:
-    """What ranks that did not come to their end had measured, and where the one that says why ended."""
-    known = [said, *(outcome for outcome in outcomes if outcome is not said)]
-    measured = next((outcome for outcome in known if "steps" in outcome), {})
-    values = {name: measured[name] for name in PARTIAL if name in measured}
-    residents = [it["peak_resident_bytes"] for it in outcomes if it.get("peak_resident_bytes") is not None]
-    where = {**measured.get("failure", {}), **said.get("failure", {}), "rank": outcomes.index(said)}
-    # Of a rank that left nothing, the step is that of the others, which waited for it.
-    values["failure"] = {name: value for name, value in where.items() if name != "lost_peer"}
-    values["peak_resident_bytes"] = max(residents, default=None)
-    names = ("status", "reason", "steps", "peak_resident_bytes")
-    values["per_rank"] = [{"rank": rank} | {name: it.get(name) for name in names} for rank, it in enumerate(outcomes)]
-    return values
-
-
-def summary(result: CellResult, baseline_bytes: int | None = None) -> str:
-    """One line for the screen; `baseline_bytes` is what model states are normalised by."""
-    if result.status != "ok":
-        return f"{result.cell.name}: {result.status}: {result.reason}"
-    total_bytes = result.total_bytes or 0
-    share = f", normalised {total_bytes / baseline_bytes:.1%}" if baseline_bytes else ""
-    return (
-        f"{result.cell.name}: {result.metric_name} {result.metric:.3f}, "
-        f"model states {total_bytes / 2**20:.2f} MiB{share}, "
-        f"{result.steps_per_second:.1f} steps/s, {result.wall_seconds:.0f} s"
-    )

@@ -26,7 +26,7 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
     """
     from torch import nn
 
-    from benchmarks.optimizers import make_optimizer
+    from benchmarks.training.optimizers import make_optimizer
     from resireduce.plan import plan
     from resireduce.scheme import load
 

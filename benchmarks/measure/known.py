@@ -12,12 +12,12 @@ from torch import nn
 
 import resireduce
 from benchmarks.checks import integer
-from benchmarks.devices import DEVICE_VARIABLE, choose_place
 from benchmarks.measure.ladder import Rung
 from benchmarks.measure.memory import reset_peak_resident
 from benchmarks.measure.meter import Meter
 from benchmarks.measure.rungs import make_ladder
 from benchmarks.measure.start import look_before_cuda, make_meter
+from benchmarks.training.devices import DEVICE_VARIABLE, choose_place
 from resireduce.errors import ConfigError
 from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer

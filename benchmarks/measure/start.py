@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 
-from benchmarks.devices import DEVICE_VARIABLE, Place, wanted_device
 from benchmarks.measure.facts import gpu_uuid
 from benchmarks.measure.meter import NO_CUDA, Meter
 from benchmarks.measure.nvml import Idle, Nvml, NvmlDevice, NvmlUnavailable
 from benchmarks.measure.phases import CudaMarks, PhaseClock
 from benchmarks.measure.probe import Probe
+from benchmarks.training.devices import DEVICE_VARIABLE, Place, wanted_device
 
 
 @dataclass(frozen=True)

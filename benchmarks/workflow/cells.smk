@@ -2,7 +2,7 @@
 # the version of a package that they compute with; never because a file is younger.
 rule cell:
     input:
-        checkpoint=get_checkpoint,
+        weights=get_weights,
     output:
         f"{RUN}/cells/{{cell}}.json",
     log:
@@ -14,9 +14,9 @@ rule cell:
         library=f"resireduce/ {content_hash(LIBRARY)}",
         training=f"benchmarks/ {content_hash(TRAINING)}",
         packages=get_packages(),
-        checkpoint=lambda wildcards, input: f"--checkpoint {input.checkpoint}" if input.checkpoint else "",
+        weights=lambda wildcards, input: f"--weights {input.weights}" if input.weights else "",
     shell:
-        "if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} {params.checkpoint} 2> {log:q}); "
+        "if line=$(python -m benchmarks run --cell {params.spec_file:q} --output {output:q} {params.weights} 2> {log:q}); "
         "then cd $(dirname {output:q}); done=$(find . -name '*.json' ! -name '*.failed.json' -newer ../.lock | wc -l); "
         'echo "[$done/${{CELLS_TO_RUN:-?}}] $line"; '
         'else echo "FAILED {wildcards.cell}: $(tail -n 1 {log:q}) (see {log})"; exit 1; fi'

@@ -49,7 +49,7 @@ wildcard_constraints:
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
-def get_checkpoint(wildcards):
+def get_weights(wildcards):
     pretrained = get_pretrained(CELLS[wildcards.cell].model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)

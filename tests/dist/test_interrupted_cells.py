@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import deadline
-from benchmarks.build import build
 from benchmarks.cell import Cell
-from benchmarks.checkpoint import Checkpoints
-from benchmarks.deadline import Stopped, Watch
-from benchmarks.limits import MANIFEST, Limits, checkpoint_folder
 from benchmarks.record import CellResult
-from benchmarks.trainer import Trainer
+from benchmarks.training import deadline
+from benchmarks.training.build import build
+from benchmarks.training.checkpoint import Checkpoints
+from benchmarks.training.deadline import Stopped, Watch
+from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder
+from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from tests.processes import on_processes
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.bert_adam import BertAdam
+from benchmarks.training.bert_adam import BertAdam
 from resireduce.comm.local import LocalCommunicator
 from resireduce.memory import measure_states
 

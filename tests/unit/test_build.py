@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from benchmarks import build as build_module
 from benchmarks.__main__ import main
-from benchmarks.bert_adam import BertAdam
-from benchmarks.build import build, make_compressor, make_task, rank_seed
 from benchmarks.cell import Cell
 from benchmarks.models import MODELS
-from benchmarks.optimizers import make_optimizer
-from benchmarks.weights import load_prepared
+from benchmarks.training import build as build_module
+from benchmarks.training.bert_adam import BertAdam
+from benchmarks.training.build import build, make_compressor, make_task, rank_seed
+from benchmarks.training.optimizers import make_optimizer
+from benchmarks.training.weights import load_prepared
 from benchmarks.workloads import PAPER, READMES, WORKLOADS, Schedule
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC

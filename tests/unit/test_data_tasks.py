@@ -10,7 +10,7 @@ from benchmarks.data.imagenet import IMAGENET
 from benchmarks.data.prepared import open_prepared
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting
-from benchmarks.weights import load_prepared
+from benchmarks.training.weights import load_prepared
 from resireduce.scheme import load
 from tests.published import gpt2_vocabulary, prepared, squad, unpublished, write
 from tests.unit.test_data_cifar import SMALL10, archive10

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from benchmarks.__main__ import main
-from benchmarks.devices import choose_place, settle_arithmetic
 from benchmarks.measure import provenance as provenance_module
 from benchmarks.measure.facts import loaded_library, rank_facts, relevant_environment
 from benchmarks.measure.known import measure_known, table
@@ -18,6 +17,7 @@ from benchmarks.measure.meter import NO_CUDA
 from benchmarks.measure.nvml import Idle, Nvml
 from benchmarks.measure.provenance import image_digest, job_facts
 from benchmarks.measure.start import look_before_cuda
+from benchmarks.training.devices import choose_place, settle_arithmetic
 from resireduce.errors import ConfigError
 from tests.gpus import FakeGpu, FakeNvml
 

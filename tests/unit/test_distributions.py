@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.build import build
 from benchmarks.cell import Cell
 from benchmarks.matrix import expand
 from benchmarks.observe.distributions import BINS, LIMIT, describe, distances, distributions, quantiles
+from benchmarks.outcomes import to_result
 from benchmarks.record import CellResult
 from benchmarks.report.densities import spread
 from benchmarks.report.figures import draw
@@ -19,7 +19,7 @@ from benchmarks.report.load import load_run
 from benchmarks.report.page import render_page
 from benchmarks.report.tables import TABLES
 from benchmarks.report.write import to_csv
-from benchmarks.run import to_result
+from benchmarks.training.build import build
 from resireduce.comm.local import LocalCommunicator
 from resireduce.grouping import Grouping
 from tests.records import make_result

@@ -8,14 +8,14 @@ import torch
 
 import resireduce
 from benchmarks.__main__ import main
-from benchmarks.build import make_task
 from benchmarks.cell import Cell
 from benchmarks.cells import read_config
 from benchmarks.matrix import expand
 from benchmarks.models import MODELS
-from benchmarks.optimizers import make_optimizer
 from benchmarks.record import CellResult
 from benchmarks.tasks.base import to_device
+from benchmarks.training.build import make_task
+from benchmarks.training.optimizers import make_optimizer
 from benchmarks.workloads import PAPER, WORKLOADS
 from resireduce.comm.local import PretendCommunicator
 from resireduce.memory import ModelStates, measure_states

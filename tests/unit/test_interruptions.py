@@ -13,15 +13,15 @@ import torch
 
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
-from benchmarks.deadline import Watch
-from benchmarks.failures import asked_bytes, describe
 from benchmarks.launch import overall
-from benchmarks.limits import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
 from benchmarks.measure.oom import count_oom_kills
+from benchmarks.outcomes import to_result
 from benchmarks.record import CellResult
 from benchmarks.report.load import load_run
-from benchmarks.run import to_result
-from benchmarks.train import run_rank
+from benchmarks.training.deadline import Watch
+from benchmarks.training.failures import asked_bytes, describe
+from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
+from benchmarks.training.rank import run_rank
 from benchmarks.workloads import WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 
@@ -32,7 +32,7 @@ CELL = Cell(model="vgg-digits", backend="local", world_size=1, steps=4, batch_pe
 def own_settings(monkeypatch):
     """Put back what a rank sets for its whole process; evaluation takes most of the time, more threads the rest."""
     monkeypatch.setattr("os.cpu_count", lambda: 1)
-    monkeypatch.setattr("benchmarks.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     with torch.random.fork_rng(devices=[]):
         yield
@@ -51,8 +51,8 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     step = iter([False, False, True])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    batch = "benchmarks.trainer.Trainer.batch"
-    usual = __import__("benchmarks.trainer").trainer.Trainer.batch
+    batch = "benchmarks.training.trainer.Trainer.batch"
+    usual = __import__("benchmarks.training.trainer").trainer.Trainer.batch
 
     def larger(trainer, indices, number):
         """In the third step the machine is full, and the batch is of many times the size."""
@@ -84,7 +84,7 @@ def test_a_training_that_diverges_keeps_what_it_measured(monkeypatch, capsys):
 
 
 def test_a_mistake_is_told_in_one_line_and_in_full_in_the_log(monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.trainer.Trainer.batch", lambda *_: 1 / 0)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.batch", lambda *_: 1 / 0)
     record = train()
     assert (record.status, record.reason) == ("error", "ZeroDivisionError: division by zero")
     assert "Traceback" in capsys.readouterr().err
@@ -113,8 +113,8 @@ def test_looks_cost_little(monkeypatch):
             gather(self, tensor, name, *rest),
         )[1],
     )
-    monkeypatch.setattr("benchmarks.trainer.Trainer._step", lambda *_: 0.5)
-    monkeypatch.setattr("benchmarks.trainer.Trainer.result", lambda _: {})
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer._step", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
     run_rank(replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), Watch(Limits(ends_at=1e12), signals=[]))
     assert 0 < len(looks) < 10
 
@@ -154,7 +154,7 @@ def test_a_checkpoint_that_cannot_be_used_is_named_and_the_cell_starts_afresh(tm
 
 def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> CellResult:
     """Leave the checkpoint of a cell that was stopped by a signal after so many steps."""
-    monkeypatch.setattr("benchmarks.deadline.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("benchmarks.training.deadline.LOOK_SECONDS", 0.0)
     watch = Watch(Limits(folder=folder, content={"resireduce": "this"}), signals=[])
     usual = Watch.before_step
 
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_fits_is_gone_on_from(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_costs_the_checkpoint_not_the_training(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.deadline.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("benchmarks.training.deadline.LOOK_SECONDS", 0.0)
     (tmp_path / "file").write_text("")
     record = train(folder=tmp_path / "file/checkpoint", save_every_seconds=1e-9)
     assert record.status == "ok"

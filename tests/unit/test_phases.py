@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.build import build
 from benchmarks.cell import Cell
 from benchmarks.measure.phases import NAMES, CudaMarks, PhaseClock
 from benchmarks.measure.probe import Probe
-from benchmarks.trainer import Trainer
+from benchmarks.training.build import build
+from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 from tests.worlds import same
 
@@ -115,7 +115,7 @@ def one_thread() -> Iterator[None]:
 
 def trained(monkeypatch: pytest.MonkeyPatch, gradients: str, observed: int) -> Trainer:
     monkeypatch.setattr("benchmarks.measure.probe.OBSERVED_STEPS", observed)
-    monkeypatch.setattr("benchmarks.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
     size = {"world_size": 1, "steps": 2, "batch_per_rank": 4}
     cell = Cell(model="vgg-digits", scheme="w+2d", gradients=gradients, backend="local", **size)
     with torch.random.fork_rng(devices=[]), one_thread():

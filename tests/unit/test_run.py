@@ -17,10 +17,10 @@ from benchmarks import launch as launch_module
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
-from benchmarks.limits import Limits
+from benchmarks.outcomes import summary, to_result
 from benchmarks.record import CellResult
-from benchmarks.run import summary, to_result
-from benchmarks.train import run_rank
+from benchmarks.training.limits import Limits
+from benchmarks.training.rank import run_rank
 from benchmarks.workloads import SMALL, WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
@@ -191,8 +191,8 @@ def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys,
 
 def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsys):
     spec.write_text(json.dumps(Cell(model="gpt2-bytes").to_dict()))
-    assert run(spec, "--checkpoint", str(spec)) == 2
-    assert f"error: checkpoint: {spec} holds no weights; make them with" in capsys.readouterr().err
+    assert run(spec, "--weights", str(spec)) == 2
+    assert f"error: weights: {spec} holds no weights; make them with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_what_the_data_cannot_give_is_named_in_the_record(own_settings):
 @pytest.mark.parametrize("model", [workload.model for workload in SMALL])
 def test_a_record_holds_the_bytes_that_plan_says(own_settings, monkeypatch, model, scheme, gradients):
     # Takes nearly all of the time, and holds nothing at a step boundary.
-    monkeypatch.setattr("benchmarks.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
     cell = Cell(model=model, scheme=scheme, gradients=gradients, backend="local", world_size=1, steps=2)
     outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
     baseline_bytes = outcome.pop("baseline_bytes")

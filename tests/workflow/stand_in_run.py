@@ -15,7 +15,7 @@ from tests.records import make_result
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--weights", type=Path)
 
 
 def main(args: argparse.Namespace) -> int:

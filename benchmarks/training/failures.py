@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.deadline import Stopped
 from benchmarks.measure.memory import peak_resident_bytes
+from benchmarks.training.deadline import Stopped
 from resireduce.errors import ConfigError, NonFiniteGradient
 
 if TYPE_CHECKING:
-    from benchmarks.trainer import Trainer
+    from benchmarks.training.trainer import Trainer
 
 OUT_OF_MEMORY = (
     "out of memory",  # CUDA outside torch's allocator, NCCL

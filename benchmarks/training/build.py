@@ -10,12 +10,12 @@ from torch import nn
 import resireduce
 from benchmarks.cell import Cell
 from benchmarks.models import MODELS
-from benchmarks.optimizers import make_optimizer
 from benchmarks.options import thaw
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting, Task
-from benchmarks.trainer import Trainer
-from benchmarks.weights import load_prepared
+from benchmarks.training.optimizers import make_optimizer
+from benchmarks.training.trainer import Trainer
+from benchmarks.training.weights import load_prepared
 from benchmarks.workloads import WORKLOADS, Schedule
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor

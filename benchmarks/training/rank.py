@@ -1,4 +1,4 @@
-"""One rank of one cell: build, train, measure. `python -m benchmarks.train` is what `launch` starts."""
+"""One rank of one cell: build, train, measure. `python -m benchmarks.training.rank` is what `launch` starts."""
 
 import argparse
 import os
@@ -9,18 +9,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.build import build
 from benchmarks.cell import Cell
-from benchmarks.checkpoint import Checkpoints
-from benchmarks.deadline import Stopped, Watch, catch_signals
-from benchmarks.devices import Place, choose_place, settle_arithmetic
-from benchmarks.failures import outcome_of
 from benchmarks.files import load_json, save_json
-from benchmarks.limits import Limits
 from benchmarks.measure.facts import rank_facts
 from benchmarks.measure.probe import Probe
 from benchmarks.measure.start import look_before_cuda, make_probe
-from benchmarks.trainer import Trainer
+from benchmarks.training.build import build
+from benchmarks.training.checkpoint import Checkpoints
+from benchmarks.training.deadline import Stopped, Watch, catch_signals
+from benchmarks.training.devices import Place, choose_place, settle_arithmetic
+from benchmarks.training.failures import outcome_of
+from benchmarks.training.limits import Limits
+from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator

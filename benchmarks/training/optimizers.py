@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from benchmarks.bert_adam import BertAdam
+from benchmarks.training.bert_adam import BertAdam
 from benchmarks.workloads import Workload
 
 

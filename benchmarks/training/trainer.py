@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cell import Cell
-from benchmarks.deadline import Watch
-from benchmarks.failures import Diverged
 from benchmarks.measure.clock import StepClock
 from benchmarks.measure.memory import RankBytes, measure_memory
 from benchmarks.measure.probe import Probe
 from benchmarks.observe import OBSERVATIONS
 from benchmarks.tasks.base import Batch, Task, to_device
+from benchmarks.training.deadline import Watch
+from benchmarks.training.failures import Diverged
 from benchmarks.workloads import Schedule
 from resireduce.comm.base import Communicator
 from resireduce.memory import baseline_total, measure_states

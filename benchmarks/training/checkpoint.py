@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.files import load_json, save_json
-from benchmarks.limits import MANIFEST
+from benchmarks.training.limits import MANIFEST
 from resireduce.comm.base import Communicator
 
 if TYPE_CHECKING:
-    from benchmarks.trainer import Trainer
+    from benchmarks.training.trainer import Trainer
 
 State = dict[str, Any]
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)

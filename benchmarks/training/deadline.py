@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.checkpoint import Checkpoints, capture, restore
-from benchmarks.limits import Limits
+from benchmarks.training.checkpoint import Checkpoints, capture, restore
+from benchmarks.training.limits import Limits
 from resireduce.memory import measure_states
 
 if TYPE_CHECKING:
-    from benchmarks.trainer import Trainer
+    from benchmarks.training.trainer import Trainer
 
 LOOK_SECONDS = 1.0
 """Ranks ask each other about so often; where a step takes longer, before every step."""
