@@ -6,9 +6,10 @@ from pathlib import Path
 from benchmarks.checks import integer
 from benchmarks.files import writable
 from benchmarks.gpucheck.cases import LIMIT_SECONDS, MODELS, STEPS, Case, estimate, list_cases, parts
-from benchmarks.gpucheck.device import DEVICES, find_device
+from benchmarks.gpucheck.device import find_device
 from benchmarks.gpucheck.part import Part
 from benchmarks.gpucheck.summary import summarise
+from benchmarks.training.devices import DEVICES
 from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, choose
 

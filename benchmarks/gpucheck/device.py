@@ -6,32 +6,37 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.measure.nvml import Nvml, NvmlUnavailable
+from benchmarks.training.devices import DEVICE_VARIABLE
 from resireduce.errors import ConfigError
-
-DEVICES = ("cuda", "cpu")
 
 
 def find_device(device: str) -> dict[str, Any]:
-    """Return what is known of the device that cells will run on, and have their processes see no other kind.
+    """Return what is known of the device that cells will run on, and have their processes see no other.
 
-    Raises ConfigError, one line, if it is to be a GPU and there is none.
+    Of several GPUs that is the first that is visible: two ranks are to share it. Raises ConfigError, one line, if it is
+    to be a GPU and there is none.
     """
-    if device == "cpu":
-        os.environ |= {"RESIREDUCE_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    chosen = {DEVICE_VARIABLE: device, "CUDA_VISIBLE_DEVICES": first if device == "cuda" else ""}
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | chosen)
     # The last line: packages may greet on the standard output.
-    done = subprocess.run([sys.executable, "-m", __name__], stdout=subprocess.PIPE, text=True, check=False)
     facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else {}
     if device == "cuda" and not facts.get("uuid"):
         raise ConfigError(
             f"device: 'cuda' is not allowed here: torch {facts.get('torch')} sees no NVIDIA GPU; run it where there is "
             "one, or try it out with: --device cpu --models resnet50 --steps 1"
         )
+    os.environ |= chosen
     return facts
 
 
 def describe() -> dict[str, Any]:
     """Return versions, and properties of the first GPU: those of a GPU are None where there is none."""
     import torch
+
+    from benchmarks.measure.facts import gpu_uuid, nccl_version
 
     facts: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": "cpu", "uuid": None}
     facts |= {"driver": None, "nccl": None, "cudnn": torch.backends.cudnn.version()}
@@ -40,11 +45,11 @@ def describe() -> dict[str, Any]:
     properties = torch.cuda.get_device_properties(0)
     return facts | {
         "device": properties.name,
-        "uuid": str(getattr(properties, "uuid", "unknown")),
+        "uuid": gpu_uuid(torch.device("cuda", 0)),
         "device_memory_bytes": properties.total_memory,
         "compute_capability": f"{properties.major}.{properties.minor}",
         "driver": _driver(),
-        "nccl": _nccl(),
+        "nccl": nccl_version(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "cudnn_allow_tf32": torch.backends.cudnn.allow_tf32,
     }
@@ -52,23 +57,9 @@ def describe() -> dict[str, Any]:
 
 def _driver() -> str | None:
     try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        driver = pynvml.nvmlSystemGetDriverVersion()
-    except Exception:  # whatever NVML lacks here, the check goes on without it
+        return Nvml.load().driver_version()
+    except NvmlUnavailable:  # the check goes on without it
         return None
-    return driver.decode() if isinstance(driver, bytes) else str(driver)
-
-
-def _nccl() -> str | None:
-    import torch
-
-    try:
-        version = torch.cuda.nccl.version()
-    except (AttributeError, RuntimeError, ImportError):
-        return None
-    return ".".join(map(str, version)) if isinstance(version, tuple) else str(version)
 
 
 if __name__ == "__main__":

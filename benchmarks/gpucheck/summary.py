@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json, save_text
 from benchmarks.gpucheck.agreement import ALLOCATED, rung_bytes
 from benchmarks.gpucheck.cases import FLOAT32, list_cases
-from benchmarks.measure.clock import WARMUP_STEPS
+from benchmarks.measure.clock import StepClock
 from benchmarks.report.labels import ABSENT, mebibytes, percent
 from benchmarks.report.load import Hole
 from benchmarks.report.table import Table
@@ -108,13 +107,13 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
 def _measures(record: dict[str, Any]) -> dict[str, Any]:
     """The figures of a case that ended well."""
     rank = max(record["ranks"], key=lambda one: one["memory"]["peak_states_bytes"])
-    memory, times = rank["memory"], rank["step_seconds"]
+    memory = rank["memory"]
     return {
         **memory,
         "allocated_bytes": rung_bytes(memory, ALLOCATED),
         "allocated_without_gradients_bytes": rung_bytes(memory, FREED),
         "peak_allocated_bytes": rung_bytes(memory, PEAK),
-        "step_seconds": median(times[min(WARMUP_STEPS, len(times) // 2) :]),
+        "step_seconds": 1 / StepClock(rank["step_seconds"]).steps_per_second,
         "units_per_second": rank.get("units_per_second"),
         "unit": rank.get("unit"),
     }

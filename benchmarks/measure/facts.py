@@ -35,7 +35,7 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
         "driver": driver,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,
-        "nccl": _nccl_version() if on_gpu else None,
+        "nccl": nccl_version() if on_gpu else None,
         "nccl_path": loaded_library("libnccl.so", _maps()),
         "process_group": process_group,
         "allocator": torch.cuda.get_allocator_backend() if on_gpu else None,
@@ -58,7 +58,8 @@ def gpu_uuid(device: torch.device) -> str | None:
     return found if found.startswith(("GPU-", "MIG-")) else f"GPU-{found}"
 
 
-def _nccl_version() -> str | None:
+def nccl_version() -> str | None:
+    """Return the version of NCCL that torch was built with; None where it was built without."""
     try:
         return ".".join(map(str, torch.cuda.nccl.version()))
     except (AttributeError, RuntimeError):  # a torch built without NCCL

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.cell import Cell
 from benchmarks.gpucheck import part as part_module
 from benchmarks.gpucheck.agreement import STATES, compare, plan_of
 from benchmarks.gpucheck.cases import LIMIT_SECONDS, MODELS, estimate, list_cases, parts
+from benchmarks.gpucheck.device import find_device
 from benchmarks.gpucheck.part import Part
 from benchmarks.gpucheck.summary import summarise
 from benchmarks.workloads import WORKLOADS
@@ -133,6 +135,24 @@ def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, tmp_path, capsys):
     error = capsys.readouterr().err
     assert error.startswith("error: device: 'cuda' is not allowed here: torch 2.") and error.count("\n") == 1
     assert "--device cpu --models resnet50 --steps 1" in error
+
+
+@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("2,3", "2"), ("GPU-b", "GPU-b")])
+def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first):
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    seen = {}
+
+    def run(command, env, **options):
+        seen.update(env)
+        return SimpleNamespace(returncode=0, stdout='hello\n{"uuid": "GPU-a"}\n')
+
+    monkeypatch.setattr("benchmarks.gpucheck.device.subprocess.run", run)
+    assert find_device("cuda") == {"uuid": "GPU-a"}
+    for environment in (seen, os.environ):
+        assert (environment["RESIREDUCE_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", first)
 
 
 @pytest.mark.parametrize(
