@@ -27,8 +27,6 @@ class Setting:
     """Folder of prepared data sets."""
     synthetic: bool = False
     """Make random inputs of the right shapes; nothing is read."""
-    classes: int | None = None
-    """Labels that the model tells apart, where synthetic ones are to be made."""
     length: int | None = None
     """Tokens of a sample."""
     seed: int = 0

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.tasks.base import Batch, Setting, chunks, evaluating, shard, to_device
-from benchmarks.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, Source, draws, synthetic_hash
+from benchmarks.tasks.source import Source, Synthetic
 
 EVALUATED_TOGETHER = 32
 """Held-out images in a batch, as in the released scripts."""
@@ -60,33 +60,15 @@ class ImageClassification:
         return {"top1": float(100 * sums[0] / sums[1])}
 
 
-class SyntheticImages:
-    """Random square images of `size` pixels a side and random labels below `classes`, made when they are asked for."""
-
-    held_out = SYNTHETIC_HELD_OUT
+class SyntheticImages(Synthetic):
+    """Random square images of `size` pixels a side and random labels below `classes`."""
 
     def __init__(self, setting: Setting, classes: int, size: int) -> None:
-        self._setting, self.classes, self.size = setting, setting.classes or classes, size
+        super().__init__(setting, f"images {classes} {size}")
+        self.classes, self.size = classes, size
 
-    def data_hash(self) -> str:
-        """Return the SHA-256 of what the images depend on."""
-        return synthetic_hash(self._setting, f"images {self.classes} {self.size}")
-
-    def __len__(self) -> int:
-        """Return the number of training images."""
-        return SYNTHETIC_SAMPLES
-
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        """Return these images and labels, the same in every step."""
-        return self._make([int(index) for index in indices])
-
-    def held_out_batch(self, indices: range) -> Batch:
-        """Return images that are none of the training images."""
-        return self._make([SYNTHETIC_SAMPLES + index for index in indices])
-
-    def _make(self, numbers: list[int]) -> Batch:
+    def _make(self, generators: list[np.random.Generator]) -> Batch:
         shape = (3, self.size, self.size)
-        generators = [draws(self._setting.seed, number) for number in numbers]
         labels = torch.tensor([int(one.integers(self.classes)) for one in generators])
         images = np.stack([one.standard_normal(shape, dtype=np.float32) for one in generators])
         return {"images": torch.from_numpy(images), "labels": labels}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
+from benchmarks.tasks.answers import SpanAnswering, scores, span_logits
 from benchmarks.tasks.base import Batch, Phase, Setting, chunks, evaluating, sha256, shard, to_device
 from benchmarks.tasks.question_maker import make_squad, words
-from benchmarks.tasks.squad import Question, exact_match, f1, read_squad
+from benchmarks.tasks.squad import Question, read_squad
 
 DOMAINS: dict[Phase, str] = {"pretrain": "lives", "train": "towns"}
 TRAIN_QUESTIONS = 4000
@@ -101,12 +101,9 @@ def best_spans(start_logits: Tensor, end_logits: Tensor, context_mask: Tensor, l
     return torch.stack([best // length, best % length], dim=1)
 
 
-class Questions:
-    """Which words of the text answer the question?"""
+class Questions(SpanAnswering):
+    """Questions of documents that the project makes."""
 
-    metric = "f1"
-    higher_is_better = True
-    unit = "tokens"
     units_per_sample = LENGTH
 
     def __init__(self, setting: Setting) -> None:
@@ -134,16 +131,6 @@ class Questions:
         """Return the tensors of `collate` for these questions."""
         return {name: tensor[indices] for name, tensor in self.train.items()}
 
-    def _logits(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-        names = ("input_ids", "token_type_ids", "attention_mask")
-        outputs = model(**{name: batch[name] for name in names})
-        return outputs.start_logits, outputs.end_logits
-
-    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean of the cross-entropies of first and last token, in nats."""
-        starts, ends = self._logits(model, batch)
-        return (cross_entropy(starts, batch["starts"]) + cross_entropy(ends, batch["ends"])) / 2
-
     def answer(self, question: Question, encoded: Encoded, first: int, last: int) -> str:
         """Return the text of the context from the first to the last token."""
         begin, end = encoded.spans[first], encoded.spans[last]
@@ -158,20 +145,9 @@ class Questions:
             for indices in chunks(shard(len(self.test_questions), rank, world_size), 50):
                 rows = torch.tensor(indices)
                 batch = to_device({name: tensor[rows] for name, tensor in self.test.items()}, model)
-                spans = best_spans(*self._logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
+                spans = best_spans(*span_logits(model, batch), batch["context_mask"], LONGEST_ANSWER)
                 for index, (first, last) in zip(indices, spans.tolist(), strict=True):
                     question = self.test_questions[index]
                     answer = self.answer(question, self.test_encoded[index], first, last)
-                    sums += torch.tensor(
-                        [
-                            max(f1(answer, wanted) for wanted in question.answers),
-                            max(exact_match(answer, wanted) for wanted in question.answers),
-                            1.0,
-                        ],
-                        dtype=torch.float64,
-                    )
+                    sums += scores(question, answer)
         return sums
-
-    def metrics_from(self, sums: Tensor) -> dict[str, float]:
-        """Return the mean F1 and the share of exact matches, in percent."""
-        return {"f1": float(100 * sums[0] / sums[2]), "exact_match": float(100 * sums[1] / sums[2])}

@@ -1,5 +1,6 @@
 """Where a task's samples come from: prepared files, or random numbers made when they are asked for."""
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -43,4 +44,38 @@ def draws(*key: int) -> np.random.Generator:
 
 def synthetic_hash(setting: Setting, kind: str) -> str:
     """Return the SHA-256 of what random samples depend on."""
-    return sha256([f"synthetic {kind} {setting.classes} {setting.length} {setting.seed}".encode()])
+    return sha256([f"synthetic {kind} {setting.length} {setting.seed}".encode()])
+
+
+class Synthetic(ABC):
+    """Random samples, made when they are asked for from the setting's seed and their number alone.
+
+    Args:
+        setting: whose seed and length they depend on.
+        kind: what else they depend on, in words.
+    """
+
+    held_out = SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, kind: str) -> None:
+        self._seed, self._hash = setting.seed, synthetic_hash(setting, kind)
+
+    def data_hash(self) -> str:
+        """Return the SHA-256 of what the samples depend on."""
+        return self._hash
+
+    def __len__(self) -> int:
+        """Return the number of training samples."""
+        return SYNTHETIC_SAMPLES
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Return these samples, the same in every step."""
+        return self._make([draws(self._seed, index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        """Return samples that are none of the training samples."""
+        return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
+
+    @abstractmethod
+    def _make(self, generators: list[np.random.Generator]) -> Batch:
+        """Draw a sample from each."""

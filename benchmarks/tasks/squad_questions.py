@@ -134,11 +134,11 @@ class SyntheticQuestions:
     held_out = SYNTHETIC_HELD_OUT
 
     def __init__(self, setting: Setting, length: int) -> None:
-        self._setting, self.length, self._words = setting, length, setting.classes or WORDS
+        self._setting, self.length = setting, length
 
     def data_hash(self) -> str:
         """Return the SHA-256 of what the questions depend on."""
-        return synthetic_hash(self._setting, f"questions {self._words} {self.length}")
+        return synthetic_hash(self._setting, f"questions {WORDS} {self.length}")
 
     def __len__(self) -> int:
         """Return the number of training windows."""
@@ -155,7 +155,7 @@ class SyntheticQuestions:
     def _make(self, number: int) -> tuple[Question, Text, list[Feature]]:
         generator = draws(self._setting.seed, number)
         asked, size = room(np.arange(self.length // 8, dtype=np.int32), self.length)
-        ids = generator.integers(self._words, size=len(asked) + size).astype(np.int32)
+        ids = generator.integers(WORDS, size=len(asked) + size).astype(np.int32)
         asked, words = ids[: len(asked)], [str(one) for one in ids[len(asked) :]]
         ends = np.cumsum([len(word) + 1 for word in words]) - 1
         spans = np.stack([ends - [len(word) for word in words], ends], axis=1).astype(np.int32)

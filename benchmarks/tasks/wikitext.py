@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.data.prepared import Prepared, open_prepared
 from benchmarks.tasks.base import Batch, Setting, chunks, evaluating, shard, to_device
-from benchmarks.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, Source, draws, synthetic_hash
+from benchmarks.tasks.source import Source, Synthetic
 from resireduce.errors import ConfigError, choose
 
 VOCABULARY = 50257
@@ -108,32 +108,15 @@ class Blocks:
         return {"input_ids": torch.from_numpy(tokens[places].astype(np.int64))}
 
 
-class SyntheticBlocks:
-    """Random tokens, made when they are asked for."""
-
-    held_out = SYNTHETIC_HELD_OUT
+class SyntheticBlocks(Synthetic):
+    """Random tokens."""
 
     def __init__(self, setting: Setting, length: int) -> None:
-        self._setting, self.length, self._vocabulary = setting, length, setting.classes or VOCABULARY
+        super().__init__(setting, f"tokens {VOCABULARY} {length}")
+        self.length = length
 
-    def data_hash(self) -> str:
-        """Return the SHA-256 of what the tokens depend on."""
-        return synthetic_hash(self._setting, f"tokens {self._vocabulary} {self.length}")
-
-    def __len__(self) -> int:
-        """Return the number of training blocks."""
-        return SYNTHETIC_SAMPLES
-
-    def batch(self, indices: Tensor, step: int) -> Batch:
-        """Return these blocks, the same in every step."""
-        return self._make([int(index) for index in indices])
-
-    def held_out_batch(self, indices: range) -> Batch:
-        """Return blocks that are none of the training blocks."""
-        return self._make([SYNTHETIC_SAMPLES + index for index in indices])
-
-    def _make(self, numbers: list[int]) -> Batch:
-        rows = [draws(self._setting.seed, number).integers(self._vocabulary, size=self.length) for number in numbers]
+    def _make(self, generators: list[np.random.Generator]) -> Batch:
+        rows = [one.integers(VOCABULARY, size=self.length) for one in generators]
         return {"input_ids": torch.from_numpy(np.stack(rows))}
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.tasks.answers import scores
 from benchmarks.tasks.base import Setting
 from benchmarks.tasks.squad import Question, exact_match, f1
 from benchmarks.tasks.squad_answers import answer_text, best_span
@@ -24,7 +25,7 @@ from benchmarks.tasks.squad_features import (
     tokenize,
     windows,
 )
-from benchmarks.tasks.squad_task import Squad, scores
+from benchmarks.tasks.squad_task import Squad
 from resireduce.errors import ConfigError
 from tests.prepared import SPECIAL, save_prepared, save_squad
 
@@ -259,7 +260,7 @@ def test_scores_agree_with_an_independent_reading(case):
     question = Question(id="q", question="", context="", answers=answers, starts=(0, 0, 0))
     best_f1 = max(plain_f1(prediction, answer) for answer in answers)
     best_match = max(plain_words(prediction) == plain_words(answer) for answer in answers)
-    assert scores(question, prediction) == pytest.approx([best_f1, float(best_match), 1.0])
+    assert scores(question, prediction).tolist() == pytest.approx([best_f1, float(best_match), 1.0])
 
 
 # The task
