@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 
 from benchmarks.cell import Cell
+from benchmarks.data.cifar import CIFAR10, CIFAR100
+from benchmarks.data.squad import SQUAD
 from benchmarks.workloads import WORKLOADS, Schedule
 
 
@@ -17,10 +19,10 @@ class Count:
 
 
 COUNTS = {
-    "cifar10": Count(50_000, "images"),
-    "cifar100": Count(50_000, "images"),
+    "cifar10": Count(CIFAR10.train_count, "images"),
+    "cifar100": Count(CIFAR100.train_count, "images"),
     "imagenet": Count(1_281_167, "images"),
-    "squad": Count(87_599, "questions", "one question on a long paragraph makes several samples"),
+    "squad": Count(SQUAD.train_count, "questions", "one question on a long paragraph makes several samples"),
     "wikitext-2": Count(2_088_628, "tokens", "words are counted, of which byte pairs make more tokens"),
     "wikitext-103": Count(103_227_021, "tokens", "words are counted, of which byte pairs make more tokens"),
 }
@@ -33,7 +35,7 @@ def planned_steps(cell: Cell) -> tuple[int | None, str]:
     fixed = cell.steps or workload.steps
     if fixed:
         return fixed, ""
-    count = COUNTS.get("wikitext-2" if "wikitext-2" in cell.released else workload.data or "")
+    count = COUNTS.get(cell.data_name or "")
     if count is None or cell.data == "synthetic":
         return None, ""
     samples = count.number // (cell.length or workload.length or 1) if count.unit == "tokens" else count.number

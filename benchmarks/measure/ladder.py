@@ -68,7 +68,7 @@ class Difference:
     baseline_bytes: int
     """Allocated before the model was built."""
     states_bytes: int
-    """The itemised model states that lie on the device: AdamW's step counters do not."""
+    """The itemised model states that lie on the device, as not all step counters of optimizers do."""
     buffers_bytes: int
     """The model's buffers (batch norm)."""
     workspaces_bytes: int

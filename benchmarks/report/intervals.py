@@ -13,7 +13,7 @@ from benchmarks.report.labels import MINUS, percent, short_labels
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.memory import memory_record
 from benchmarks.report.provenance import provenance_rows
-from benchmarks.report.seeds import by_seed, seeds_record
+from benchmarks.report.seeds import USUAL_DENSITY, by_seed, seeds_record
 from benchmarks.report.student import CONFIDENCE
 from benchmarks.report.table import CELL_COLUMNS
 from resireduce.errors import ConfigError
@@ -78,7 +78,7 @@ def readme_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _at_usual(row: dict[str, Any]) -> bool:
-    return row["compressor"] == "none" or row["density"] == 0.01
+    return row["compressor"] == "none" or row["density"] == USUAL_DENSITY
 
 
 def _texts(row: dict[str, Any], label: str) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cell import Cell
+from benchmarks.cell import CELL_FIELDS, Cell
 from benchmarks.options import texts
 from resireduce.scheme import COMPRESSORS
 
@@ -11,20 +11,7 @@ MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ABSENT = "\N{EN DASH}"
 SCHEME_WORDS = {"none": "none (no residual)"}
-RARE = (
-    "compressor",
-    "residual_dtype",
-    "density",
-    "world_size",
-    "backend",
-    "steps",
-    "data",
-    "batch_per_rank",
-    "length",
-    "released",
-    "options",
-    "observe",
-)
+RARE = tuple(name for name in CELL_FIELDS if name not in ("model", "scheme", "gradients", "seed"))
 
 
 def mebibytes(count: int | None) -> str:

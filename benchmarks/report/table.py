@@ -5,28 +5,12 @@ from dataclasses import dataclass, field
 from statistics import stdev
 from typing import Any
 
-from benchmarks.cell import Cell
+from benchmarks.cell import CELL_FIELDS, Cell
 from benchmarks.record import CellResult
 from benchmarks.report.labels import ABSENT, short_labels
 from benchmarks.report.load import Run
 
-CELL_COLUMNS = (
-    "model",
-    "compressor",
-    "scheme",
-    "gradients",
-    "residual_dtype",
-    "density",
-    "world_size",
-    "backend",
-    "steps",
-    "data",
-    "batch_per_rank",
-    "length",
-    "released",
-    "options",
-    "observe",
-)
+CELL_COLUMNS = tuple(name for name in CELL_FIELDS if name != "seed")
 SAME_WORK = ("data", "batch_per_rank", "length", "released")
 """What a setting and its baseline share in any comparison."""
 BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}

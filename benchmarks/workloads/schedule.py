@@ -13,9 +13,9 @@ class Schedule:
     """The recipe `workload` for `samples` training samples on `world_size` ranks.
 
     Args:
-        steps: optimizer steps to take instead of the recipe's.
-        batch_per_rank: instead of the recipe's.
-        planned_steps: steps that warm-up and decay reckon with, if those are not the steps that are taken.
+        steps_wanted: optimizer steps to take instead of the recipe's.
+        batch_wanted: samples of one rank in a step, instead of the recipe's.
+        plans_single_rank: whether warm-up and decay reckon with the steps of one rank alone, as released for BERT.
 
     Raises ConfigError if the samples are less than one batch of all ranks.
     """
@@ -26,7 +26,6 @@ class Schedule:
     steps_wanted: int | None = None
     batch_wanted: int | None = None
     plans_single_rank: bool = False
-    """Whether warm-up and decay reckon with the steps of one rank alone, as released for BERT."""
 
     def __post_init__(self) -> None:
         if not self.steps_per_epoch:
