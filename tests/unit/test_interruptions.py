@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -264,3 +265,16 @@ def test_checkpoints_lie_beside_the_records_and_leave_with_the_last(tmp_path):
     folder.mkdir(parents=True)
     remove_checkpoint(folder)
     assert not folder.parent.exists()
+
+
+def test_what_other_cells_do_to_the_folder_of_checkpoints_does_not_matter(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints" / CELL.name
+    for others in (lambda path: (path.parent / "another").mkdir(), lambda path: path.parent.rmdir()):
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(
+            "shutil.rmtree", lambda path, ignore_errors, others=others: (Path.rmdir(path), others(path))
+        )
+        remove_checkpoint(folder)
+        assert not folder.exists()
+        monkeypatch.undo()
+        shutil.rmtree(folder.parent, ignore_errors=True)
