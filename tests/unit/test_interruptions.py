@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -22,6 +23,7 @@ from benchmarks.training.deadline import Watch
 from benchmarks.training.failures import asked_bytes, describe
 from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
 from benchmarks.training.rank import run_rank
+from benchmarks.training.trainer import Trainer
 from benchmarks.workloads import WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 
@@ -42,7 +44,7 @@ def own_settings(monkeypatch):
 
 def train(cell: Cell = CELL, **limits: Any) -> CellResult:
     """The record of a cell whose only rank is this process."""
-    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"), Watch(Limits(**limits), signals=[]))
+    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"), watch=Watch(Limits(**limits), signals=[]))
     outcome.pop("baseline_bytes", None)
     return to_result(cell, [outcome], 1.0, None)
 
@@ -51,8 +53,7 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     step = iter([False, False, True])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    batch = "benchmarks.training.trainer.Trainer.batch"
-    usual = __import__("benchmarks.training.trainer").trainer.Trainer.batch
+    usual = Trainer.batch
 
     def larger(trainer, indices, number):
         """In the third step the machine is full, and the batch is of many times the size."""
@@ -62,7 +63,7 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
             return {**found, "images": found["images"].repeat(16000, 1, 1, 1)}
         return usual(trainer, indices, number)
 
-    monkeypatch.setattr(batch, larger)
+    monkeypatch.setattr(Trainer, "batch", larger)
     try:
         record = train()
     finally:
@@ -115,7 +116,9 @@ def test_looks_cost_little(monkeypatch):
     )
     monkeypatch.setattr("benchmarks.training.trainer.Trainer._step", lambda *_: 0.5)
     monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
-    run_rank(replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), Watch(Limits(ends_at=1e12), signals=[]))
+    run_rank(
+        replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=Watch(Limits(ends_at=1e12), signals=[])
+    )
     assert 0 < len(looks) < 10
 
 
@@ -123,6 +126,7 @@ SPOILERS = {
     "code": lambda folder: _edit(folder, resireduce="another"),
     "ranks": lambda folder: _edit(folder, world_size=2),
     "cut off": lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
+    "one bit": lambda folder: _flip(folder / "step2.shared.pt"),
     "missing": lambda folder: (folder / "step2.shared.pt").unlink(),
     "no JSON": lambda folder: (folder / MANIFEST).write_text("{"),
 }
@@ -130,9 +134,17 @@ SAYS = {
     "code": "is of other content (resireduce); the cell starts afresh",
     "ranks": "is of other content (world_size); the cell starts afresh",
     "cut off": "cannot be read (",
+    "one bit": "cannot be read (",
     "missing": "lacks step2.shared.pt; the cell starts afresh",
     "no JSON": "cannot be read (",
 }
+
+
+def _flip(file: Path) -> None:
+    """Change one bit in the middle, which is one of a tensor."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def _edit(folder: Path, **values: Any) -> None:
@@ -164,7 +176,7 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> Ce
         usual(self, trainer, step)
 
     monkeypatch.setattr(Watch, "before_step", before_step)
-    outcome = run_rank(CELL, LocalCommunicator(), None, Path("data"), watch)
+    outcome = run_rank(CELL, LocalCommunicator(), None, Path("data"), watch=watch)
     record = to_result(CELL, [outcome], 1.0, None)
     assert record.reason == f"stopped by SIGTERM at step {steps} of 4; run again to go on"
     return record
@@ -264,3 +276,16 @@ def test_checkpoints_lie_beside_the_records_and_leave_with_the_last(tmp_path):
     folder.mkdir(parents=True)
     remove_checkpoint(folder)
     assert not folder.parent.exists()
+
+
+def test_what_other_cells_do_to_the_folder_of_checkpoints_does_not_matter(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints" / CELL.name
+    for others in (lambda path: (path.parent / "another").mkdir(), lambda path: path.parent.rmdir()):
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(
+            "shutil.rmtree", lambda path, ignore_errors, others=others: (Path.rmdir(path), others(path))
+        )
+        remove_checkpoint(folder)
+        assert not folder.exists()
+        monkeypatch.undo()
+        shutil.rmtree(folder.parent, ignore_errors=True)
