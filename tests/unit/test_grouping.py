@@ -14,6 +14,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from benchmarks import workloads
 from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
 from resireduce.errors import ConfigError
@@ -39,7 +40,7 @@ SPECIFIC = {
     "gpt2-medium": "transformer.wte.weight",
     "gpt2-large": "transformer.wte.weight",
 }
-SMALL = sorted(MODELS.keys() - PAPER.keys())
+SMALL = [workload.model for workload in workloads.SMALL]
 
 
 def on_meta(name: str) -> nn.Module:
