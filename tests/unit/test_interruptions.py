@@ -22,6 +22,7 @@ from benchmarks.training.deadline import Watch
 from benchmarks.training.failures import asked_bytes, describe
 from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
 from benchmarks.training.rank import run_rank
+from benchmarks.training.trainer import Trainer
 from benchmarks.workloads import WORKLOADS
 from resireduce.comm.local import LocalCommunicator
 
@@ -42,7 +43,7 @@ def own_settings(monkeypatch):
 
 def train(cell: Cell = CELL, **limits: Any) -> CellResult:
     """The record of a cell whose only rank is this process."""
-    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"), Watch(Limits(**limits), signals=[]))
+    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"), watch=Watch(Limits(**limits), signals=[]))
     outcome.pop("baseline_bytes", None)
     return to_result(cell, [outcome], 1.0, None)
 
@@ -52,7 +53,7 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     batch = "benchmarks.training.trainer.Trainer.batch"
-    usual = __import__("benchmarks.training.trainer").trainer.Trainer.batch
+    usual = Trainer.batch
 
     def larger(trainer, indices, number):
         """In the third step the machine is full, and the batch is of many times the size."""
@@ -115,7 +116,8 @@ def test_looks_cost_little(monkeypatch):
     )
     monkeypatch.setattr("benchmarks.training.trainer.Trainer._step", lambda *_: 0.5)
     monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
-    run_rank(replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), Watch(Limits(ends_at=1e12), signals=[]))
+    watch = Watch(Limits(ends_at=1e12), signals=[])
+    run_rank(replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=watch)
     assert 0 < len(looks) < 10
 
 
@@ -164,7 +166,7 @@ def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> Ce
         usual(self, trainer, step)
 
     monkeypatch.setattr(Watch, "before_step", before_step)
-    outcome = run_rank(CELL, LocalCommunicator(), None, Path("data"), watch)
+    outcome = run_rank(CELL, LocalCommunicator(), None, Path("data"), watch=watch)
     record = to_result(CELL, [outcome], 1.0, None)
     assert record.reason == f"stopped by SIGTERM at step {steps} of 4; run again to go on"
     return record
