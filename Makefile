@@ -13,7 +13,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n '/^PYTHON/q; s/^# //p' Makefile
 
 .venv/installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
@@ -23,10 +23,11 @@ help:
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[suite,test]"
 	@touch $@
 
+# !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.
 run: .venv/installed
 	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml); another name for a run: make run RUN=name CONFIG=file" >&2; exit 2; }
 	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" $(if $(PART),--part "$(PART)") > /dev/null
-	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="$(RUN)" $(if $(PART),part="$(PART)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
+	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="!!str $(RUN)" $(if $(PART),part="!!str $(PART)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
 
 test: .venv/installed horovod lint unit

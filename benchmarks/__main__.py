@@ -1,6 +1,7 @@
 """Command line of the experiments: one module for each command, imported only when it is called."""
 
 import argparse
+import os
 import sys
 from importlib import import_module
 
@@ -25,7 +26,7 @@ COMMANDS = {
     ),
     "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
 }
-BAD_INPUT = 2
+FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
@@ -42,15 +43,31 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; bad input ends it with one line on the error stream and exit status 2."""
+    """Run one command; bad input ends it with one line on the error stream and exit status 2.
+
+    So does what the system refuses (a full disk, files of others) with status 1, and Ctrl-C with 130.
+    """
     given = sys.argv[1:] if arguments is None else arguments
-    args = build_parser(given[0] if given else None).parse_args(given)
     try:
+        args = build_parser(given[0] if given else None).parse_args(given)
         return int(args.main(args))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return _end(error, BAD_INPUT)
+    except KeyboardInterrupt:
+        return _end("stopped by Ctrl-C", INTERRUPTED)
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return _end(error, FAILED)
+
+
+def _end(error: object, status: int) -> int:
+    print(f"error: {error}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":
+    # A name of a file can have bytes that are no text.
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(main())

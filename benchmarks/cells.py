@@ -17,9 +17,16 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         try:
             once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # TypeError: a key that is a list or a mapping
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # such as a date with a month 13
+            problem = f"{getattr(node, 'value', '')!r} cannot be read: {error}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

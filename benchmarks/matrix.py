@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from itertools import product
+from math import prod
 from typing import Any
 
 from benchmarks.cell import CELL_FIELDS, NAME_LISTS, Cell
@@ -12,6 +13,8 @@ KEYS = ("part", "defaults", "matrix", "parts")
 """What of a config makes its cells."""
 WHOLE = "matrix"
 """The name of what stands in a config outside of its parts."""
+MOST_CELLS = 100_000
+"""Of an entry: lists whose product nobody meant would fill the memory."""
 
 
 def expand(config: Mapping[str, Any]) -> list[Cell]:
@@ -29,13 +32,14 @@ def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
     """Return the cells of each part that counts, by its name; those outside of parts are `WHOLE`."""
     known_keys("config", dict(config), KEYS)
     chosen = chosen_parts(config)
+    usual = known_keys("defaults", config.get("defaults") or {}, CELL_FIELDS)
     found = {}
     if chosen is None and ("matrix" in config or not config.get("parts")):
-        found[WHOLE] = _cells("", config.get("defaults"), config.get("matrix"))
+        found[WHOLE] = _cells("", usual, config.get("matrix"))
     for name, part in (config.get("parts") or {}).items():
         if chosen is None or str(name) in chosen:
-            defaults = {**(config.get("defaults") or {}), **(part.get("defaults") or {})}
-            found[name] = _cells(f"part {name}: ", defaults, part.get("matrix"))
+            own = known_keys(f"part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
+            found[name] = _cells(f"part {name}: ", {**usual, **own}, part.get("matrix"))
     return found
 
 
@@ -53,13 +57,12 @@ def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
     return [choose("part", str(name).strip(), [str(known) for known in parts]) for name in names]
 
 
-def _cells(where: str, defaults: Any, entries: Any) -> list[Cell]:
-    known_keys(f"{where}defaults", defaults or {}, CELL_FIELDS)
+def _cells(where: str, defaults: dict[str, Any], entries: Any) -> list[Cell]:
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{where}matrix: {entries!r} is not allowed; give a list of entries, at least one")
     cells: dict[Cell, None] = {}
     for number, entry in enumerate(entries, start=1):
-        cells.update(dict.fromkeys(_entry_cells(f"{where}matrix entry {number}", defaults or {}, entry)))
+        cells.update(dict.fromkeys(_entry_cells(f"{where}matrix entry {number}", defaults, entry)))
     return list(cells)
 
 
@@ -69,6 +72,8 @@ def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[C
         raise ConfigError(f"{where}: model: missing; name it here or in defaults")
     names = [name for name in CELL_FIELDS if name in values]
     choices = [_choices(where, name, values[name]) for name in names]
+    if (count := prod(map(len, choices))) > MOST_CELLS:
+        raise ConfigError(f"{where}: its lists make {count:,} cells, allowed are {MOST_CELLS:,}; give shorter lists")
     try:
         return [Cell(**dict(zip(names, combination, strict=True))) for combination in product(*choices)]
     except ConfigError as error:

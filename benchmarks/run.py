@@ -59,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
     limits = _limits(args, cell)
     wanted_device()
-    writable("output", args.output)
+    _check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     try:
@@ -79,6 +79,17 @@ def main(args: argparse.Namespace) -> int:
     if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
         remove_checkpoint(limits.folder)
     return status
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Raise ConfigError, one line, if what the options name cannot be written, or is what would be read."""
+    for name in ("cell", "weights"):
+        given = getattr(args, name)
+        if given is not None and given.resolve() == args.output.resolve():
+            raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
+    writable("output", args.output)
+    if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
+        raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
 
 
 def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
@@ -109,13 +120,23 @@ def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) 
     failed = output.with_suffix(".failed.json")
     unfinished = result.status not in RESULTS or result.failure.get("interrupted")
     if unfinished or (result.status != "ok" and _is_finished(output)):
-        result.save(failed)
+        _save(result, failed)
         print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
-    result.save(output)
+    _save(result, output)
     failed.unlink(missing_ok=True)
     print(summary(result, baseline_bytes), flush=True)
     return 0
+
+
+def _save(result: CellResult, path: Path) -> None:
+    """Write the record; what was measured is not lost with a disk that has become full since."""
+    try:
+        result.save(path)
+    except OSError as error:
+        elsewhere = Path(tempfile.mkdtemp(prefix="resireduce-record-")) / path.name
+        result.save(elsewhere)
+        raise OSError(f"{path} cannot be written ({error.strerror}); the record is in {elsewhere}") from None
 
 
 def _is_finished(path: Path) -> bool:

@@ -39,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Do it; return 1 if something that was checked is damaged or missing. Raises ConfigError, one line."""
     root = find_root(args.root)
+    if root.exists() and not root.is_dir():
+        raise ConfigError(f"root: {root} is not a folder; give one, or the name of a new one")
     if args.action == "list":
         return show(root)
     for name in args.names:
@@ -78,8 +80,10 @@ def _state(name: str, root: Path) -> str:
 
 def check(names: list[str], root: Path) -> int:
     """Print a line for each data set that is named, or of all that are there."""
-    wrong = 0
-    for name in names or [name for name in DATASETS if (root / name).exists()]:
+    wrong, found = 0, names or [name for name in DATASETS if (root / name).exists()]
+    if not found:
+        print(f"nothing is prepared in {root}")
+    for name in found:
         problem = damage(name, load(DATASETS[name]), root, _progress)
         wrong += problem is not None
         print(f"{name}: {problem or 'as it was prepared'}", flush=True)

@@ -1,10 +1,12 @@
 """Prepare a data set once, in one move, and find out later whether it is still what was prepared. Imports no torch."""
 
+import fcntl
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,14 @@ from benchmarks.data.prepared import MANIFEST, Prepared, check_prepared, open_pr
 from benchmarks.files import save_json
 from resireduce.errors import ConfigError
 
+PARTIAL, OLD = ".partial", ".old"
+
 
 def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified: bool, report: Report) -> Prepared:
     """Read a data set's published files and leave ROOT/NAME with its manifest, replacing what was there.
 
     It is made in a temporary folder and renamed when it is complete: an error or a kill leaves ROOT/NAME as it was.
+    What an earlier one that was killed has left is deleted; two at once are refused.
 
     Args:
         name: in `benchmarks.data.DATASETS`.
@@ -33,17 +38,19 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
     """
     files = find_files(name, dataset, source)
     check_prepared(dataset.needs, root)
-    verified = verify(dataset, files, unverified, report)
     try:
+        verified = verify(dataset, files, unverified, report)
         root.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=".partial", dir=root))
-        try:
-            notes = dataset.prepare(files, temporary, root, report)
-            about = {"name": name, "title": dataset.title, "source": str(source.absolute()), "verified": verified}
-            save_json(about | notes | _contents(temporary, report), temporary / MANIFEST)
-            _move(temporary, root / name)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with _alone(name, root):
+            _clear_up(name, root)
+            temporary = Path(tempfile.mkdtemp(prefix=f".{name}.", suffix=PARTIAL, dir=root))
+            try:
+                notes = dataset.prepare(files, temporary, root, report)
+                about = {"name": name, "title": dataset.title, "source": str(source.absolute()), "verified": verified}
+                save_json(about | notes | _contents(temporary, report), temporary / MANIFEST)
+                _move(temporary, root / name)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
     except ConfigError:
         raise
     except ValueError as error:
@@ -73,6 +80,34 @@ def damage(name: str, dataset: Dataset, root: Path, report: Report) -> str | Non
     return dataset.damage(prepared.folder, report)
 
 
+@contextmanager
+def _alone(name: str, root: Path) -> Iterator[None]:
+    """Hold a lock that the kernel drops with this process. Raises ConfigError if another one prepares the same."""
+    path = root / f".{name}.lock"
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise FileNotFoundError  # whoever had it has just deleted the file
+        except (BlockingIOError, FileNotFoundError):
+            raise ConfigError(
+                f"data: {name!r} is being prepared in {root} by another process; wait for it, or name another --root"
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _clear_up(name: str, root: Path) -> None:
+    """Delete what a killed process has left; what was there before is put back, if nothing took its place."""
+    for old in root.glob(f".{name}.*{OLD}"):
+        if not (root / name).exists():
+            old.rename(root / name)
+    for left in (*root.glob(f".{name}.*{PARTIAL}"), *root.glob(f".{name}.*{OLD}")):
+        shutil.rmtree(left, ignore_errors=True)
+
+
 def _contents(folder: Path, report: Report) -> dict[str, Any]:
     """Describe the files in a folder, flushed to disk: their bytes, their SHA-256, and one hash over all."""
     names = sorted(path.name for path in folder.iterdir())
@@ -92,7 +127,7 @@ def _combined(digests: Mapping[str, str]) -> str:
 def _move(temporary: Path, folder: Path) -> None:
     """Put a finished folder in the place of the old one, if there is any."""
     temporary.chmod(0o755)
-    old = temporary.with_suffix(".old")
+    old = temporary.with_suffix(OLD)
     if folder.exists():
         folder.rename(old)
     temporary.rename(folder)

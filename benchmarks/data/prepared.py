@@ -45,9 +45,13 @@ def open_prepared(name: str, root: Path) -> Prepared:
         files = {file: int(size) for file, size in manifest["files"].items()}
         if manifest["name"] != name or not isinstance(manifest["hash"], str):
             raise ValueError("it is of another data set")
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(f"data: {name!r} is not prepared in {root}; {cure}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"data: {folder / MANIFEST} cannot be read ({error.strerror}); see to that, or {cure}"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ConfigError(f"data: {folder / MANIFEST} cannot be read ({error}); {cure}") from None
     for file, size in files.items():
         if not (folder / file).is_file() or (folder / file).stat().st_size != size:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile
 
 import torch
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from benchmarks.training.trainer import Trainer
 
 State = dict[str, Any]
-UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, TypeError, EOFError, pickle.UnpicklingError)
+UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
+UNREADABLE += (pickle.UnpicklingError, BadZipFile)
 """What a file that is missing, cut off or of something else raises when it is read."""
 NOTHING, READ, REFUSED = range(3)
 
@@ -105,7 +107,11 @@ class Checkpoints:
                 file.unlink()
 
     def _read(self, step: int, part: str) -> State:
-        state: State = torch.load(self._file(step, part), map_location="cpu", weights_only=True)
+        path = self._file(step, part)
+        with ZipFile(path) as archive:  # torch.load does not compare the check sums that torch.save writes
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} in {path.name} is damaged")
+        state: State = torch.load(path, map_location="cpu", weights_only=True)
         return state
 
     def _file(self, step: int, part: str) -> Path:

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -76,8 +77,8 @@ def saved_step(folder: Path | None) -> int | None:
 
 
 def remove_checkpoint(folder: Path | None) -> None:
-    """Delete a cell's checkpoint, and the folder of checkpoints if it was the last."""
+    """Delete a cell's checkpoint, and the folder of checkpoints if it was the last. What cannot be deleted stays."""
     if folder is not None and folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        if not any(folder.parent.iterdir()):
+        with suppress(OSError):  # another cell has one there, or has just deleted the folder
             folder.parent.rmdir()

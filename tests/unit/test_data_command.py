@@ -163,7 +163,7 @@ def test_check_finds_damage_and_prepare_mends_it(small, capsys, do):
 
 def test_check_of_an_empty_root_finds_nothing_wrong(small, capsys):
     assert data("check") == 0
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == f"nothing is prepared in {small}\n"
 
 
 @pytest.mark.parametrize("change", [b"x", b""])
@@ -217,8 +217,10 @@ def test_a_file_stands_for_those_beside_it(small, tmp_path, capsys):
         (("prepare", "squad", "--from", "no/such/folder"), "data: no/such/folder is not there; give the folder or the"),
         (("prepare", "squad", "cifar10", "--from", "x"), "from: one folder is of one data set"),
         (("prepare", "squad", "--from", "x", "--download"), "from: one folder is of one data set"),
-        (("prepare", "squad", "--mirror", "ftp://x/"), "mirror: 'ftp' is not known; allowed: file, http, https"),
-        (("prepare", "squad", "--mirror", "elsewhere"), "mirror: '' is not known"),
+        (("prepare", "squad", "--mirror", "ftp://x/"), "mirror: 'ftp://x/' is not allowed; give an address that "),
+        (("prepare", "squad", "--mirror", "elsewhere"), "mirror: 'elsewhere' is not allowed; give an address that "),
+        (("prepare", "squad", "--mirror", "http://[::1"), "download: http://[::1/train-v1.1.json cannot be fetched: "),
+        (("check", "--root", __file__), f"root: {__file__} is not a folder; give one"),
         (("prepare", "imagenet", "--download"), "download: 'imagenet' is not for free download"),
     ],
 )
@@ -291,10 +293,9 @@ def test_an_error_leaves_what_was_there(small, tmp_path, capsys):
 
 
 def test_a_root_that_cannot_be_written_is_named_in_one_line(small, tmp_path, capsys):
-    small.write_text("a file")
-    assert "squad cannot be prepared in" in refused(
-        capsys, "prepare", "squad", "--from", write(tmp_path / "from", FILES)
-    )
+    source = write(tmp_path / "from", FILES)
+    said = refused(capsys, "prepare", "squad", "--from", source, "--root", "/proc/x")
+    assert said.startswith("error: data: squad cannot be prepared in /proc/x: ")
 
 
 STUCK = """
@@ -318,14 +319,32 @@ prepare("squad", stuck, Path(sys.argv[1]), Path(sys.argv[2]), unverified=True, r
 """
 
 
-def test_a_killed_prepare_leaves_nothing_that_cells_would_read(small, tmp_path):
+def test_a_killed_prepare_leaves_nothing_that_cells_would_read(small, tmp_path, capsys):
     source = write(tmp_path / "from", FILES)
     command = [sys.executable, "-c", STUCK, str(source), str(small)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
+        said = refused(capsys, "prepare", "squad", "--from", source)
+        assert said.startswith(f"error: data: 'squad' is being prepared in {small} by another process; wait for it")
         os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(ConfigError, match="'squad' is not prepared"):
         open_prepared("squad", small)
     assert data("check") == 0
     assert data("prepare", "squad", "--from", source) == 0
+    assert [path.name for path in small.iterdir()] == ["squad"], "what the killed one left is deleted"
+
+
+def test_what_was_there_is_put_back_if_a_kill_came_between_the_two_renames(small, tmp_path, capsys):
+    assert data("prepare", "squad", "--from", write(tmp_path / "good", FILES)) == 0
+    (small / "squad").rename(small / ".squad.x.old")
+    bad = write(tmp_path / "bad", FILES | {"dev-v1.1.json": squad(1)})
+    refused(capsys, "prepare", "squad", "--from", bad, "--unverified")
+    assert open_prepared("squad", small).manifest["verified"]
+
+
+def test_a_manifest_without_sense_is_damaged(small, capsys):
+    (small / "squad").mkdir(parents=True)
+    (small / "squad/manifest.json").write_text('{"name": "squad", "hash": "x", "files": {"a": 1e999}}')
+    assert data("check") == 1
+    assert "cannot be read (cannot convert float infinity to integer)" in capsys.readouterr().out

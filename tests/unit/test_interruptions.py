@@ -2,6 +2,7 @@
 
 import json
 import resource
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -52,7 +53,6 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     step = iter([False, False, True])
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    batch = "benchmarks.training.trainer.Trainer.batch"
     usual = Trainer.batch
 
     def larger(trainer, indices, number):
@@ -63,7 +63,7 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
             return {**found, "images": found["images"].repeat(16000, 1, 1, 1)}
         return usual(trainer, indices, number)
 
-    monkeypatch.setattr(batch, larger)
+    monkeypatch.setattr(Trainer, "batch", larger)
     try:
         record = train()
     finally:
@@ -116,8 +116,9 @@ def test_looks_cost_little(monkeypatch):
     )
     monkeypatch.setattr("benchmarks.training.trainer.Trainer._step", lambda *_: 0.5)
     monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
-    watch = Watch(Limits(ends_at=1e12), signals=[])
-    run_rank(replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=watch)
+    run_rank(
+        replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=Watch(Limits(ends_at=1e12), signals=[])
+    )
     assert 0 < len(looks) < 10
 
 
@@ -125,6 +126,7 @@ SPOILERS = {
     "code": lambda folder: _edit(folder, resireduce="another"),
     "ranks": lambda folder: _edit(folder, world_size=2),
     "cut off": lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
+    "one bit": lambda folder: _flip(folder / "step2.shared.pt"),
     "missing": lambda folder: (folder / "step2.shared.pt").unlink(),
     "no JSON": lambda folder: (folder / MANIFEST).write_text("{"),
 }
@@ -132,9 +134,17 @@ SAYS = {
     "code": "is of other content (resireduce); the cell starts afresh",
     "ranks": "is of other content (world_size); the cell starts afresh",
     "cut off": "cannot be read (",
+    "one bit": "cannot be read (",
     "missing": "lacks step2.shared.pt; the cell starts afresh",
     "no JSON": "cannot be read (",
 }
+
+
+def _flip(file: Path) -> None:
+    """Change one bit in the middle, which is one of a tensor."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
 
 
 def _edit(folder: Path, **values: Any) -> None:
@@ -266,3 +276,16 @@ def test_checkpoints_lie_beside_the_records_and_leave_with_the_last(tmp_path):
     folder.mkdir(parents=True)
     remove_checkpoint(folder)
     assert not folder.parent.exists()
+
+
+def test_what_other_cells_do_to_the_folder_of_checkpoints_does_not_matter(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints" / CELL.name
+    for others in (lambda path: (path.parent / "another").mkdir(), lambda path: path.parent.rmdir()):
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(
+            "shutil.rmtree", lambda path, ignore_errors, others=others: (Path.rmdir(path), others(path))
+        )
+        remove_checkpoint(folder)
+        assert not folder.exists()
+        monkeypatch.undo()
+        shutil.rmtree(folder.parent, ignore_errors=True)

@@ -130,6 +130,12 @@ def test_expand_is_a_product_without_duplicates():
         ({"matrix": [{"model": "gpt2-bytes", "density": "1e-3"}]}, "density: '1e-3' is text to YAML; write 0.001 "),
         ({"matrix": [{"model": "gpt2-bytes", "schem": "w"}]}, "matrix entry 1 key: 'schem'"),
         ({"defaults": {"foo": 1}, "matrix": [{"model": "gpt2-bytes"}]}, "defaults key: 'foo'"),
+        ({"defaults": [1], "parts": {"a": {"matrix": [{"model": "gpt2-bytes"}]}}}, "defaults: .* is not a mapping"),
+        ({"parts": {"a": {"defaults": 3, "matrix": [{}]}}}, "part a: defaults: 3 is not a mapping"),
+        (
+            {"matrix": [{"model": "gpt2-bytes", "seed": list(range(1000)), "steps": list(range(1000))}]},
+            "matrix entry 1: its lists make 1,000,000 cells, allowed are 100,000",
+        ),
         ({"parts": {}}, "matrix: None"),
         ({"parts": []}, "matrix: None"),
         ({"parts": [1], "matrix": [{"model": "gpt2-bytes"}]}, "parts: .* is not a mapping"),

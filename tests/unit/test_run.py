@@ -1,5 +1,6 @@
 """The command that trains one cell: real ranks that end in time, hang, or fail, and the record each leaves."""
 
+import errno
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -187,6 +189,44 @@ def test_an_output_that_cannot_be_written_is_named_before_training(spec, capsys,
     for command in (["run", "--cell", str(spec)], ["pretrain", "--model", "gpt2-bytes"]):
         assert main([*command, "--output", output]) == 2
         assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_what_is_read_is_not_written_over(spec, capsys):
+    content = spec.read_bytes()
+    assert main(["run", "--cell", str(spec), "--output", str(spec)]) == 2
+    assert capsys.readouterr().err == f"error: output: {spec} is the file given as --cell; give another one\n"
+    assert spec.read_bytes() == content
+
+
+def test_a_file_in_the_place_of_the_checkpoints_is_named_before_training(spec, capsys):
+    assert run(spec, "--checkpoints", str(spec)) == 2
+    assert f"error: checkpoints: {spec} is not a folder; give one" in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_written_is_left_elsewhere(spec, tmp_path, monkeypatch, capsys):
+    save = CellResult.save
+    output = tmp_path / "out/cell.json"
+
+    def full(result: CellResult, path: Path) -> None:
+        if path.parent == output.parent:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(result, path)
+
+    monkeypatch.setattr(CellResult, "save", full)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert run(spec, "--timeout", "0.2") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: {output} cannot be written (No space left on device); the record is in ")
+    assert CellResult.load(Path(said.split(" is in ")[1])).status == "timeout"
+
+
+def test_what_the_system_refuses_and_ctrl_c_end_in_one_line(monkeypatch, capsys):
+    ends: list[tuple[BaseException, int]] = [(OSError(28, "No space left on device"), 1), (KeyboardInterrupt(), 130)]
+    for error, status in ends:
+        monkeypatch.setattr("benchmarks.cells.read_config", MagicMock(side_effect=error))
+        assert main(["cells", "--config", "any.yaml"]) == status
+        said = capsys.readouterr().err
+        assert said.startswith("error: ") and said.count("\n") == 1
 
 
 def test_a_checkpoint_that_holds_no_weights_is_named_before_training(spec, capsys):
