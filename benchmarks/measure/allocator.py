@@ -5,6 +5,8 @@ from typing import Any, Protocol
 
 import torch
 
+from benchmarks.measure.ladder import WARMUP
+
 
 class CudaMemory(Protocol):
     """The part of `torch.cuda` that is used here."""
@@ -36,7 +38,7 @@ class Allocator:
 
     cuda: CudaMemory
     device: torch.device
-    window: str = "warmup"
+    window: str = WARMUP
     allocated_bytes: dict[str, int] = field(default_factory=dict)
     """Most allocated, by window."""
     reserved_bytes: dict[str, int] = field(default_factory=dict)

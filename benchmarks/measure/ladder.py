@@ -19,6 +19,8 @@ METHODS = {
     "peak_resident": "most that was resident since this process began (VmHWM, else ru_maxrss)",
 }
 """Name of every rung, from the bottom up, and how it is measured. The last two are the host's memory."""
+WARMUP, STEADY, EVALUATION = "warmup", "steady", "evaluation"
+"""Windows of time that peaks are kept apart by: steps of warm-up, training steps after it, evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)

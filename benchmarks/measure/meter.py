@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure.allocator import Allocator, AllocatorNow, release_workspaces
+from benchmarks.measure.ladder import WARMUP
 from benchmarks.measure.memory import peak_resident_bytes, resident_bytes
 from benchmarks.measure.nvml import Idle, NvmlDevice
 from benchmarks.measure.sampler import Sampler
 
 NO_CUDA = "no CUDA device"
-WARMUP, STEADY, EVALUATION = "warmup", "steady", "evaluation"
-"""Windows of time: steps of warm-up, training steps after it, evaluations."""
 
 
 @dataclass(frozen=True)

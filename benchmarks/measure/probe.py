@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from benchmarks.measure.clock import WARMUP_STEPS
-from benchmarks.measure.meter import EVALUATION, STEADY, WARMUP, Meter
+from benchmarks.measure.ladder import EVALUATION, STEADY, WARMUP
+from benchmarks.measure.meter import Meter
 from benchmarks.measure.phases import PhaseClock
 from benchmarks.measure.rungs import make_ladder
 from resireduce.error_feedback import ErrorFeedback

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.measure.ladder import METHODS, Difference, Ladder, Rung
+from benchmarks.measure.ladder import EVALUATION, METHODS, STEADY, WARMUP, Difference, Ladder, Rung
 from benchmarks.measure.memory import peak_resident_bytes
-from benchmarks.measure.meter import STEADY, WARMUP, Meter
+from benchmarks.measure.meter import Meter
 from benchmarks.measure.nvml import V1, NvmlDevice
 from benchmarks.measure.sampler import Sampler
 
@@ -118,5 +118,5 @@ def _peak(
     name: str, most: Mapping[str, int], before: int | None, flags: tuple[str, ...], reason: str | None = None
 ) -> Rung:
     """Return a rung of peaks by window; of a run too short for steady steps, the warm-up's."""
-    windows = {"warmup_bytes": most.get(WARMUP), "evaluation_bytes": most.get("evaluation")}
+    windows = {"warmup_bytes": most.get(WARMUP), "evaluation_bytes": most.get(EVALUATION)}
     return _rung(name, most.get(STEADY, most.get(WARMUP)), reason, baseline_bytes=before, flags=flags, **windows)

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from benchmarks.measure.ladder import Sampling
+from benchmarks.measure.ladder import WARMUP, Sampling
 from benchmarks.measure.nvml import Reading
 
 INTERVAL_SECONDS = 0.02
@@ -20,7 +20,7 @@ class Sampler:
 
     def __init__(self, read: Callable[[], Reading], interval_seconds: float = INTERVAL_SECONDS):
         self._read, self.interval_seconds = read, interval_seconds
-        self.window = "warmup"
+        self.window = WARMUP
         self.device_bytes: dict[str, int] = {}
         """Most, by window."""
         self.process_bytes: dict[str, int] = {}

@@ -8,8 +8,8 @@ import pynvml
 import pytest
 import torch
 
-from benchmarks.measure.ladder import METHODS, Ladder, Rung, rung_problem
-from benchmarks.measure.meter import EVALUATION, STEADY, Meter
+from benchmarks.measure.ladder import EVALUATION, METHODS, STEADY, Ladder, Rung, rung_problem
+from benchmarks.measure.meter import Meter
 from benchmarks.measure.nvml import NO_PROCESS, Idle, Nvml, NvmlUnavailable
 from benchmarks.measure.rungs import make_ladder
 from benchmarks.measure.sampler import Sampler

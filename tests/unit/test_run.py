@@ -273,7 +273,7 @@ def own_settings():
 def test_what_the_data_cannot_give_is_named_in_the_record(own_settings):
     cell = Cell(model="resnet20", data="synthetic", backend="local", world_size=1, steps=1, batch_per_rank=10_000)
     outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
-    assert outcome["status"] == "error"
+    assert (outcome["status"], outcome["failure"]) == ("error", {"phase": "building"})
     assert outcome["reason"] == (
         "batch_per_rank: 10000 x 1 ranks is more than the 8192 samples of an epoch; give a smaller one, or fewer ranks"
     )
