@@ -17,7 +17,9 @@ from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
 
 OBSERVED_STEPS = 50
-"""Steps after warm-up of which phases are timed; of the others nothing is but the whole."""
+"""Steps after warm-up of which phases are timed, at most; of the others nothing is but the whole."""
+OBSERVED_SHARE = 4
+"""At most one in so many steps after warm-up, so that the median step is one that was not slowed by being observed."""
 
 
 @dataclass
@@ -27,11 +29,13 @@ class Probe:
     meter: Meter = field(default_factory=Meter)
     phases: PhaseClock = field(default_factory=PhaseClock)
     warmup_steps: int = WARMUP_STEPS
+    observed_steps: int = OBSERVED_STEPS
     steps_done: int = 0
 
     def start(self, steps: int) -> None:
         """Begin to watch a run of so many steps; the first half of a short one is warm-up."""
         self.warmup_steps = min(WARMUP_STEPS, steps // 2)
+        self.observed_steps = min(OBSERVED_STEPS, max(1, (steps - self.warmup_steps) // OBSERVED_SHARE))
         self.meter.start()
 
     @contextmanager
@@ -40,7 +44,7 @@ class Probe:
         after_warmup = self.steps_done - self.warmup_steps
         if after_warmup == 0:
             self.meter.enter(STEADY)
-        with self.phases.step(feedback) if 0 <= after_warmup < OBSERVED_STEPS else nullcontext():
+        with self.phases.step(feedback) if 0 <= after_warmup < self.observed_steps else nullcontext():
             yield
         self.steps_done += 1
         self.meter.step_done()

@@ -133,9 +133,8 @@ def test_phases_of_a_cell_add_up_and_watching_changes_no_bit(monkeypatch: pytest
     assert len(steps) == 1, "half of a short run is warm-up"
     for step, whole in zip(steps, watched.clock.step_seconds[1:], strict=True):
         assert sum(step[name] for name in NAMES) == pytest.approx(step["step"], rel=1e-6)
-        assert step["step"] == pytest.approx(whole, rel=0.05, abs=0.002)
+        assert step["step"] >= whole, "the clock of whole steps runs within"
         assert all(step[name] > 0 for name in NAMES)
-        assert step["other"] < 0.05 * step["step"]
     assert watched.optimizer.feedback.timeline is None
 
 
