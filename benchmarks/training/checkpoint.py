@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from benchmarks.training.trainer import Trainer
 
 State = dict[str, Any]
-UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
-UNREADABLE += (pickle.UnpicklingError, BadZipFile)
+UNREADABLE = (
+    *(OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError),
+    *(pickle.UnpicklingError, BadZipFile),
+)
 """What a file that is missing, cut off or of something else raises when it is read."""
 NOTHING, READ, REFUSED = range(3)
 
