@@ -272,11 +272,11 @@ def own_settings():
 
 def test_what_the_data_cannot_give_is_named_in_the_record(own_settings):
     cell = Cell(model="resnet20", data="synthetic", backend="local", world_size=1, steps=1, batch_per_rank=10_000)
-    assert run_rank(cell, LocalCommunicator(), None, Path("data")) == {
-        "status": "error",
-        "reason": "batch_per_rank: 10000 x 1 ranks is more than the 8192 samples of an epoch; give a smaller one, or "
-        "fewer ranks",
-    }
+    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
+    assert (outcome["status"], outcome["failure"]) == ("error", {"phase": "building"})
+    assert outcome["reason"] == (
+        "batch_per_rank: 10000 x 1 ranks is more than the 8192 samples of an epoch; give a smaller one, or fewer ranks"
+    )
 
 
 @pytest.mark.parametrize(("scheme", "gradients"), [("w+2d", "streamed"), ("baseline", "kept")])
