@@ -162,6 +162,9 @@ def _ok_problems(result: CellResult) -> list[str]:
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:
         return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]
+    # Records of the first version have no others.
+    if result.metrics and result.metrics.get(str(result.metric_name)) != result.metric:
+        return [f"metric: {result.metric} is not the {result.metric_name} in metrics, {result.metrics}"]
     return []
 
 

@@ -94,19 +94,18 @@ class Part:
 
     def _load(self) -> None:
         """Take over what an earlier run of this part has finished."""
-        try:
-            before = load_json(self.path)["cases"]
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise ConfigError(f"output: {self.path} cannot be read ({error}); move it away") from None
         wanted = {case.name for case in self.cases}
         same = {"device": self.device.get("uuid"), "code": self.code}
-        self.records = {
-            record["name"]: record
-            for record in before
-            if record["name"] in wanted and record["status"] in FINISHED and same.items() <= record.items()
-        }
+        try:
+            self.records = {
+                record["name"]: record
+                for record in load_json(self.path)["cases"]
+                if record["name"] in wanted and record["status"] in FINISHED and same.items() <= record.items()
+            }
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+            raise ConfigError(f"output: {self.path} cannot be read ({error}); move it away") from None
 
     def _save(self) -> None:
         done = [self.records[case.name] for case in self.cases if case.name in self.records]

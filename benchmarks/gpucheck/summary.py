@@ -49,6 +49,19 @@ def summarise(folder: Path) -> str:
     Of a case that is in several files the last run counts. Raises ConfigError, one line, if there are none.
     """
     parts = _read(folder)
+    try:
+        values, text = _merge(parts)
+    except (LookupError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"summary: {folder} holds a part that is damaged ({type(error).__name__}: {error}); run its parts again"
+        ) from None
+    save_json(values, folder / "summary.json")
+    save_text(text, folder / "summary.md")
+    return text
+
+
+def _merge(parts: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Plain values of all cases, and their table as text."""
     records = {case["name"]: case for part in parts for case in part["cases"]}
     order = {case.name: number for number, case in enumerate(list_cases())}
     by_name = sorted(records.values(), key=lambda record: order.get(record["name"], len(order)))
@@ -57,10 +70,8 @@ def summarise(folder: Path) -> str:
     holes = [*_holes(parts, records), *_never_run(parts, records)]
     sources = [part["provenance"] for part in parts]
     missing = {hole.name: f"{hole.status}: {hole.reason}" for hole in holes}
-    save_json({"cases": rows, "missing": missing, "provenance": sources}, folder / "summary.json")
-    text = to_markdown(_table(rows, sources), holes)
-    save_text(text, folder / "summary.md")
-    return text
+    values = {"cases": rows, "missing": missing, "provenance": sources}
+    return values, to_markdown(_table(rows, sources), holes)
 
 
 def _read(folder: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from benchmarks.measure.meter import Meter
 from benchmarks.measure.rungs import make_ladder
 from benchmarks.measure.start import look_before_cuda, make_meter
 from benchmarks.training.devices import DEVICE_VARIABLE, choose_place
+from benchmarks.training.failures import describe
 from resireduce.errors import ConfigError
 from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
@@ -61,7 +62,12 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"mebibytes: {mebibytes} is not allowed; give an even number, which allocators do not round")
     if args.device is not None:
         os.environ[DEVICE_VARIABLE] = args.device
-    readings = measure_known(mebibytes << 20)
+    try:
+        readings = measure_known(mebibytes << 20)
+    except RuntimeError as error:
+        if describe(error)[0] != "oom":
+            raise
+        raise ConfigError(f"mebibytes: {mebibytes} is more than there is memory for; give a smaller one") from None
     if args.json:
         print(json.dumps([asdict(reading) | {"error": reading.error} for reading in readings], indent=1))
     else:

@@ -15,7 +15,7 @@ from torch import Tensor
 from benchmarks.data.prepared import Prepared, open_prepared
 from benchmarks.tasks.base import Batch, Setting
 from benchmarks.tasks.images import ImageClassification, SyntheticImages
-from benchmarks.tasks.source import draws
+from benchmarks.tasks.source import draws, open_array
 from resireduce.errors import ConfigError, choose
 
 SIZE = 32
@@ -127,9 +127,9 @@ def _within(values: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _load(prepared: Prepared, part: str, classes: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Read a part's images and labels. Raises ConfigError, one line, if they are not of the prepared format."""
-    images = np.load(prepared.folder / f"{part}_images.npy", mmap_mode="r", allow_pickle=False)
-    labels = np.load(prepared.folder / f"{part}_labels.npy", allow_pickle=False)
-    of_format = images.dtype == np.uint8 and images.shape == (len(labels), 3, SIZE, SIZE) and labels.dtype == np.int64
+    images = open_array(prepared, f"{part}_images.npy", "r")
+    labels = open_array(prepared, f"{part}_labels.npy")
+    of_format = images.dtype == np.uint8 and images.shape == (*labels.shape, 3, SIZE, SIZE) and labels.dtype == np.int64
     if not of_format or not len(labels) or labels.min() < 0 or labels.max() >= classes:
         raise ConfigError(
             f"data: the {part} images in {prepared.folder} are {images.dtype} {images.shape} with labels "

@@ -18,7 +18,7 @@ from benchmarks.data.prepared import Prepared, open_prepared
 from benchmarks.files import load_json
 from benchmarks.tasks.base import Batch, Setting
 from benchmarks.tasks.images import ImageClassification, SyntheticImages
-from benchmarks.tasks.source import draws
+from benchmarks.tasks.source import damaged, draws
 from resireduce.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,13 +63,19 @@ class Photographs:
 
     def __init__(self, prepared: Prepared, mean: tuple[float, ...], std: tuple[float, ...], seed: int) -> None:
         """Raises ConfigError if the images are not where they were when the list was made."""
-        listed = load_json(prepared.folder / "images.json")
-        self._prepared, self._seed, self._folder = prepared, seed, Path(listed["folder"])
+        self._prepared, self._seed = prepared, seed
+        try:
+            listed = load_json(prepared.folder / "images.json")
+            self._folder, self.train, self.val = Path(listed["folder"]), listed["train"], listed["val"]
+            labels = {label for _, label in (*self.train, *self.val)}
+            if not labels <= set(range(CLASSES)):
+                raise ValueError(f"its classes are not all from 0 to {CLASSES - 1}")
+        except (ValueError, LookupError, TypeError) as error:
+            raise damaged(prepared, "images.json", error) from None
         if not self._folder.is_dir():
             raise ConfigError(
                 f"data: the images are no longer in {self._folder}; put them back, or prepare 'imagenet' again"
             )
-        self.train, self.val = listed["train"], listed["val"]
         self.held_out = len(self.val)
         self._mean, self._std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std))
         self._pool = ThreadPoolExecutor(THREADS)

@@ -1,12 +1,15 @@
 """Where a task's samples come from: prepared files, or random numbers made when they are asked for."""
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.data.prepared import Prepared
 from benchmarks.tasks.base import Batch, Setting, sha256
+from resireduce.errors import ConfigError
 
 SYNTHETIC_SAMPLES = 8192
 """Training samples that a synthetic source offers: an epoch has some steps for any number of ranks."""
@@ -35,6 +38,23 @@ class Source(Protocol):
     def data_hash(self) -> str:
         """Return the SHA-256 of what the samples are made from, in hexadecimal digits."""
         ...
+
+
+def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """Read an array of prepared data. Raises ConfigError, one line, for a file that is not one."""
+    try:
+        array: NDArray[Any] = np.load(prepared.folder / file, mmap_mode=mmap_mode, allow_pickle=False)
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise ValueError("it holds no array")
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # of a damaged header
+        raise damaged(prepared, file, error) from None
+    return array
+
+
+def damaged(prepared: Prepared, file: str, error: object) -> ConfigError:
+    """Return what to raise for a prepared file that has its size but not its content, in one line."""
+    reason, name = " ".join(str(error).split())[:200] or type(error).__name__, prepared.folder.name
+    return ConfigError(f"data: {prepared.folder / file} is damaged ({reason}); prepare {name!r} again")
 
 
 def draws(*key: int) -> np.random.Generator:

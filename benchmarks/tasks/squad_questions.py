@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.data.prepared import open_prepared
+from benchmarks.data.prepared import Prepared, open_prepared
 from benchmarks.models.bert import WORDS
 from benchmarks.tasks.base import Setting, sha256
-from benchmarks.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, draws, synthetic_hash
+from benchmarks.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
 from benchmarks.tasks.squad import Question, read_squad
 from benchmarks.tasks.squad_features import (
     Feature,
@@ -63,9 +63,12 @@ class Documents:
         squad = open_prepared("squad", setting.root)
         vocabulary = open_prepared("bert-vocabulary", setting.root)
         self._hashes, self.length = (squad.hash, vocabulary.hash), length
-        tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
+        try:
+            tokenizer = make_tokenizer(str(vocabulary.folder / "vocab.txt"))
+        except Exception as error:  # the tokenizer raises nothing more special
+            raise damaged(vocabulary, "vocab.txt", error) from None
         self.cls, self.sep, _ = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]", "[UNK]"))
-        train, self.test = (read_squad((squad.folder / f"{part}-v1.1.json").read_bytes()) for part in ("train", "dev"))
+        train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
         self.held_out = len(self.test)
         _announce(len(train) + len(self.test))
         asked, self._contexts = _tokens(tokenizer, [*train, *self.test])
@@ -105,6 +108,17 @@ class Documents:
         question = self.test[index]
         context = self._contexts[question.context]
         return question, context, make_features(self._test_asked[index], context, None, self.length)
+
+
+def _read(squad: Prepared, file: str) -> list[Question]:
+    """Read one of the documents. Raises ConfigError, one line, if it is damaged."""
+    try:
+        questions = read_squad((squad.folder / file).read_bytes())
+        if not questions:
+            raise ValueError("it has no questions")
+    except ValueError as error:
+        raise damaged(squad, file, error) from None
+    return questions
 
 
 def _announce(questions: int) -> None:

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.data.prepared import Prepared, open_prepared
 from benchmarks.tasks.base import Batch, Setting, chunks, evaluating, shard, to_device
-from benchmarks.tasks.source import Source, Synthetic
+from benchmarks.tasks.source import Source, Synthetic, damaged, open_array
 from resireduce.errors import ConfigError, choose
 
 VOCABULARY = 50257
@@ -104,8 +104,11 @@ class Blocks:
         return self._gather(self.test_tokens, self.test_starts[np.array(indices)])
 
     def _gather(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> Batch:
-        places = starts[:, None] + np.arange(self.length)
-        return {"input_ids": torch.from_numpy(tokens[places].astype(np.int64))}
+        ids = tokens[starts[:, None] + np.arange(self.length)].astype(np.int64)
+        # Here, not at the start: to read all of the file would show in the memory that is measured.
+        if ids.max() >= VOCABULARY:
+            raise damaged(self._prepared, "*_tokens.npy", f"token {ids.max()}, allowed are 0 to {VOCABULARY - 1}")
+        return {"input_ids": torch.from_numpy(ids)}
 
 
 class SyntheticBlocks(Synthetic):
@@ -127,9 +130,10 @@ def block_starts(row_batches: NDArray[np.int64], length: int) -> NDArray[np.int6
 
 def _open(prepared: Prepared, split: str, length: int) -> tuple[NDArray[np.uint16], NDArray[np.int64]]:
     """Return a split's tokens and its blocks' starts. Raises ConfigError, one line, if they cannot be used."""
-    tokens = np.load(prepared.folder / f"{split}_tokens.npy", mmap_mode="r", allow_pickle=False)
-    edges = np.load(prepared.folder / f"{split}_row_batches.npy", allow_pickle=False)
-    of_format = tokens.dtype == np.uint16 and tokens.ndim == 1 and edges.dtype == np.int64 and len(edges) > 1
+    tokens = open_array(prepared, f"{split}_tokens.npy", "r")
+    edges = open_array(prepared, f"{split}_row_batches.npy")
+    of_format = tokens.dtype == np.uint16 and tokens.ndim == edges.ndim == 1 and edges.dtype == np.int64
+    of_format = of_format and len(edges) > 1
     if not of_format or edges[0] != 0 or edges[-1] != len(tokens) or (np.diff(edges) < 0).any():
         raise ConfigError(f"data: the {split} tokens in {prepared.folder} are not as prepared; prepare them again")
     starts = block_starts(edges, length)

@@ -15,7 +15,7 @@ from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting, Task
 from benchmarks.training.optimizers import make_optimizer
 from benchmarks.training.trainer import Trainer
-from benchmarks.training.weights import load_prepared
+from benchmarks.training.weights import load_given, load_prepared
 from benchmarks.workloads import WORKLOADS, Schedule
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
@@ -85,7 +85,7 @@ def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:
     model: nn.Module = load(MODELS[cell.model])()
     pretrained = WORKLOADS[cell.model].weights
     if weights is not None:
-        model.load_state_dict(torch.load(weights, weights_only=True))
+        load_given(model, weights)
     elif pretrained and cell.data == "real":
         load_prepared(model, pretrained, root)
     return model

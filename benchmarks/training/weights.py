@@ -1,4 +1,4 @@
-"""Pretrained weights that a model starts from: prepared files in safetensors format, read tensor by tensor."""
+"""Pretrained weights that a model starts from: prepared files in safetensors format, read tensor by tensor, or .pt."""
 
 from pathlib import Path
 
@@ -7,6 +7,18 @@ from torch import nn
 
 from benchmarks.data.prepared import open_prepared
 from resireduce.errors import ConfigError
+
+
+def load_given(model: nn.Module, path: Path) -> None:
+    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it is not one of this model."""
+    cure = "make them with: python -m benchmarks pretrain"
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(values)
+    except Exception as error:  # readers of archives and pickles raise what they like
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        reason = f"{lines[0]} {lines[1] if len(lines) > 1 else ''}"[:200].strip()
+        raise ConfigError(f"weights: {path} does not fit: {reason}; {cure}") from None
 
 
 def load_prepared(model: nn.Module, name: str, root: Path) -> None:

@@ -17,7 +17,7 @@ from benchmarks.training import build as build_module
 from benchmarks.training.bert_adam import BertAdam
 from benchmarks.training.build import build, make_compressor, make_task, rank_seed
 from benchmarks.training.optimizers import make_optimizer
-from benchmarks.training.weights import load_prepared
+from benchmarks.training.weights import load_given, load_prepared
 from benchmarks.workloads import PAPER, READMES, WORKLOADS, Schedule
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
@@ -77,6 +77,24 @@ def test_other_weights_are_refused_in_one_line(tmp_path, tensors, message):
     save_weights(tmp_path, {name: torch.zeros(shape) for name, shape in tensors.items()})
     with pytest.raises(ConfigError, match=message) as caught:
         load_prepared(Pair(), "x-weights", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"a": torch.zeros(1)}, 'Error(s) in loading state_dict for Pair: Missing key(s) in state_dict: "body.weight"'),
+        ([1], "Expected state_dict to be dict-like, got "),
+        (b"no archive", ""),
+    ],
+)
+def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, content, reason):
+    path = tmp_path / "w.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ConfigError) as caught:
+        load_given(Pair(), path)
+    assert str(caught.value).startswith(f"weights: {path} does not fit: {reason}")
+    assert str(caught.value).endswith("; make them with: python -m benchmarks pretrain")
     assert "\n" not in str(caught.value)
 
 

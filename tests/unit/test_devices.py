@@ -4,6 +4,7 @@ import json
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -166,3 +167,10 @@ def test_a_known_allocation_is_measured_to_within_one_per_cent() -> None:
 def test_a_size_that_allocators_would_round_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["measure", "--mebibytes", size]) == 2
     assert capsys.readouterr().err.startswith(f"error: mebibytes: {size} is not allowed; give ")
+
+
+def test_an_allocation_that_no_memory_is_there_for_is_refused(monkeypatch, capsys):
+    full = MagicMock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
+    monkeypatch.setattr("benchmarks.measure.known.measure_known", full)
+    assert main(["measure", "--mebibytes", "1048576"]) == 2
+    assert capsys.readouterr().err.startswith("error: mebibytes: 1048576 is more than there is memory for; give a ")

@@ -20,6 +20,7 @@ from benchmarks.gpucheck.device import find_device
 from benchmarks.gpucheck.part import Part
 from benchmarks.gpucheck.summary import summarise
 from benchmarks.workloads import WORKLOADS
+from resireduce.errors import ConfigError
 from resireduce.plan import plan
 from resireduce.zoo import find_builder
 
@@ -231,10 +232,36 @@ def test_a_case_that_might_take_too_long_is_not_begun(make_part):
 
 
 def test_a_file_that_is_none_of_ours_is_not_overwritten(make_part, capsys):
+    for content in ("[]", '{"cases": null}', '{"cases": {"a": 1}}', '{"cases": [{"name": []}]}'):
+        part = make_part()
+        part.path.write_text(content)
+        with pytest.raises(ConfigError, match=r"output: .*gpu-check-1.json cannot be read .*; move it away"):
+            part.run()
+        assert part.path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda part: part.update(cases=None),
+        lambda part: part.update(parts="x"),
+        lambda part: part.pop("not_run"),
+        lambda part: part["cases"][0].pop("cell"),
+        lambda part: part["cases"][0].update(ranks=[]),
+        lambda part: part["cases"][0].update(cell={"model": "no"}),
+        lambda part: part["cases"][0]["ranks"][0].update(step_seconds=[None, None]),
+    ],
+)
+def test_a_damaged_part_is_named_in_one_line_and_no_summary_is_written(make_part, tmp_path, capsys, damage):
     part = make_part()
-    part.path.write_text("[]")
-    with pytest.raises(ValueError, match=r"output: .*gpu-check-1.json cannot be read .*; move it away"):
-        part.run()
+    part.run()
+    values = saved(part)
+    damage(values)
+    part.path.write_text(json.dumps(values))
+    assert main(["gpu-check", "--summary", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: summary: {tmp_path} holds a part that ") and said.count("\n") == 1
+    assert not (tmp_path / "summary.json").exists()
 
 
 # --- what it says ---

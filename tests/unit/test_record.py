@@ -219,6 +219,8 @@ def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
         ({"metric": None}, "metric: missing"),
         ({"metric": "4.2"}, "metric: '4.2' is not a number"),
         ({"total_bytes": 1}, "total_bytes: 1 is not the sum"),
+        ({"metrics": {"f1": 1.0}, "metric": 2.0, "metric_name": "f1"}, "metric: 2.0 is not the f1 in metrics"),
+        ({"metrics": {"f1": 1.0}, "metric": 1.0, "metric_name": "top1"}, "metric: 1.0 is not the top1 in metrics"),
         ({"residuals_bytes": -1}, "residuals_bytes: -1"),
         ({"residuals_bytes": 1.5}, "residuals_bytes: 1.5"),
         ({"metric_history": [[1, 2, 3]]}, "metric_history: "),
