@@ -130,6 +130,7 @@ class Trainer:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
         self.phase = "measuring"
         self.probe.stop()
+        self._check_parameters()
         self.probe.at_boundary(self.optimizer, self.model)
         observations = self._observe()  # before memory is measured, which takes one more step
         memory = self._measure_memory()
@@ -151,6 +152,12 @@ class Trainer:
             "data_hash": self.task.data_hash(),
             "threads": torch.get_num_threads(),
         }
+
+    def _check_parameters(self) -> None:
+        """No loss has shown what the last step did."""
+        for name, parameter in self.model.named_parameters():
+            if not parameter.isfinite().all():
+                raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
 
     def _observe(self) -> dict[str, Any]:
         """What the cell asks for beside the usual, of rank 0."""

@@ -76,6 +76,18 @@ def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch,
     assert record.peak_resident_bytes > 0
 
 
+def test_a_last_step_that_ruins_the_parameters_is_a_divergence(monkeypatch, capsys):
+    def ruin(trainer):
+        """Where the last evaluation would be, which may see nothing: accuracy is finite all the same."""
+        next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
+        return {trainer.task.metric: 0.5}
+
+    monkeypatch.setattr(Trainer, "evaluate", ruin)
+    record = train(replace(CELL, steps=1))
+    assert record.status == "diverged"
+    assert record.reason == "features.0.weight held NaN or infinity after the last of 1 steps"
+
+
 def test_a_training_that_diverges_keeps_what_it_measured(monkeypatch, capsys):
     monkeypatch.setitem(WORKLOADS, "vgg-digits", replace(WORKLOADS["vgg-digits"], learning_rate=1e20))
     record = train()
