@@ -1,13 +1,110 @@
 """Programs that images need beside Python: of this machine, or Debian's packages unpacked into the user's cache."""
 
+import fcntl
+import os
 import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.images.debian import Apt, cache_folder, relocate, unpack
+from benchmarks.workflow.content import text_hash
 from resireduce.errors import ConfigError
 
 
+@dataclass(frozen=True)
+class Tool:
+    """Where a program is had from if the machine has none."""
+
+    packages: tuple[str, ...]
+    suite: str | None = None
+    """Of Debian; None: the machine's own sources, and its libraries."""
+    relocated: tuple[str, ...] = ()
+    """Programs that must run with the libraries unpacked beside them."""
+    moved: tuple[str, ...] = ()
+    """Folders that the programs look for below usr, wherever that lies."""
+
+
+DOCKER = Tool(("docker.io", "runc", "containerd"))
+# Only in Debian unstable. Its starter takes usr/lib for the prefix, the command usr.
+APPTAINER = Tool(
+    ("apptainer", "squashfuse", "patchelf"),
+    "sid",
+    (
+        "usr/bin/apptainer",
+        "usr/lib/x86_64-linux-gnu/apptainer/bin/starter",
+        "usr/bin/mksquashfs",
+        "usr/bin/unsquashfs",
+        "usr/bin/squashfuse",
+        "usr/bin/squashfuse_ll",
+    ),
+    ("etc", "var"),
+)
+TOOLS = {"docker": DOCKER, "dockerd": DOCKER, "mmdebstrap": Tool(("mmdebstrap",)), "apptainer": APPTAINER}
+FOLDERS = ("usr/bin", "usr/sbin")
+
+
 def command(name: str) -> list[str]:
-    """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure."""
+    """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure.
+
+    One of TOOLS is fetched once if the machine has none: about 20 s.
+    """
     found = shutil.which(name)
+    if found is None and name in TOOLS:
+        root = _unpacked(TOOLS[name])
+        found = next((str(root / folder / name) for folder in FOLDERS if (root / folder / name).exists()), None)
     if found is None:
-        raise ConfigError(f"{name}: not on PATH; install it")
-    return [found]
+        raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
+    return [*_wrapper(name), found]
+
+
+def program_path(name: str) -> str:
+    """Return PATH with a program, and what it calls itself, on it."""
+    folder = Path(command(name)[-1]).parent
+    ours = [str(folder.parent / part) for part in ("bin", "sbin")]
+    return os.pathsep.join([os.environ.get("PATH", os.defpath), *ours])
+
+
+def library_path(name: str) -> dict[str, str]:
+    """Return the environment that an unpacked program needs to find libraries unpacked beside it."""
+    root = Path(command(name)[-1]).parents[2]
+    folders = sorted(str(path) for path in root.glob("usr/lib/*-linux-gnu*"))
+    return {"LD_LIBRARY_PATH": os.pathsep.join(folders)} if root != Path("/") and folders else {}
+
+
+def _wrapper(name: str) -> list[str]:
+    """A root that lacks a capability, as in many containers, can run apptainer as a user with a namespace can."""
+    if name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
+        return [*command("unshare"), "--user", "--map-root-user"]
+    return []
+
+
+def _is_full_root() -> bool:
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    last = int(Path("/proc/sys/kernel/cap_last_cap").read_text(encoding="utf-8"))
+    return int(fields["CapEff"], 16) == 2 ** (last + 1) - 1
+
+
+def _unpacked(tool: Tool) -> Path:
+    """The folder of a tool's packages, fetched if it is not there. One process fetches, others wait for it."""
+    root = cache_folder() / "tools" / f"{tool.packages[0]}-{text_hash(repr(tool))}"
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with (root.parent / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            print(f"Fetching {tool.packages[0]} from Debian's packages, once ...", file=sys.stderr, flush=True)
+            _fetch(tool, root)
+    return root
+
+
+def _fetch(tool: Tool, root: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as folder:
+        files, new = Apt(Path(folder) / "apt", tool.suite).fetch(tool.packages), Path(folder) / "root"
+        unpack(files, new)
+        if tool.relocated:
+            relocate(new, tool.relocated, root)
+        for name in tool.moved:
+            (new / name).rename(new / "usr" / name)
+            (new / "usr/lib" / name).symlink_to(Path("..") / name)
+        os.replace(new, root)  # last, so that what is there is whole
