@@ -50,27 +50,22 @@ def command(name: str) -> list[str]:
 
     One of TOOLS is fetched once if the machine has none: about 20 s.
     """
-    found = shutil.which(name)
-    if found is None and name in TOOLS:
+    if (found := shutil.which(name)) is not None:
+        return [*_wrapper(name), found]
+    if name in TOOLS:
         root = _unpacked(TOOLS[name])
-        found = next((str(root / folder / name) for folder in FOLDERS if (root / folder / name).exists()), None)
-    if found is None:
-        raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
-    return [*_wrapper(name), found]
+        for folder in FOLDERS:
+            if (root / folder / name).exists():
+                return [*_wrapper(name), *_environment(TOOLS[name], root), str(root / folder / name)]
+    raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
 
 
-def program_path(name: str) -> str:
-    """Return PATH with a program, and what it calls itself, on it."""
-    folder = Path(command(name)[-1]).parent
-    ours = [str(folder.parent / part) for part in ("bin", "sbin")]
-    return os.pathsep.join([os.environ.get("PATH", os.defpath), *ours])
-
-
-def library_path(name: str) -> dict[str, str]:
-    """Return the environment that an unpacked program needs to find libraries unpacked beside it."""
-    root = Path(command(name)[-1]).parents[2]
-    folders = sorted(str(path) for path in root.glob("usr/lib/*-linux-gnu*"))
-    return {"LD_LIBRARY_PATH": os.pathsep.join(folders)} if root != Path("/") and folders else {}
+def _environment(tool: Tool, root: Path) -> list[str]:
+    """How an unpacked program finds the others that it calls, and, if it has none of its own, the libraries."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(root / folder) for folder in FOLDERS)])
+    libraries = os.pathsep.join(sorted(str(folder) for folder in root.glob("usr/lib/*-linux-gnu*")))
+    settings = [f"PATH={path}"] + ([f"LD_LIBRARY_PATH={libraries}"] if libraries and not tool.relocated else [])
+    return ["env", *settings]
 
 
 def _wrapper(name: str) -> list[str]:
