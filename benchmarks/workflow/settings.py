@@ -77,14 +77,16 @@ def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -
         save_json(cell.to_dict(), Path(folder) / f"specs/{cell.name}.json")
 
 
-def get_pretrained(model: str) -> str | None:
+def get_pretrained(model: str, image_content: str | None = None) -> str | None:
     """Return the file of the weights a model's cells start from; None if they start from scratch.
 
-    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones.
+    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones: of the packages,
+    or of the content of the image that they are made in.
     """
     workload = WORKLOADS[model]
     if not workload.pretrain_steps:
         return None
     recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
-    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {get_packages()}")
+    made_by = get_packages() if image_content is None else f"image {image_content}"
+    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {made_by}")
     return f"{CACHE}/{model}-{content}.pt"
