@@ -41,7 +41,7 @@ lint: .venv/installed
 horovod: .venv/horovod
 
 # Without a C++ compiler the rest is tested all the same; the tests of Horovod say that they were left out.
-.venv/horovod: .venv/installed containers/build_horovod.sh
+.venv/horovod: .venv/installed containers/build_horovod.sh containers/build-tools.lock containers/horovod.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
 unit: .venv/installed

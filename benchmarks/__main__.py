@@ -15,6 +15,7 @@ COMMANDS = {
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
+    "image": ("benchmarks.images.cli", "build container images, export them, run commands with an engine"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
     "precision": (
         "benchmarks.report.precision",

@@ -75,7 +75,7 @@ def _text(path: Path) -> str:
 def _pin(path: Path, line: int, text: str) -> Pin:
     """Return what one logical line pins. Raises ConfigError."""
     if text.startswith("-"):
-        raise _error(path, line, f"{text.split()[0]!r} is an option; it may hold packages only")
+        raise _error(path, line, f"{text.split(maxsplit=1)[0]!r} is an option; it may hold packages only")
     requirement = _requirement(path, line, HASH.sub("", text).strip())
     hashes = HASH.findall(text)
     for value in hashes:
