@@ -73,7 +73,7 @@ def build_image(
             network_mode="host",
             **options,
         )
-        _follow(client, name, messages)
+        follow(client, name, messages)
     return describe(client, name, content, found)
 
 
@@ -133,7 +133,7 @@ def _labels(name: str, content: str, base: Base) -> dict[str, str]:
     }
 
 
-def _follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
+def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
     """Show the steps as they come. Raises BuildError, with nothing left of the build, if one fails."""
     started, made, lines, is_cached = time.monotonic(), list[str](), list[str](), False
     try:

@@ -5,9 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.checks import known_keys
 from benchmarks.files import file_hash, load_json
 from benchmarks.images.debian import Apt, cache_folder
 from resireduce.errors import ConfigError
+
+KEYS = ("package", "version", "suite", "components", "sha256")
 
 
 def fetch_toolkit(lock: Path) -> Path:
@@ -15,7 +18,7 @@ def fetch_toolkit(lock: Path) -> Path:
 
     Raises ConfigError, one line, if it cannot be had with that hash.
     """
-    pin = load_json(lock)
+    pin = _read(lock)
     folder = cache_folder() / "wheels" / f"{pin['package']}-{pin['sha256'][:12]}"
     if folder.exists():
         return folder
@@ -31,3 +34,13 @@ def fetch_toolkit(lock: Path) -> Path:
         shutil.move(file, new / file.name)
         shutil.move(new, folder)
     return folder
+
+
+def _read(lock: Path) -> dict[str, str]:
+    try:
+        pin = known_keys(str(lock), load_json(lock), KEYS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{lock}: {error}; it is part of the project: git checkout brings it back") from None
+    if missing := [key for key in KEYS if not isinstance(pin.get(key), str)]:
+        raise ConfigError(f"{lock}: {', '.join(missing)}: missing or no text; git checkout brings it back")
+    return pin
