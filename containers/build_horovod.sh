@@ -2,16 +2,16 @@
 # Builds and installs Horovod into a Python environment: bash containers/build_horovod.sh .venv/bin/python
 #
 # Horovod ships as source only, and its last release asks for an older C++ than today's torch. The wheel is built once for
-# each torch, Python and state of this file, and kept in the user's cache. CPUs, Gloo.
+# each torch, Python and state of this file and its locks, and kept in the user's cache. CPUs, Gloo.
 set -euo pipefail
 
 PYTHON=$(realpath --no-symlinks "${1:?usage: build_horovod.sh PYTHON}")
-VERSION=0.28.1
-SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+VERSION=$(sed -n 's/^horovod==\([^ ]*\).*/\1/p' "$HERE/horovod.lock")
 
 torch=$("$PYTHON" -c 'import torch; print(torch.__version__)')
 abi=$("$PYTHON" -c 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_platform())')
-key=$({ echo "$torch $abi"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+key=$({ echo "$torch $abi"; cat "$HERE"/{build_horovod.sh,horovod.lock,build-tools.lock}; } | sha256sum | cut -c1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/resireduce/horovod/$key
 
 build() {
@@ -23,10 +23,9 @@ build() {
   trap 'rm -rf "$work"' EXIT
   echo "Building Horovod $VERSION for torch $torch, once (about three minutes on 2 cores) ..."
   "$PYTHON" -m venv "$work/tools"
-  "$work/tools/bin/pip" install --quiet 'cmake<4' 'setuptools<81' wheel packaging cffi pyyaml cloudpickle psutil
-  printf 'horovod==%s --hash=sha256:%s\n' "$VERSION" "$SHA256" >"$work/source.txt"
+  "$work/tools/bin/pip" install --quiet --no-deps --require-hashes --requirement "$HERE/build-tools.lock"
   "$work/tools/bin/pip" download --quiet --no-deps --no-binary=:all: --no-build-isolation --require-hashes \
-    --dest "$work" --requirement "$work/source.txt"
+    --dest "$work" --requirement "$HERE/horovod.lock"
   tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
   cd "$work/horovod-$VERSION"
   grep -rlE 'CMAKE_CXX_STANDARD 14' --include=CMakeLists.txt . | xargs sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/'
@@ -45,6 +44,6 @@ build() {
 
 ls "$cache"/horovod-*.whl >/dev/null 2>&1 || (build)
 "$PYTHON" -m pip install --quiet --no-deps --force-reinstall "$cache"/horovod-*.whl
-"$PYTHON" -m pip install --quiet --constraint "$(dirname "${BASH_SOURCE[0]}")/../constraints.txt" \
+"$PYTHON" -m pip install --quiet --constraint "$HERE/../constraints.txt" \
   cloudpickle psutil pyyaml packaging cffi
 "$PYTHON" -c 'import horovod.torch'
