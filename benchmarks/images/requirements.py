@@ -45,7 +45,7 @@ def read_lock(path: Path) -> tuple[Pin, ...]:
 
 def _requirements(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each logical line: lines that end in a backslash go on, comments are left out."""
-    begun, parts = 0, []
+    begun, parts = 0, list[str]()
     for line, raw in enumerate(_text(path).splitlines(), start=1):
         if raw.startswith(CONFLICT):
             raise _error(path, line, "a merge conflict is left in it")
@@ -80,9 +80,7 @@ def _pin(path: Path, line: int, text: str) -> Pin:
     hashes = HASH.findall(text)
     for value in hashes:
         if not SHA256.fullmatch(value):
-            raise _error(
-                path, line, f"{requirement.name} has the hash {value!r}, which is not sha256: and 64 hex digits"
-            )
+            raise _error(path, line, f"{requirement.name}: the hash {value!r} is not sha256: and 64 hex digits")
     if not hashes:
         raise _error(path, line, f"{requirement.name} has no hash")
     version = next(iter(requirement.specifier)).version

@@ -62,6 +62,7 @@ TORCH_FREE = (
     "benchmarks/data/*.py",
     "benchmarks/files.py",
     "benchmarks/gpucheck/*.py",
+    "benchmarks/images/*.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
     "benchmarks/measure/ladder.py",
