@@ -41,7 +41,11 @@ def main(args: argparse.Namespace) -> int:
     took, counts = time.monotonic() - begin, count(findings)
     print(summary(counts, took), file=sys.stderr if args.json else sys.stdout)
     if args.json:
-        print(json.dumps({"findings": [asdict(it) for it in findings], "counts": counts, "seconds": took}, indent=1))
+        print(
+            json.dumps(
+                {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}, indent=1
+            )
+        )
     return int(counts[FAILED] > 0)
 
 

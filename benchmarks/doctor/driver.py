@@ -43,7 +43,7 @@ def check(facts: Facts, machine: Machine, needed: bool = False) -> list[Finding]
 
 def _judge(facts: Facts, machine: Machine, needed: bool) -> Finding:
     if facts.error:
-        return absent(NAME, facts.error, "see check packages", needed)
+        return absent(NAME, facts.error, "see check gpu", needed)
     if facts.cuda is None:
         return _cpu_build(facts, machine, needed)
     if machine.kernel_module and not (facts.libcuda and machine.control_device):

@@ -7,7 +7,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from benchmarks.doctor.child import Job, Run, run_together
-from benchmarks.doctor.known import last_words
+from benchmarks.doctor.known import SLOWLY, last_words
+
+PROBE = f"python -m benchmarks.doctor.probe facts shows how it ends; {SLOWLY}"
 
 
 @dataclass(frozen=True)

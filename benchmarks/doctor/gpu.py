@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from benchmarks.doctor.facts import Facts, Gpu
+from benchmarks.doctor.facts import PROBE, Facts, Gpu
 from benchmarks.doctor.finding import Finding, absent, failed, gibibytes, ok
 from benchmarks.doctor.known import GPU_ACCESS, explain
 
@@ -15,8 +15,10 @@ CUDA_BUILD = "image cuda12, or a torch built for CUDA"
 
 def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = os.environ) -> list[Finding]:
     """Return one finding. needed: no GPU is a failure."""
-    if facts.error or facts.torch is None:
-        return [absent(NAME, facts.error or f"torch: {facts.torch_error}", "see check packages", needed)]
+    if facts.error:  # also without a need: what crashes or hangs here does so in every rank
+        return [failed(NAME, facts.error, PROBE)]
+    if facts.torch is None:
+        return [absent(NAME, f"torch: {facts.torch_error}", "see check packages", needed)]
     if facts.cuda is None:
         return [absent(NAME, f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
     if not facts.gpus:

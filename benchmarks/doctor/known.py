@@ -8,10 +8,15 @@ from benchmarks.doctor.finding import one_line
 GPU_ACCESS = "docker run --gpus all, podman run --device nvidia.com/gpu=all, apptainer exec --nv"
 MORE_SHARED_MEMORY = "docker or podman run --shm-size=1g, or --ipc=host"
 WRITABLE_HOME = "docker or podman run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
 SAME_PMIX = (
     "start with srun --mpi=pmix, with the same generation of PMIx on the host and in the image (srun --mpi=list); "
     "apptainer without --cleanenv; if it goes on: export PMIX_MCA_gds=hash PMIX_MCA_psec=none"
 )
+
+
+ECHO = re.compile(r"(?i)non-zero (exit|status)|Process name:|Exit code:")
+PREFIX = re.compile(r"^\[\d+\]<std\w+>: ?")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Known:
 
 
 FAILURES = (
+    Known(r"/\.horovod'", "HOME cannot be written", WRITABLE_HOME),
     Known(r"/dev/shm|shared memory segment|Bus error", "too little shared memory", MORE_SHARED_MEMORY),
     Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
     Known(r"driver version is insufficient", "the driver is too old", "see check driver"),
@@ -45,7 +51,13 @@ def explain(output: str) -> Known | None:
 
 
 def last_words(output: str) -> str:
-    """Return the line that says most of why a program failed: the last of an error, else the last."""
-    lines = [line for line in output.splitlines() if line.strip(" -=")]
-    errors = [line for line in lines if re.search(r"(?i)\w*error\b|fail|cannot|unable", line)]
-    return one_line((errors or lines or ["it printed nothing"])[-1])
+    """Return the line that says most of why a program failed: a Python exception, another error, or the last line.
+
+    Launchers say after it that a process failed, which is known, and put its rank before each line.
+    """
+    lines = [PREFIX.sub("", line) for line in output.splitlines() if line.strip(" -=") and not ECHO.search(line)]
+    for words in (r"^\w[\w.]*(Error|Exception)\b", r"(?i)error|fail|cannot|unable"):
+        found = [line for line in lines if re.search(words, line)]
+        if found:
+            return one_line(found[-1])
+    return one_line((lines or ["it printed nothing"])[-1])

@@ -5,7 +5,9 @@ from typing import Any
 
 from benchmarks.doctor.child import Ended
 from benchmarks.doctor.finding import Finding, failed
-from benchmarks.doctor.known import SAME_PMIX, explain, last_words
+from benchmarks.doctor.known import SLOWLY, explain, last_words
+
+MISSING = "ranks came to the end"
 
 
 def all_reports(ended: Sequence[Ended]) -> list[dict[str, Any]]:
@@ -23,20 +25,17 @@ def judge_ranks(check: str, what: str, ended: Sequence[Ended], world_size: int, 
         world_size: how many ranks there should be.
         cure: where no known failure explains it.
     """
-    reports = all_reports(ended)
-    wrong = _wrong(reports, world_size)
-    if not wrong and all(one.code == 0 for one in ended):
+    wrong = _wrong(all_reports(ended), world_size)
+    broken = [one for one in ended if one.code]
+    late = not broken and any(one.code is None for one in ended)
+    if not (wrong or broken or late):
         return None
-    if len(reports) == world_size and all(report["size"] == 1 for report in reports) and world_size > 1:
-        return failed(check, f"{what}: {wrong}", SAME_PMIX if check == "mpi" else cure)
-    output = "\n".join(one.output for one in ended)
-    known = explain(output)
-    said = last_words("\n".join(one.output for one in ended if one.code) or output)
-    how = "not done in time" if all(one.code in (None, 0) for one in ended) else said
-    if not wrong:
-        how = f"right, but it did not end well: {how}"
-    meaning = f"{known.meaning}: " if known else ""
-    return failed(check, f"{what}: {meaning}{wrong if reports and wrong else how}", known.cure if known else cure)
+    known = explain("\n".join(one.output for one in ended))
+    if broken and (wrong is None or wrong.endswith(MISSING)):
+        wrong = last_words("\n".join(one.output for one in broken))
+    meaning = f"{known.meaning}: " if known else "not done in time: " if late else ""
+    cure = known.cure if known else f"{SLOWLY}; {cure}" if late else cure
+    return failed(check, f"{what}: {meaning}{wrong or 'all ranks reported, and did not end'}", cure)
 
 
 def _wrong(reports: Sequence[dict[str, Any]], world_size: int) -> str | None:
@@ -47,6 +46,6 @@ def _wrong(reports: Sequence[dict[str, Any]], world_size: int) -> str | None:
         alone = f" ({len(reports)} ranks 0)" if ranks == [0] * len(reports) else ""
         return f"ranks see a world of {seen}, not of {world_size}{alone}"
     if ranks != list(range(world_size)):
-        return f"{len(reports)} of {world_size} ranks came to the end"
+        return f"{len(reports)} of {world_size} {MISSING}"
     bad = [report["rank"] for report in reports if not report["right"]]
     return f"the sum is wrong on rank {bad[0]}" if bad else None

@@ -4,9 +4,8 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
-from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.child import Ended, Job, Run, own_environment, run_together
 from benchmarks.doctor.finding import Finding, failed, not_run, ok
 from benchmarks.doctor.known import SAME_PMIX
 from benchmarks.doctor.meeting import all_reports, judge_ranks
@@ -15,6 +14,7 @@ NAME = "mpi"
 RANKS = 2
 RANK = (sys.executable, "-m", "benchmarks.doctor.ranks", "mpi")
 QUIET = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+SAME_MPI = "use the mpirun of the MPI that Horovod is built with: ldd on its mpi_lib says which, PATH which is found"
 Which = Callable[[str], str | None]
 
 
@@ -49,15 +49,17 @@ def _within_step(timeout_seconds: float, environment: Mapping[str, str], tasks: 
         assert problem is not None
         return problem
     rank, size, through = reports[0]["rank"], reports[0]["size"], reports[0]["through"]
-    if size != tasks or str(rank) != environment.get("SLURM_PROCID") or not reports[0]["right"]:
+    if size != tasks or str(rank) != environment.get("SLURM_PROCID"):
         return failed(NAME, f"{what} is rank {rank} of {size} for {through}: image and host do not meet", SAME_PMIX)
+    if not reports[0]["right"]:
+        return failed(NAME, f"{what} is rank {rank} of {size} for {through}, but the sum is wrong", SAME_PMIX)
     return ok(NAME, f"{what} is rank {rank} of {size} for {through}, and the sum is right")
 
 
 def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -> Finding:
     command = ("srun", "--overlap", "-N1", f"-n{RANKS}", "--mpi=pmix", *RANK)
     ended = run([Job(command, {**environment, **QUIET})], timeout_seconds)
-    return _judge(f"srun --mpi=pmix -n{RANKS}", ended)
+    return _judge(f"{RANKS} ranks of srun --mpi=pmix", ended, SAME_PMIX)
 
 
 def _by_mpirun(timeout_seconds: float, mpirun: str, run: Run, root: bool) -> Finding:
@@ -67,11 +69,11 @@ def _by_mpirun(timeout_seconds: float, mpirun: str, run: Run, root: bool) -> Fin
     options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if is_open_mpi else []
     ended = run([Job((mpirun, *options, "-np", str(RANKS), *RANK), environment)], timeout_seconds)
     first = next(iter(version.output.splitlines()), "unknown").strip()
-    return _judge(f"mpirun -np {RANKS} ({first})", ended)
+    return _judge(f"{RANKS} ranks of {first}", ended, SAME_MPI)
 
 
-def _judge(what: str, ended: list[Any]) -> Finding:
-    problem = judge_ranks(NAME, what, ended, RANKS, f"{what} of a small program by hand says more")
+def _judge(what: str, ended: list[Ended], cure: str) -> Finding:
+    problem = judge_ranks(NAME, what, ended, RANKS, cure)
     if problem:
         return problem
     return ok(NAME, f"{what}: a world of {RANKS} through {all_reports(ended)[0]['through']}, and the sum is right")

@@ -18,7 +18,7 @@ SLICE = "CUDA_VISIBLE_DEVICES=MIG-... (nvidia-smi -L), and in a container just t
 def check(facts: Facts, machine: Machine, needed: bool = False) -> list[Finding]:
     """Return one finding, or one for each GPU that something cannot be read of. needed: no GPU is a failure."""
     if facts.error:
-        return [absent(NAME, facts.error, "see check packages", needed)]
+        return [absent(NAME, facts.error, "see check gpu", needed)]
     if facts.nvml_error:
         return [_without(facts, machine, needed)]
     return [_shadow(facts, machine)] if _is_shadowed(facts, machine) else _read(facts, needed)

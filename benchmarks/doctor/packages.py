@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.doctor.facts import Facts
+from benchmarks.doctor.facts import PROBE, Facts
 from benchmarks.doctor.finding import Finding, failed, not_run, ok
 
 NAME = "packages"
@@ -29,9 +29,11 @@ def _versions(facts: Facts, python: tuple[int, ...]) -> Finding:
     shown = ".".join(map(str, python))
     if python[:2] < PYTHON:
         return failed(NAME, f"Python {shown}; 3.11 or newer is needed", "make PYTHON=python3.11, or the image")
-    wrong = facts.error or facts.torch_error
-    if wrong or facts.torch is None:
-        return failed(NAME, f"torch cannot be loaded: {wrong}", "rm -rf .venv && make .venv/installed, or the image")
+    if facts.error:
+        return failed(NAME, facts.error, PROBE)
+    if facts.torch is None:
+        cure = "rm -rf .venv && make .venv/installed, or the image"
+        return failed(NAME, f"torch cannot be loaded: {facts.torch_error}", cure)
     major, minor = (int(number) for number in facts.torch.split(".")[:2])
     low, high = (".".join(map(str, bound)) for bound in TORCH)
     if not TORCH[0] <= (major, minor) < TORCH[1]:

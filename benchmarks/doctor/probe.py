@@ -50,8 +50,6 @@ def _torch_facts(torch: ModuleType, nvml: Nvml | None) -> dict[str, Any]:
 
 
 def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
-    from benchmarks.measure.facts import gpu_uuid
-
     device = torch.device("cuda", index)
     properties = torch.cuda.get_device_properties(device)
     found = {"name": properties.name, "memory_bytes": properties.total_memory}
@@ -59,7 +57,7 @@ def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
     if nvml is None:
         return found
     try:
-        reading = nvml.device(gpu_uuid(device) or "", index, os.environ.get("CUDA_VISIBLE_DEVICES")).read()
+        reading = nvml.device(str(properties.uuid), index, os.environ.get("CUDA_VISIBLE_DEVICES")).read()
     except NvmlUnavailable as error:
         return found | {"nvml_error": one_line(error)}
     return found | {"device_reason": reading.device_reason, "process_reason": reading.process_reason}
