@@ -1,4 +1,4 @@
-"""Debian's packages, fetched with apt into a folder of one's own: nothing of the machine is changed. Imports no torch."""
+"""Debian's packages, fetched with apt into a folder of their own: the machine is not changed. Imports no torch."""
 
 import os
 import platform
@@ -24,7 +24,10 @@ class Apt:
         self._folder, self._options = folder, ["-o", "APT::Sandbox::User=root"]
         for name in ("lists/partial", "archives/partial"):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        places = {"Dir::State::Lists": folder / "lists", "Dir::Cache::archives": folder / "archives"}
+        places: dict[str, Path | str] = {
+            "Dir::State::Lists": folder / "lists",
+            "Dir::Cache::archives": folder / "archives",
+        }
         places |= {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
         if suite is not None:
             source = folder / "sources.list"
@@ -43,12 +46,11 @@ class Apt:
         return sorted(self._folder.glob("*.deb"))
 
     def _call(self, *arguments: str, cwd: Path | None = None) -> None:
-        done = subprocess.run(
-            ["apt-get", *self._options, "-qq", *arguments], cwd=cwd, capture_output=True, text=True, errors="replace"
-        )
+        command = ["apt-get", *self._options, "-qq", *arguments]
+        done = subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, errors="replace")
         if done.returncode:
             said = next(iter(reversed(done.stderr.strip().splitlines())), f"exit status {done.returncode}")
-            raise ConfigError(f"Debian's packages: {said} (apt-get {arguments[0]}); look at the network and at the disk")
+            raise ConfigError(f"Debian's packages: apt-get {arguments[0]}: {said}; look at the network and the disk")
 
 
 def archive() -> str:

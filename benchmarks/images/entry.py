@@ -62,7 +62,11 @@ class ImageEntry:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read one entry from its own file. Raises ConfigError, one line with the path."""
-        return cls.from_dict(_read(path))
+        values = _read(path)
+        try:
+            return cls.from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
 
     def save(self, path: Path) -> None:
         """Write it to a file of its own."""

@@ -1,7 +1,7 @@
 """`make locks`: resolve what the images are made of into lock files, for Python 3.11 on Linux x86-64.
 
-The resolver is uv, which reads no configuration of pip; it is told of pip's, so that indexes are set in one place. None of
-them is written into a lock file.
+The resolver is uv, which reads no configuration of pip; it is told of pip's, so that indexes are set in one place. None
+of them is written into a lock file.
 """
 
 import argparse
@@ -12,12 +12,13 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.files import save_bytes
+from benchmarks.images.audit_tools import ROOT, tool
 from benchmarks.images.requirements import read_lock
 from resireduce.errors import ConfigError, choose
 
-ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "containers"
 TARGET = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28")
 OUTPUT = ("--generate-hashes", "--no-annotate", "--no-emit-index-url", "--custom-compile-command=make locks")
@@ -66,12 +67,12 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
     """
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
-        if lock.path.exists():
+        if _usable(lock.path):
             shutil.copyfile(lock.path, output)
         constraints.write_text(_constraints() if lock.suite else "", encoding="utf-8")
         options = [] if lock.dependencies else ["--no-deps"]
         options += ["--upgrade"] if upgrade else []
-        command = [_uv(), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
+        command = [tool("uv"), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
         files = ["--constraints", str(constraints), "--output-file", str(output), str(lock.source)]
         done = subprocess.run([*command, *files], env=_environment(), stdout=subprocess.DEVNULL, check=False)
         if done.returncode:
@@ -84,14 +85,14 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
 def indexes() -> list[str]:
     """Return uv's options for the indexes that pip is configured with.
 
-    The main index comes first: other ones may hold a version's file for this machine only, with a hash that others lack.
+    The main index comes first: others may hold just one of a version's files, and the lock would lack the other hashes.
     """
     options = _pip_options()
     if options.no_index:
         found = ["--no-index"]
     else:
-        *first, last = [options.index_url, *options.extra_index_urls]
-        found = [f"--index={url}" for url in first] + [f"--default-index={last}"]
+        urls = [options.index_url, *options.extra_index_urls]
+        found = [f"--index={url}" for url in urls[:-1]] + [f"--default-index={urls[-1]}"]
     found += [f"--find-links={place}" for place in options.find_links]
     found += [f"--allow-insecure-host={host}" for host in options.trusted_hosts]
     return ["--index-strategy=unsafe-first-match", *found]
@@ -102,7 +103,7 @@ def _environment() -> dict[str, str]:
     return dict(os.environ) | ({"SSL_CERT_FILE": certificates} if certificates else {})
 
 
-def _pip_options() -> argparse.Namespace:
+def _pip_options() -> Any:
     """Return pip's options as its files and variables set them; it has no other way to ask for all of them."""
     from pip._internal.commands import create_command
 
@@ -115,11 +116,12 @@ def _constraints() -> str:
     return "\n".join(line for line in lines if not line.startswith("torch=="))
 
 
-def _uv() -> str:
-    beside = Path(sys.executable).with_name("uv")
-    if not beside.exists():
-        raise ConfigError(f"uv: {beside} is not there; run 'make locks', which installs it")
-    return str(beside)
+def _usable(path: Path) -> bool:
+    """Whether uv can read the versions of before from it: a broken file is made from nothing."""
+    try:
+        return bool(read_lock(path))
+    except ConfigError:
+        return False
 
 
 def main(arguments: list[str] | None = None) -> int:

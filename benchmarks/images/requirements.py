@@ -45,7 +45,7 @@ def read_lock(path: Path) -> tuple[Pin, ...]:
 
 def _requirements(path: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each logical line: lines that end in a backslash go on, comments are left out."""
-    begun, parts = 0, []
+    begun, parts = 0, list[str]()
     for line, raw in enumerate(_text(path).splitlines(), start=1):
         if raw.startswith(CONFLICT):
             raise _error(path, line, "a merge conflict is left in it")
@@ -75,14 +75,12 @@ def _text(path: Path) -> str:
 def _pin(path: Path, line: int, text: str) -> Pin:
     """Return what one logical line pins. Raises ConfigError."""
     if text.startswith("-"):
-        raise _error(path, line, f"{text.split()[0]!r} is an option; it may hold packages only")
+        raise _error(path, line, f"{text.split(maxsplit=1)[0]!r} is an option; it may hold packages only")
     requirement = _requirement(path, line, HASH.sub("", text).strip())
     hashes = HASH.findall(text)
     for value in hashes:
         if not SHA256.fullmatch(value):
-            raise _error(
-                path, line, f"{requirement.name} has the hash {value!r}, which is not sha256: and 64 hex digits"
-            )
+            raise _error(path, line, f"{requirement.name}: the hash {value!r} is not sha256: and 64 hex digits")
     if not hashes:
         raise _error(path, line, f"{requirement.name} has no hash")
     version = next(iter(requirement.specifier)).version

@@ -41,22 +41,30 @@ APPTAINER = Tool(
     ),
     ("etc", "var"),
 )
-TOOLS = {"docker": DOCKER, "dockerd": DOCKER, "mmdebstrap": Tool(("mmdebstrap",)), "apptainer": APPTAINER}
+TOOLS = {
+    "docker": DOCKER,
+    "dockerd": DOCKER,
+    "mmdebstrap": Tool(("mmdebstrap",)),
+    "skopeo": Tool(("skopeo",)),
+    "apptainer": APPTAINER,
+}
 FOLDERS = ("usr/bin", "usr/sbin")
 
 
-def command(name: str) -> list[str]:
+def command(name: str, wrapped: bool = True) -> list[str]:
     """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure.
 
-    One of TOOLS is fetched once if the machine has none: about 20 s.
+    One of TOOLS is fetched once if the machine has none: about 10 s. Unwrapped, apptainer can build images as root,
+    and not run them where this root is not a full one.
     """
+    wrapper = _wrapper(name) if wrapped else []
     if (found := shutil.which(name)) is not None:
-        return [*_wrapper(name), found]
+        return [*wrapper, found]
     if name in TOOLS:
         root = _unpacked(TOOLS[name])
         for folder in FOLDERS:
             if (root / folder / name).exists():
-                return [*_wrapper(name), *_environment(TOOLS[name], root), str(root / folder / name)]
+                return [*wrapper, *_environment(TOOLS[name], root), str(root / folder / name)]
     raise ConfigError(f"{name}: not on PATH; install it, or choose another engine or runtime")
 
 

@@ -120,6 +120,14 @@ class Nvml:
         except self._module.NVMLError:
             return None
 
+    def cuda_version(self) -> tuple[int, int] | None:
+        """Return the newest CUDA version that the driver knows, as (major, minor)."""
+        try:
+            version = int(self._module.nvmlSystemGetCudaDriverVersion_v2())
+        except self._module.NVMLError:
+            return None
+        return version // 1000, version % 1000 // 10
+
     def idle(self) -> dict[str, Idle]:
         """Return, by UUID, the state of every GPU and slice that can be seen. Call it before CUDA begins."""
         readings = {device.uuid: device.read() for device in self._devices()}

@@ -1,0 +1,114 @@
+"""Processes that checks start: what may crash or hang there does neither here."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import IO, Any
+
+MARK = "doctor-report: "
+"""Before what a process reports, as JSON: launchers put names of ranks before it, and libraries print too."""
+GRACE_SECONDS = 5.0
+"""How long the others may go on once one has failed: they wait for it in vain."""
+POLL_SECONDS = 0.02
+LAUNCHERS = ("SLURM_", "PMIX_", "PMI_", "OMPI_", "PRTE_", "HOROVOD_")
+"""Prefixes of variables by which a launcher tells a rank its place."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process to be started."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended."""
+
+    code: int | None
+    """Its exit status; None: it was stopped, since its time was over or another one had failed."""
+    output: str
+    """Standard output and error stream together."""
+
+    def reports(self) -> list[dict[str, Any]]:
+        """Return what was reported; several processes may have written to one output."""
+        found = []
+        for part in self.output.split(MARK)[1:]:
+            try:
+                report, _ = json.JSONDecoder().raw_decode(part)
+            except ValueError:  # cut off when its writer died
+                continue
+            found.append(report)
+        return found
+
+
+Run = Callable[[Sequence[Job], float], list[Ended]]
+"""How checks start processes: `run_together`, or what stands in for it."""
+
+
+def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
+    """Run the jobs at the same time, to their end or until the time is over. None is left running.
+
+    Raises OSError if a program or the temporary folder is not there.
+    """
+    outputs: list[IO[bytes]] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as stack:
+        try:
+            for job in jobs:
+                outputs.append(stack.enter_context(tempfile.TemporaryFile()))
+                processes.append(_start(job, outputs[-1]))
+            _wait(processes, timeout_seconds)
+        finally:
+            codes = [process.poll() for process in processes]
+            for process in processes:
+                _kill(process)
+        return [Ended(code, _read(output)) for code, output in zip(codes, outputs, strict=True)]
+
+
+def report(values: Mapping[str, Any]) -> None:
+    """Tell the process that started this one; in one piece, so that lines of ranks do not mix."""
+    os.write(1, f"{MARK}{json.dumps(values)}\n".encode())
+
+
+def own_environment(**more: str) -> dict[str, str]:
+    """Return this process's environment without what a launcher put into it, and with `more`."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)} | more
+
+
+def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:
+    # A session of its own: launchers have children, which are to end with them.
+    return subprocess.Popen(
+        job.command,
+        env=dict(job.environment),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) -> None:
+    deadline, lost = time.monotonic() + timeout_seconds, False
+    while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+        if not lost and any(process.poll() for process in processes):
+            lost, deadline = True, min(deadline, time.monotonic() + GRACE_SECONDS)
+        time.sleep(POLL_SECONDS)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")

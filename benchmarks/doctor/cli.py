@@ -1,0 +1,79 @@
+"""The command line of the doctor. Loads no torch."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from benchmarks.checks import seconds
+from benchmarks.doctor.checks import CHECKS, Setting, examine
+from benchmarks.doctor.finding import FAILED, STATUSES, Finding
+from benchmarks.training.devices import DEVICE_VARIABLE, wanted_device
+from resireduce.errors import ConfigError, choose
+
+RESULTS = Path("results/runs")
+TIMEOUT_SECONDS = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"just these of: {', '.join(CHECKS)}")
+    parser.add_argument("--gpu", action="store_true", help="a GPU is needed: that there is none is a failure")
+    parser.add_argument("--json", action="store_true", help="print JSON; the lines go to the error stream")
+    results = "where results will be written (default: %(default)s)"
+    parser.add_argument("--results", metavar="DIR", type=Path, default=RESULTS, help=results)
+    timeout = "how long each process that a check starts may take (default: %(default)g)"
+    parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=timeout)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print one line for each finding, as soon as it is there. 0 if nothing failed, else 1."""
+    names = list(CHECKS) if args.only is None else chosen(args.only)
+    setting = make_setting(args.gpu, args.results, seconds("timeout", args.timeout))
+    begin, findings = time.monotonic(), list[Finding]()
+    for found in examine(setting, names):
+        findings += found
+        for finding in found:
+            print(line(finding), file=sys.stderr if args.json else sys.stdout, flush=True)
+    took, counts = time.monotonic() - begin, count(findings)
+    print(summary(counts, took), file=sys.stderr if args.json else sys.stdout)
+    if args.json:
+        print(
+            json.dumps(
+                {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}, indent=1
+            )
+        )
+    return int(counts[FAILED] > 0)
+
+
+def chosen(text: str) -> list[str]:
+    """Return the names in a list with commas, in the order in which checks run. Raises ConfigError."""
+    names = [choose("only", name.strip(), CHECKS) for name in text.split(",")]
+    return [name for name in CHECKS if name in names]
+
+
+def make_setting(needs_gpu: bool, results: Path, timeout_seconds: float) -> Setting:
+    """Return what is asked for, also by RESIREDUCE_DEVICE. Raises ConfigError if that forbids the GPU needed."""
+    device = wanted_device()
+    if needs_gpu and device == "cpu":
+        raise ConfigError(f"gpu: --gpu is not allowed with {DEVICE_VARIABLE}=cpu; leave out one of them")
+    return Setting(needs_gpu or device == "cuda", device == "cpu", results, timeout_seconds)
+
+
+def line(finding: Finding) -> str:
+    """Return a finding for the screen."""
+    cure = f" -> {finding.cure}" if finding.cure else ""
+    return f"{finding.status:<8} {finding.check:<14} {finding.detail}{cure}"
+
+
+def count(findings: Sequence[Finding]) -> dict[str, int]:
+    """Return how many findings have each status."""
+    return {status: sum(finding.status == status for finding in findings) for status in STATUSES}
+
+
+def summary(counts: dict[str, int], took_seconds: float) -> str:
+    """Return the last line."""
+    return f"{', '.join(f'{number} {status}' for status, number in counts.items())} ({took_seconds:.0f} s)"

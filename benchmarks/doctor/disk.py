@@ -1,0 +1,87 @@
+"""Check disk: room for results, for temporary files, and for images where something makes or runs them."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.doctor.finding import Finding, failed, gibibytes, ok, warning
+from benchmarks.doctor.folders import existing, free_bytes, why_not_writable
+
+NAME = "disk"
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a folder should have room for."""
+
+    what: str
+    folder: Path
+    least_bytes: int
+    """Below it, cells fail: a failure."""
+    enough_bytes: int
+    """Below it, some do: a warning."""
+    reason: str
+    """What takes `enough_bytes`."""
+    cure: str
+    writes: bool = True
+    """Whether this process will write there; else an engine does."""
+
+
+def needs(
+    results: Path, environment: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
+) -> list[Need]:
+    """Return what is needed here."""
+    return [
+        # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; while one is written there are two.
+        Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
+        # The largest package, torch for CUDA, is fetched and unpacked here while .venv or an image is made.
+        Need("temporary", Path(tempfile.gettempdir()), GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER"),
+        *image_stores(environment, which),
+    ]
+
+
+def image_stores(environment: Mapping[str, str], which: Callable[[str], str | None]) -> list[Need]:
+    """Return the folders in which container programs that are here keep images, where they do by default."""
+    home, root = Path(environment.get("HOME") or "/"), os.geteuid() == 0
+    data = Path(environment.get("XDG_DATA_HOME") or home / ".local/share")
+    stores = {
+        "docker": (Path("/var/lib/docker"), "docker system prune, or dockerd --data-root FOLDER"),
+        "podman": (
+            Path("/var/lib/containers") if root else data / "containers",
+            "podman system prune, or podman --root FOLDER",
+        ),
+        "apptainer": (
+            Path(environment.get("APPTAINER_CACHEDIR") or home / ".apptainer"),
+            "apptainer cache clean, or export APPTAINER_CACHEDIR=FOLDER",
+        ),
+    }
+    # Building cuda12 took 21 GB at the fullest moment. A machine may have an engine, and cells may do without.
+    return [
+        Need(f"images of {name}", folder, 0, 21 * 10**9, "building image cuda12", cure, writes=False)
+        for name, (folder, cure) in stores.items()
+        if which(name)
+    ]
+
+
+def check(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:
+    """Return one finding for each."""
+    return [_judge(need, free) for need in wanted]
+
+
+def _judge(need: Need, free: Callable[[Path], int]) -> Finding:
+    folder = existing(need.folder)
+    refused = why_not_writable(folder) if need.writes else None
+    if refused:
+        bind = "docker or podman run -v FOLDER:FOLDER -w FOLDER, apptainer exec --bind FOLDER"
+        return failed(NAME, f"{need.what}: {folder} cannot be written: {refused}", f"{need.cure}; {bind}")
+    room = free(folder)
+    has = f"{need.what}: {gibibytes(room)} free in {folder}"
+    if room < need.least_bytes:
+        return failed(NAME, f"{has}, {gibibytes(need.least_bytes)} is the least", need.cure)
+    if room < need.enough_bytes:
+        return warning(NAME, f"{has}, {need.reason} would take {gibibytes(need.enough_bytes)}", need.cure)
+    return ok(NAME, has)

@@ -1,0 +1,24 @@
+"""Check gloo: two processes add up a vector over torch.distributed, as cells without GPUs do."""
+
+import os
+import sys
+import tempfile
+
+from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.finding import Finding, ok
+from benchmarks.doctor.meeting import judge_ranks
+
+NAME = "gloo"
+RANKS = 2
+NO_LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
+
+
+def check(timeout_seconds: float, run: Run = run_together) -> list[Finding]:
+    """Return one finding."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "benchmarks.doctor.ranks", "torch", "gloo", os.path.join(folder, "meet")]
+        local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        jobs = [Job(command, own_environment(RANK=str(rank), WORLD_SIZE=str(RANKS), **local)) for rank in range(RANKS)]
+        ended = run(jobs, timeout_seconds)
+    what = f"all-reduce of {RANKS} processes over torch.distributed"
+    return [judge_ranks(NAME, what, ended, RANKS, NO_LOOPBACK) or ok(NAME, f"{what} is right")]

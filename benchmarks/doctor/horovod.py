@@ -1,0 +1,37 @@
+"""Check horovod: what it was built with, and two processes that its own launcher starts."""
+
+import sys
+from importlib.util import find_spec
+
+from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.finding import Finding, not_run, ok, warning
+from benchmarks.doctor.meeting import all_reports, judge_ranks
+
+NAME = "horovod"
+RANKS = 2
+AGAIN = "horovodrun --check-build and --verbose say more; build it again: make horovod, or the image"
+WITH_NCCL = "image cuda12, or build Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
+
+
+def check(
+    timeout_seconds: float, gpus: int = 0, installed: bool | None = None, run: Run = run_together
+) -> list[Finding]:
+    """Return one finding. gpus: how many torch sees; with some, Horovod should have NCCL."""
+    if not (find_spec("horovod") is not None if installed is None else installed):
+        return [not_run(NAME, "it is not installed (make horovod); cells over torch.distributed do without")]
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(RANKS), "-H", f"localhost:{RANKS}"]
+    rank = [sys.executable, "-m", "benchmarks.doctor.ranks", "horovod"]
+    environment = own_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    ended = run([Job([*launcher, *rank], environment)], timeout_seconds)
+    what = f"all-reduce of {RANKS} processes over Horovod (Gloo)"
+    problem = judge_ranks(NAME, what, ended, RANKS, AGAIN)
+    if problem:
+        return [problem]
+    built = all_reports(ended)[0]["built"]
+    parts = ", ".join(f"{name} {'yes' if built[key] else 'no'}" for key, name in SHOWN)
+    if gpus and not built["nccl"]:
+        return [warning(NAME, f"built without NCCL ({parts}): gradients would go by way of the CPU", WITH_NCCL)]
+    return [ok(NAME, f"{what} is right; built with {parts}")]
+
+
+SHOWN = (("mpi", "MPI"), ("gloo", "Gloo"), ("nccl", "NCCL"))

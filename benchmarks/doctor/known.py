@@ -1,0 +1,63 @@
+"""Failures of other programs that are known: what their words mean here, and the cure."""
+
+import re
+from dataclasses import dataclass
+
+from benchmarks.doctor.finding import one_line
+
+GPU_ACCESS = "docker run --gpus all, podman run --device nvidia.com/gpu=all, apptainer exec --nv"
+MORE_SHARED_MEMORY = "docker or podman run --shm-size=1g, or --ipc=host"
+WRITABLE_HOME = "docker or podman run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
+SAME_PMIX = (
+    "start with srun --mpi=pmix, with the same generation of PMIx on the host and in the image (srun --mpi=list); "
+    "apptainer without --cleanenv; if it goes on: export PMIX_MCA_gds=hash PMIX_MCA_psec=none"
+)
+
+
+ECHO = re.compile(r"(?i)non-zero (exit|status)|Process name:|Exit code:")
+PREFIX = re.compile(r"^\[\d+\]<std\w+>: ?")
+
+
+@dataclass(frozen=True)
+class Known:
+    """A failure that is recognised by its words."""
+
+    pattern: str
+    meaning: str
+    cure: str
+
+
+FAILURES = (
+    Known(r"/\.horovod'", "HOME cannot be written", WRITABLE_HOME),
+    Known(r"/dev/shm|shared memory segment|Bus error", "too little shared memory", MORE_SHARED_MEMORY),
+    Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
+    Known(r"driver version is insufficient", "the driver is too old", "see check driver"),
+    Known(r"no kernel image is available", "torch has no kernels for this GPU", "see check gpu"),
+    Known(r"cannot find mpi plugin|Invalid MPI type", "Slurm has no PMIx", "srun --mpi=list says what it has"),
+    Known(r"(?i)pmix.*(unavailable|unpack|error)|unpack-pmix|SLURM's PMI support", "PMIx does not match", SAME_PMIX),
+    Known(r"Duplicate GPU detected", "two ranks on one GPU", "one rank per GPU: set CUDA_VISIBLE_DEVICES for each"),
+    Known(r"not enough slots", "too few slots", "mpirun --oversubscribe, or more tasks in the allocation"),
+    Known(r"Requested nodes are busy|Unable to create step", "no room for a step in this job", "sbatch --ntasks=2"),
+    Known(r"Permission denied|Read-only file system", "a folder cannot be written", WRITABLE_HOME),
+    Known(r"No space left on device", "a disk is full", "see checks disk and shared-memory"),
+    Known(r"Insufficient Permissions", "not allowed", "name the slice of the GPU: CUDA_VISIBLE_DEVICES=MIG-..."),
+)
+
+
+def explain(output: str) -> Known | None:
+    """Return the known failure that an output tells of."""
+    return next((known for known in FAILURES if re.search(known.pattern, output)), None)
+
+
+def last_words(output: str) -> str:
+    """Return the line that says most of why a program failed: a Python exception, another error, or the last line.
+
+    Launchers say after it that a process failed, which is known, and put its rank before each line.
+    """
+    lines = [PREFIX.sub("", line) for line in output.splitlines() if line.strip(" -=") and not ECHO.search(line)]
+    for words in (r"^\w[\w.]*(Error|Exception)\b", r"(?i)error|fail|cannot|unable"):
+        found = [line for line in lines if re.search(words, line)]
+        if found:
+            return one_line(found[-1])
+    return one_line((lines or ["it printed nothing"])[-1])
