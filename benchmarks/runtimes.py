@@ -1,6 +1,7 @@
 """The options that choose what runs an image. What they stand for is only imported where one is wanted."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, choose
@@ -12,6 +13,11 @@ RUNTIMES = ("none", "docker", "podman", "apptainer")
 """none: this machine's own python."""
 NETWORKS = ("none", "host")
 """none: ranks reach each other and nobody else."""
+
+
+def has_nvidia() -> bool:
+    """Say whether this machine has NVIDIA devices, with a driver."""
+    return Path("/dev/nvidiactl").exists()
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,11 +13,11 @@ from benchmarks.images.entry import LOCK, ImageEntry, read_images
 from benchmarks.images.isolation import isolated
 from benchmarks.images.runtime import Runtime
 from benchmarks.images.tools import command
+from benchmarks.runtimes import has_nvidia
 from benchmarks.training.devices import wanted_device
+from benchmarks.workflow.settings import IMAGES
 from resireduce.errors import ConfigError
 
-CACHE = Path("results/cache/images")
-NVIDIA = Path("/dev/nvidiactl")
 INFINIBAND = Path("/dev/infiniband")
 ANSWER_SECONDS = 60.0
 
@@ -29,11 +29,7 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     have, an engine that does not answer, a network that is not to be had.
     """
     entry, beside = _find_entry(image)
-    if entry.content != (content := image_content(entry.name)):
-        raise ConfigError(
-            f"image: {entry.name} was built from other files ({entry.content}) than this checkout's ({content}); "
-            f"build it again: {_build(name, entry.name)}"
-        )
+    _check_content(name, entry)
     program = tuple(command(name))
     sif = _check_sif(beside, entry) if name == "apptainer" else None
     if sif is None:
@@ -57,12 +53,22 @@ def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, 
         network=network,
         sif=sif,
         sif_hash=None if sif is None else sif_hash(sif),
-        gpus=NVIDIA.exists() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
+        gpus=has_nvidia() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
         infiniband=network == "host" and name != "apptainer" and INFINIBAND.exists() and unlimited,
         user="0:0" if rootless else f"{uid}:{gid}",
         groups=others,
         keeps_id=name == "podman" and uid != 0,
     )
+
+
+def _check_content(name: str, entry: ImageEntry) -> None:
+    """Raise ConfigError if the code in an image, or what else it is built from, is not that of this checkout."""
+    here = image_content(entry.name)
+    if entry.content not in (here, image_content(entry.name, entry.base)):  # the base is the default, or was given
+        raise ConfigError(
+            f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
+            f"this checkout ({here}); build it again: {_build(name, entry.name)}"
+        )
 
 
 def _find_entry(given: str) -> tuple[ImageEntry, Path]:
@@ -75,7 +81,7 @@ def _find_entry(given: str) -> tuple[ImageEntry, Path]:
         raise ConfigError(
             f"image: {given!r} is not in {LOCK}; there are: {known}; build it: python -m benchmarks image build {given}"
         )
-    return images[given], CACHE / f"{given}-{images[given].content}.sif"
+    return images[given], IMAGES / f"{given}-{images[given].content}.sif"
 
 
 def _check_sif(sif: Path, entry: ImageEntry) -> Path:
