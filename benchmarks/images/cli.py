@@ -12,6 +12,7 @@ from benchmarks.images.context import IMAGES, check_locks, image_content
 from benchmarks.images.engine import ENGINES, HOST, engine
 from benchmarks.images.entry import ImageEntry, add_image, read_images
 from benchmarks.images.export import export_oci, export_sif
+from benchmarks.images.tools import TOOLS, command
 from resireduce.errors import ConfigError, choose
 
 
@@ -98,8 +99,10 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _engine(args: argparse.Namespace) -> int:
+    program, *rest = args.line
     with engine():
-        return subprocess.run(args.line, check=False).returncode
+        line = command(program) if program in TOOLS else [program]
+        return subprocess.run([*line, *rest], check=False).returncode
 
 
 def _line(entry: ImageEntry) -> str:

@@ -45,6 +45,11 @@ class OwnEngine:
         return self.folder / "docker.sock"
 
     @property
+    def longest_socket(self) -> Path:
+        """Of those that the programs it starts listen at, the one with the longest name."""
+        return self.folder / "exec/containerd/containerd.sock.ttrpc"
+
+    @property
     def pid_file(self) -> Path:
         """Holds its process ID while it runs."""
         return self.folder / "docker.pid"
@@ -155,8 +160,8 @@ def _start(own: OwnEngine) -> None:
         raise ConfigError(
             "engine: no Docker Engine runs, and only root can start one; start one, or give --engine podman"
         )
-    if len(str(own.socket)) > LONGEST_SOCKET:
-        raise ConfigError(f"engine: {own.socket} is too long for a socket; set XDG_CACHE_HOME to a shorter folder")
+    if len(str(own.longest_socket)) > LONGEST_SOCKET:
+        raise ConfigError(f"engine: {own.folder} is too long for its sockets; set XDG_CACHE_HOME to a shorter folder")
     own.socket.unlink(missing_ok=True)
     arguments = ["--data-root", own.folder / "data", "--exec-root", own.folder / "exec", "--pidfile", own.pid_file]
     # It changes nothing of the machine's network: containers have the host's, or none.
@@ -169,7 +174,7 @@ def _start(own: OwnEngine) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not _answers(f"unix://{own.socket}"):
         if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
             said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
             raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
         time.sleep(0.1)
