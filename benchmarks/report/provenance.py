@@ -20,6 +20,8 @@ WORDS = {
     "nccl": "NCCL",
     "image_digest": "Image",
     "process_group": "Process group",
+    "backend": "Backend",
+    "horovod": "Horovod",
     "ranks_per_host": "Ranks by host",
     "threads": "Threads a rank",
     "data_hash": "Data (SHA-256)",
