@@ -15,9 +15,9 @@ from tests.dist.test_horovod import NEEDED, ROOT, on_horovod
 @NEEDED
 def test_a_cell_is_the_same_over_either_backend_also_when_stopped(tmp_path: Path) -> None:
     places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(ROOT)}
+    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     # Of another launcher around the suite's, which counts for nothing.
-    common |= {"HOROVOD_RANK": "0", "HOROVOD_FUSION_THRESHOLD": str(2**20)}
+    common |= {"HOROVOD_RANK": "0", "HOROVOD_FUSION_THRESHOLD": str(2**20), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.dist.horovod_cell", str(tmp_path)]
     ranks = [
         subprocess.Popen(
