@@ -67,18 +67,13 @@ def join(
         server = serving(folder, world_size, address or address_of(interface), seconds) if rank == 0 else nullcontext()
         with server:
             os.environ.update(variables(told(folder, rank, seconds), rank, interface))
-            _initialise(hvd, rank)
+            hvd.init()
+            hvd.barrier()  # all have met, and none needs the rendezvous any more
     if hvd.size() != world_size:
-        raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that were started; start as many")
-
-
-def _initialise(hvd: Any, rank: int) -> None:
-    """Meet the others; when this returns all have, and none needs the rendezvous any more."""
-    try:
-        hvd.init()
-    except ValueError as error:  # what went wrong Horovod has written to the log
-        raise ConnectionError(f"rank {rank} could not join the others over Horovod; its log says why") from error
-    hvd.barrier()
+        cure = (
+            "start as many" if hvd.size() > 1 or hvd.mpi_built() else "mpirun needs a Horovod that was built with MPI"
+        )
+        raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that Horovod has found; {cure}")
 
 
 def shut_down() -> None:

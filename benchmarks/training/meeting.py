@@ -3,6 +3,7 @@
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -59,12 +60,18 @@ def told(folder: Path, rank: int, seconds: float) -> dict[str, Any]:
 
 
 def make_slots(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each rank's place as Horovod counts: among the ranks of its machine, and among those of its number elsewhere."""
-    slots = []
+    """Each rank's place as Horovod counts: among the ranks of its machine, and among those of its number elsewhere.
+
+    Horovod tells machines by their names. Where each rank has a name of its own, as in a container, machines that hold
+    equally many ranks are numbered instead.
+    """
+    there, slots = Counter(place["hostname"] for place in places), []
+    named = all(there[place["hostname"]] == place["local_size"] for place in places)
     for rank, place in enumerate(places):
         across = [other for other, it in enumerate(places) if it["local_rank"] == place["local_rank"]]
         cross = {"cross_rank": across.index(rank), "cross_size": len(across)}
-        slots.append({**place, **cross, "rank": rank, "size": len(places)})
+        hostname = place["hostname"] if named else f"machine{cross['cross_rank']}"
+        slots.append({**place, **cross, "hostname": hostname, "rank": rank, "size": len(places)})
     return slots
 
 

@@ -43,5 +43,5 @@ def test_ranks_that_horovodrun_has_started_need_no_meeting(tmp_path: Path) -> No
     on_horovod("benchmarks.training.rank", tmp_path, *options, "--output", tmp_path / "rank{rank}.json")
     for rank in range(2):
         outcome = json.loads((tmp_path / f"rank{rank}.json").read_text())
-        assert outcome["reason"] == "world_size: 3 is not the 2 ranks that were started; start as many"
+        assert outcome["reason"] == "world_size: 3 is not the 2 ranks that Horovod has found; start as many"
     assert not list(tmp_path.glob("horovod*.json"))

@@ -54,6 +54,11 @@ def test_each_rank_has_its_place_as_horovod_counts() -> None:
     }
 
 
+def test_machines_are_told_apart_where_each_rank_has_a_name_of_its_own() -> None:
+    places = [{"hostname": f"container{rank}", "local_rank": rank % 2, "local_size": 2} for rank in range(4)]
+    assert [slot["hostname"] for slot in make_slots(places)] == ["machine0", "machine0", "machine1", "machine1"]
+
+
 def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match=re.escape(f"rank 1 waited 0.05 s for {tmp_path / MEETING}: a rank did")):
         told(tmp_path, 1, 0.05)
