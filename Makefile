@@ -1,6 +1,6 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make test  everything that must pass before a change lands
-# make horovod  build Horovod once, for its tests (kept in the user's cache)
+# make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make docs  pages of the library's interface, in docs/api
 # All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it.
 PYTHON ?= python3

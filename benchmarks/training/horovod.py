@@ -89,7 +89,7 @@ def horovod_facts() -> dict[str, Any]:
     return {
         "version": horovod.__version__,
         "controller": "mpi" if hvd.mpi_enabled() else "gloo",
-        "nccl_built": hvd.nccl_built() or None,
+        "nccl_built": hvd.nccl_built(),  # the version's code, 0 without
         "mpi_built": hvd.mpi_built(),
         "gloo_built": hvd.gloo_built(),
         "fusion_threshold_bytes": int(os.environ[FUSION_VARIABLE]),
