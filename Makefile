@@ -1,6 +1,6 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make test  everything that must pass before a change lands
-# make horovod  build Horovod once, for its tests (kept in the user's cache)
+# make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
 # make audit  what is known against the packages in them, and bills of materials
 # make docs  pages of the library's interface, in docs/api

@@ -19,6 +19,7 @@ from benchmarks.measure.provenance import provenance
 from benchmarks.outcomes import summary, to_result
 from benchmarks.record import CellResult, RecordError
 from benchmarks.training.devices import wanted_device
+from benchmarks.training.horovod import check_backend
 from benchmarks.training.limits import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
@@ -59,6 +60,7 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
     limits = _limits(args, cell)
     wanted_device()
+    check_backend(cell.backend)
     _check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
