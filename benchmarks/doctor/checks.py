@@ -40,7 +40,7 @@ class Setting:
     @cached_property
     def facts(self) -> Facts:
         """What torch and NVML say; asked when the first check wants it."""
-        return ask(self.timeout_seconds)
+        return ask(self.timeout_seconds, hide_gpus=self.cpu_only)
 
     @property
     def gpus(self) -> int:

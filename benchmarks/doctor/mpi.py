@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from benchmarks.doctor.child import Ended, Job, Run, own_environment, run_together
 from benchmarks.doctor.finding import Finding, failed, not_run, ok
-from benchmarks.doctor.known import SAME_PMIX
+from benchmarks.doctor.known import NO_ROOM, SAME_PMIX, explain
 from benchmarks.doctor.meeting import all_reports, judge_ranks
 
 NAME = "mpi"
@@ -59,6 +59,8 @@ def _within_step(timeout_seconds: float, environment: Mapping[str, str], tasks: 
 def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -> Finding:
     command = ("srun", "--overlap", "-N1", f"-n{RANKS}", "--mpi=pmix", *RANK)
     ended = run([Job(command, {**environment, **QUIET})], timeout_seconds)
+    if ended[0].code and explain(ended[0].output) is NO_ROOM:  # a job of one task is as good as any
+        return not_run(NAME, f"{NO_ROOM.meaning} ({NO_ROOM.cure})")
     return _judge(f"{RANKS} ranks of srun --mpi=pmix", ended, SAME_PMIX)
 
 

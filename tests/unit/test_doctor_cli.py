@@ -102,7 +102,9 @@ def test_cells_that_are_to_train_on_cpus_need_no_check_of_gpus(monkeypatch, caps
 
 @pytest.mark.parametrize("options", [["--gpu"], []])
 def test_a_gpu_that_is_asked_for_is_needed(monkeypatch, capsys, options):
-    monkeypatch.setattr(checks, "ask", lambda timeout: Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found"))
+    monkeypatch.setattr(
+        checks, "ask", lambda timeout, hide_gpus: Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found")
+    )
     if not options:
         monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
     else:
@@ -123,10 +125,12 @@ def test_a_check_that_raises_has_failed_and_the_others_go_on():
 
 def test_the_facts_are_asked_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(checks, "ask", lambda timeout: asked.append(timeout) or Facts(torch="2.13.0"))
+    monkeypatch.setattr(
+        checks, "ask", lambda timeout, hide_gpus: asked.append((timeout, hide_gpus)) or Facts(torch="2.13.0")
+    )
     setting = Setting(False, False, Path("results"), 7.0)
     list(examine(setting, ["packages", "gpu", "driver", "nvml", "nccl", "limits", "shared-memory"]))
-    assert asked == [7.0]
+    assert asked == [(7.0, False)]
 
 
 def test_every_check_is_in_the_page_of_the_docs():

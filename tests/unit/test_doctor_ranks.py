@@ -226,13 +226,18 @@ def test_ranks_of_mpirun_that_are_all_alone_are_a_failure(tmp_path):
     assert "world of 1, not of 2 (2 ranks 0) -> use the mpirun of the MPI" in said
 
 
-def test_a_launcher_that_cannot_be_started_says_so_in_its_words(tmp_path):
-    script = "echo 'srun: error: Unable to create step for job 7: Requested nodes are busy' >&2; exit 1"
-    job = {"SLURM_JOB_ID": "7", "PATH": os.environ["PATH"]}
-    said = only(
-        mpi.check(SECONDS, job, lambda name: None if name == "mpirun" else "srun", answers(Ended(1, script))), FAILED
-    )
-    assert "no room for a step in this job" in said and "sbatch --ntasks=2" in said
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        # What Slurm 22.05 says, in a job of one task, without PMIx's library, and without the plugin.
+        ("Unable to create step for job 5: More processors requested than permitted", NOT_RUN, "sbatch --ntasks=2"),
+        ("mpi/pmix_v4: init: (null) [0]: pmi/pmix: can not load PMIx library", FAILED, "Slurm does not find PMIx"),
+        ("Invalid MPI type 'pmix_v9', --mpi=list for acceptable types", FAILED, "Slurm has no PMIx"),
+    ],
+)
+def test_what_srun_refuses_is_told_in_its_words(error, status, words):
+    run = answers(Ended(1, f"srun: error: {error}\n"))
+    assert words in only(mpi.check(SECONDS, {"SLURM_JOB_ID": "5"}, lambda name: f"/bin/{name}", run), status)
 
 
 def test_in_an_allocation_srun_starts_the_ranks():
