@@ -8,6 +8,7 @@ from benchmarks.doctor.finding import one_line
 GPU_ACCESS = "docker run --gpus all, podman run --device nvidia.com/gpu=all, apptainer exec --nv"
 MORE_SHARED_MEMORY = "docker or podman run --shm-size=1g, or --ipc=host"
 WRITABLE_HOME = "docker or podman run -e HOME=/tmp, apptainer exec --home /tmp, elsewhere export HOME=FOLDER"
+LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
 SLOWLY = "--timeout 300, if it is only slow: packages on a network's disk"
 SAME_PMIX = (
     "start with srun --mpi=pmix, with the same generation of PMIx on the host and in the image (srun --mpi=list); "
@@ -33,6 +34,7 @@ NO_ROOM = Known(
 )
 FAILURES = (
     Known(r"/\.horovod'", "HOME cannot be written", WRITABLE_HOME),
+    Known(r"connect to some hosts via ssh", "localhost is not reached", LOOPBACK),
     Known(r"/dev/shm|shared memory segment|Bus error", "too little shared memory", MORE_SHARED_MEMORY),
     Known(r"undefined symbol", "built for another torch", "build Horovod for this torch: make horovod, or the image"),
     Known(r"driver version is insufficient", "the driver is too old", "see check driver"),

@@ -1,6 +1,7 @@
 """Check mpi: that ranks which MPI starts find each other, in an image those that Slurm starts around it."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
@@ -67,11 +68,12 @@ def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -
 def _by_mpirun(timeout_seconds: float, mpirun: str, run: Run, root: bool) -> Finding:
     environment = own_environment(**QUIET)
     (version,) = run([Job((mpirun, "--version"), environment)], timeout_seconds)
-    is_open_mpi = any(name in version.output for name in ("Open MPI", "OpenRTE", "Open RTE"))
-    options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if is_open_mpi else []
+    # Its libraries may complain before it says who it is.
+    named = [line.strip() for line in version.output.splitlines() if re.search(r"Open MPI|Open ?RTE|HYDRA|Intel", line)]
+    name = named[0] if named else "an unknown mpirun"
+    options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if "Open" in name else []
     ended = run([Job((mpirun, *options, "-np", str(RANKS), *RANK), environment)], timeout_seconds)
-    first = next(iter(version.output.splitlines()), "unknown").strip()
-    return _judge(f"{RANKS} ranks of {first}", ended, SAME_MPI)
+    return _judge(f"{RANKS} ranks of {name}", ended, SAME_MPI)
 
 
 def _judge(what: str, ended: list[Ended], cure: str) -> Finding:

@@ -117,9 +117,14 @@ def test_a_check_that_raises_has_failed_and_the_others_go_on():
     def raises(setting: Setting) -> list[Finding]:
         raise RuntimeError("no\nluck")
 
+    def refused(setting: Setting) -> list[Finding]:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
     setting = Setting(False, False, Path("results"), 1.0)
-    found = list(examine(setting, ["a", "b"], {"a": raises, "b": lambda setting: [ok("b", "well")]}))
-    assert [one.status for (one,) in found] == [FAILED, OK]
+    every = {"a": raises, "b": lambda setting: [ok("b", "well")], "c": refused}
+    found = list(examine(setting, ["a", "b", "c"], every))
+    assert [one.status for (one,) in found] == [FAILED, OK, FAILED]
+    assert found[2][0].detail == "[Errno 2] No usable temporary directory found"
     assert found[0][0].detail == "the check itself failed: RuntimeError: no luck" and found[0][0].cure
 
 
