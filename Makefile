@@ -1,15 +1,18 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make test  everything that must pass before a change lands
 # make horovod  build Horovod once, for its tests (kept in the user's cache)
+# make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
+# make audit  what is known against the packages in them, and bills of materials
 # make docs  pages of the library's interface, in docs/api
 # All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it.
 PYTHON ?= python3
 RUN ?= smoke
 CONFIG ?= benchmarks/config/$(RUN).yaml
 PART ?=
+UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: run test lint unit horovod docs format clean
+.PHONY: run test lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -41,11 +44,25 @@ lint: .venv/installed
 horovod: .venv/horovod
 
 # Without a C++ compiler the rest is tested all the same; the tests of Horovod say that they were left out.
-.venv/horovod: .venv/installed containers/build_horovod.sh
+.venv/horovod: .venv/installed containers/build_horovod.sh containers/horovod.lock containers/build-tools.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
 unit: .venv/installed
 	$(BIN)/python -m pytest
+
+# Tools of their own, apart from the suite's environment.
+.venv-audit/installed: containers/audit-tools.lock
+	$(PYTHON) -m venv --clear .venv-audit
+	.venv-audit/bin/pip install --quiet --no-deps --require-hashes --requirement $<
+	@touch $@
+
+audit-tools: .venv-audit/installed
+
+locks: .venv-audit/installed
+	@.venv-audit/bin/python -m benchmarks.images.locks $(if $(UPGRADE),--upgrade)
+
+audit: .venv-audit/installed
+	@.venv-audit/bin/python -m benchmarks.images.audit
 
 docs: .venv/installed
 	@$(BIN)/python docs/build_api.py docs/api
@@ -54,4 +71,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/snakefmt Snakefile benchmarks/workflow
 
 clean:
-	rm -rf .venv .snakemake docs/api results/runs results/cache
+	rm -rf .venv .venv-audit .snakemake docs/api results/runs results/cache results/audit

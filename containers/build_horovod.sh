@@ -2,16 +2,22 @@
 # Builds and installs Horovod into a Python environment: bash containers/build_horovod.sh .venv/bin/python
 #
 # Horovod ships as source only, and its last release asks for an older C++ than today's torch. The wheel is built once for
-# each torch, Python and state of this file, and kept in the user's cache. CPUs, Gloo.
+# each torch, Python, setting and state of this file, and kept in the user's cache. With Gloo, on CPUs; HOROVOD_WITH_MPI=1 and
+# the other variables of Horovod's installation guide add to that, as containers/cuda12/Containerfile does.
 set -euo pipefail
 
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 PYTHON=$(realpath --no-symlinks "${1:?usage: build_horovod.sh PYTHON}")
-VERSION=0.28.1
-SHA256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
+LOCKS=("$HERE/horovod.lock" "$HERE/build-tools.lock")
+
+# Not those of just this machine.
+if [ "$(uname -m)" = x86_64 ]; then export HOROVOD_BUILD_ARCH_FLAGS="-mavx -mf16c -mfma"; fi
+export HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
+if [ -z "${HOROVOD_WITH_MPI:-}" ]; then export HOROVOD_WITHOUT_MPI=1; fi
 
 torch=$("$PYTHON" -c 'import torch; print(torch.__version__)')
 abi=$("$PYTHON" -c 'import sys, sysconfig; print(sys.implementation.cache_tag, sysconfig.get_platform())')
-key=$({ echo "$torch $abi"; cat "${BASH_SOURCE[0]}"; } | sha256sum | cut -c1-16)
+key=$({ echo "$torch $abi"; env | grep ^HOROVOD_ | sort; cat "${BASH_SOURCE[0]}" "${LOCKS[@]}"; } | sha256sum | cut -c1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/resireduce/horovod/$key
 
 build() {
@@ -21,22 +27,22 @@ build() {
   }
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  echo "Building Horovod $VERSION for torch $torch, once (about three minutes on 2 cores) ..."
+  echo "Building Horovod for torch $torch, once (about three minutes on 2 cores) ..."
   "$PYTHON" -m venv "$work/tools"
-  "$work/tools/bin/pip" install --quiet 'cmake<4' 'setuptools<81' wheel packaging cffi pyyaml cloudpickle psutil
-  printf 'horovod==%s --hash=sha256:%s\n' "$VERSION" "$SHA256" >"$work/source.txt"
+  "$work/tools/bin/pip" install --quiet --no-deps --require-hashes --requirement "$HERE/build-tools.lock"
   "$work/tools/bin/pip" download --quiet --no-deps --no-binary=:all: --no-build-isolation --require-hashes \
-    --dest "$work" --requirement "$work/source.txt"
-  tar -xzf "$work/horovod-$VERSION.tar.gz" -C "$work"
-  cd "$work/horovod-$VERSION"
-  grep -rlE 'CMAKE_CXX_STANDARD 14' --include=CMakeLists.txt . | xargs sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/'
+    --dest "$work" --requirement "$HERE/horovod.lock"
+  mkdir "$work/source"
+  tar -xzf "$work"/horovod-*.tar.gz --strip-components=1 -C "$work/source"
+  cd "$work/source"
+  # C++17 as torch asks for, for CUDA too; and the one libcudart that torch brings, not another one linked in.
+  find . -name CMakeLists.txt -exec sed -i -E -e 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 17/' \
+    -e 's/CMAKE_CUDA_STANDARD 11/CMAKE_CUDA_STANDARD 17/' \
+    -e 's/(CMAKE_CUDA_RUNTIME_LIBRARY "?)Static/\1Shared/' {} +
   # The tools' Python sees the torch of the environment that Horovod is for.
   local site
   site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
-  local flags=
-  if [ "$(uname -m)" = x86_64 ]; then flags="-mavx -mf16c -mfma"; fi # not those of just this machine
-  env PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
-    HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1 HOROVOD_BUILD_ARCH_FLAGS="$flags" \
+  PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
     >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; echo "error: Horovod cannot be built; the end of the log is above" >&2; exit 1; }
   mkdir -p "$cache"
@@ -44,7 +50,9 @@ build() {
 }
 
 ls "$cache"/horovod-*.whl >/dev/null 2>&1 || (build)
-"$PYTHON" -m pip install --quiet --no-deps --force-reinstall "$cache"/horovod-*.whl
-"$PYTHON" -m pip install --quiet --constraint "$(dirname "${BASH_SOURCE[0]}")/../constraints.txt" \
-  cloudpickle psutil pyyaml packaging cffi
-"$PYTHON" -c 'import horovod.torch'
+"$PYTHON" -m pip install --quiet --no-deps --no-index --force-reinstall "$cache"/horovod-*.whl
+"$PYTHON" -c 'import horovod.torch' 2>/dev/null || {
+  # An image has what Horovod needs from its own lock file.
+  "$PYTHON" -m pip install --quiet --constraint "$HERE/../constraints.txt" cloudpickle psutil pyyaml packaging cffi
+  "$PYTHON" -c 'import horovod.torch'
+}

@@ -63,6 +63,7 @@ TORCH_FREE = (
     "benchmarks/doctor/*.py",
     "benchmarks/files.py",
     "benchmarks/gpucheck/*.py",
+    "benchmarks/images/*.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
     "benchmarks/measure/ladder.py",

@@ -1,0 +1,163 @@
+"""Builds an image with a Docker Engine, looks into it, and writes down what it is."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import docker
+from docker.errors import APIError, ContainerError, DockerException
+
+from benchmarks.files import file_hash
+from benchmarks.images.base import Base, find_base
+from benchmarks.images.context import check_locks, containerfile, image_content, write_context
+from benchmarks.images.debian import cache_folder
+from benchmarks.images.entry import ImageEntry
+from benchmarks.images.toolkit import fetch_toolkit
+from benchmarks.images.wheels import fetch_source, fetch_wheels
+from benchmarks.workflow.content import ROOT
+from resireduce.errors import ConfigError
+
+NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda12": 35 * 10**9}
+"""Free disk that a build from nothing takes: packages, context, layers of the builder, the image."""
+PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+TAIL = 25
+"""Lines of a failed build that are shown."""
+
+
+class BuildError(ConfigError):
+    """The engine could not build an image; the text ends with what the build said last."""
+
+
+def build_image(
+    client: docker.DockerClient, name: str, base: str | None = None, toolkit: str | None = None
+) -> ImageEntry:
+    """Build an image and return what it is. Progress goes to the error stream.
+
+    Args:
+        client: of an engine that runs.
+        name: one of IMAGES.
+        base: a name that can be pulled, `packages`, or None: the Containerfile's own.
+        toolkit: an image with the CUDA toolkit in /usr/local/cuda; None: the base if it has one, else from packages.
+
+    Raises ConfigError before the build for what is wrong, BuildError if it fails; neither leaves an image behind.
+    """
+    file, content = containerfile(name), image_content(name, base)
+    check_locks(name)
+    check_disk(name, client)
+    found = find_base(client, base)
+    settings = {"BASE": found.reference, "PIP_NO_INDEX": "1"} | {
+        key: os.environ[key] for key in PROXIES if key in os.environ
+    }
+    settings |= {"TOOLKIT": toolkit} if toolkit else {}
+    with tempfile.TemporaryFile(dir=cache_folder()) as archive:
+        write_context(name, _extra(name), archive)
+        archive.seek(0)
+        options = {"dockerfile": file, "buildargs": settings, "labels": _labels(name, content, found)}
+        tag = f"resireduce/{name}:{content}"
+        messages = client.api.build(
+            fileobj=archive,
+            custom_context=True,
+            tag=tag,
+            decode=True,
+            rm=True,
+            forcerm=True,
+            network_mode="host",
+            **options,
+        )
+        follow(client, name, messages)
+    return describe(client, name, content, found)
+
+
+def describe(client: docker.DockerClient, name: str, content: str, base: Base) -> ImageEntry:
+    """Return what a built image is, with the versions that it says itself. Raises BuildError if it cannot be run."""
+    image, engine = client.images.get(f"resireduce/{name}:{content}"), client.version()
+    try:
+        said = client.containers.run(
+            image.id, ["python", "-m", "benchmarks.images.facts"], network_mode="none", remove=True
+        )
+    except (ContainerError, APIError) as error:
+        raise BuildError(f"image: {name} was built and does not run: {error}") from None
+    return ImageEntry(
+        name=name,
+        digest=image.id,
+        content=content,
+        base=base.name,
+        base_digest=base.digest,
+        versions=json.loads(said),
+        size_bytes=image.attrs["Size"],
+        engine=f"{_engine_name(engine)} {engine['Version']}",
+        built_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
+
+
+def check_disk(name: str, client: docker.DockerClient) -> None:
+    """Raise ConfigError, one line, where the disk has no room for a build from nothing."""
+    store = Path(client.info().get("DockerRootDir") or "/")
+    for folder in (cache_folder(), store):
+        there = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(there).free
+        if free < NEEDED_BYTES[name]:
+            raise ConfigError(
+                f"disk: {there} has {free / 1e9:.1f} GB free, building {name} takes up to "
+                f"{NEEDED_BYTES[name] / 1e9:.0f} GB; make room, or set XDG_CACHE_HOME to another disk"
+            )
+
+
+def _extra(name: str) -> Iterator[tuple[str, Path]]:
+    folder = ROOT / containerfile(name)
+    yield "wheels", fetch_wheels(folder.parent / "requirements.lock")
+    yield "wheels", fetch_wheels(ROOT / "containers/build-tools.lock")
+    yield "wheels", fetch_source(ROOT / "containers/horovod.lock")
+    if (folder.parent / "toolkit.lock").exists():
+        yield "toolkit", fetch_wheels(folder.parent / "toolkit.lock")
+        yield "toolkit", fetch_toolkit(folder.parent / "toolkit.deb.json")
+
+
+def _labels(name: str, content: str, base: Base) -> dict[str, str]:
+    commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return {
+        "org.opencontainers.image.title": f"resireduce {name}",
+        "org.opencontainers.image.revision": commit.stdout.strip() or "unknown",
+        "org.opencontainers.image.base.digest": base.digest,
+        "org.resireduce.content": content,
+        "org.resireduce.lock": file_hash((ROOT / containerfile(name)).with_name("requirements.lock")),
+    }
+
+
+def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
+    """Show the steps as they come. Raises BuildError, with nothing left of the build, if one fails."""
+    started, made, lines, is_cached = time.monotonic(), list[str](), list[str](), False
+    try:
+        for message in messages:
+            if "error" in message:
+                said = "\n  ".join([*lines[-TAIL:], str(message["error"])])
+                raise BuildError(f"image: {name} could not be built; the end of what the build said:\n  {said}")
+            for line in str(message.get("stream", "")).splitlines():
+                lines.append(line)
+                if line.startswith("Step "):
+                    print(f"  {time.monotonic() - started:5.0f} s  {line[:110]}", file=sys.stderr, flush=True)
+                is_cached = is_cached or "Using cache" in line
+                if line.startswith(" ---> ") and len(line) == 18:
+                    made += [] if is_cached else [line[6:]]
+                    is_cached = False
+    except BaseException as error:
+        for image in reversed(made):
+            with suppress(DockerException):
+                client.images.remove(image, noprune=True)
+        if isinstance(error, DockerException):
+            raise BuildError(f"image: the engine gave up building {name}: {error}") from None
+        raise
+
+
+def _engine_name(version: Mapping[str, Any]) -> str:
+    components = [str(part.get("Name", "")) for part in version.get("Components") or ()]
+    return "podman" if any("podman" in part.lower() for part in components) else "docker"

@@ -1,0 +1,113 @@
+"""`python -m benchmarks image`: builds images, takes them to files, and runs commands with an engine."""
+
+import argparse
+import os
+import subprocess
+from pathlib import Path
+
+from benchmarks.files import writable
+from benchmarks.images.base import DEFAULT, PACKAGES, make_base
+from benchmarks.images.build import build_image
+from benchmarks.images.context import IMAGES, check_locks, image_content
+from benchmarks.images.engine import ENGINES, HOST, engine
+from benchmarks.images.entry import ImageEntry, add_image, read_images
+from benchmarks.images.export import export_oci, export_sif
+from benchmarks.images.tools import TOOLS, command
+from resireduce.errors import ConfigError, choose
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = commands.add_parser("build", help="build an image; its entry goes into containers/images.lock.json")
+    build.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
+    base = f"an image to build from, or {PACKAGES} (default: {DEFAULT}, or {PACKAGES} where no registry answers)"
+    build.add_argument("--base", metavar="IMAGE", help=base)
+    build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
+    build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
+    made = commands.add_parser("base", help="make a base image from Debian's packages")
+    export = commands.add_parser("export", help="write a built image to a file: --oci, --sif")
+    export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
+    export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
+    export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
+    export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
+    commands.add_parser("list", help="list the images of the lock")
+    using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
+    using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
+    for sub in (build, made, export):
+        sub.add_argument("--engine", default="docker", help=f"one of: {', '.join(ENGINES)}; default: %(default)s")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one action. The exit status."""
+    return int(ACTIONS[args.action](args))
+
+
+def _build(args: argparse.Namespace) -> int:
+    choose("image", args.name, IMAGES)
+    if args.entry:
+        writable("entry", args.entry)
+    read_images()
+    check_locks(args.name)
+    with engine(args.engine) as client:
+        entry = build_image(client, args.name, args.base, args.toolkit)
+    add_image(entry)
+    if args.entry:
+        entry.save(args.entry)
+    print(_line(entry))
+    return 0
+
+
+def _base(args: argparse.Namespace) -> int:
+    with engine(args.engine) as client:
+        base = make_base(client, again=True)
+    print(f"{base.name}: {base.digest}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    if not (args.oci or args.sif):
+        raise ConfigError("export: give --oci FILE, --sif FILE or both")
+    entry = ImageEntry.load(args.entry) if args.entry else _of_lock(args.name)
+    for field in ("oci", "sif"):
+        if getattr(args, field):
+            writable(field, getattr(args, field))
+    with engine(args.engine) as client:
+        if not client.images.list(filters={"reference": entry.tag}):
+            raise ConfigError(
+                f"image: {entry.tag} is not in the engine's store; python -m benchmarks image build {args.name}"
+            )
+        if args.oci:
+            export_oci(entry, args.oci, os.environ[HOST])
+        if args.sif:
+            export_sif(entry, args.sif)
+    for path in filter(None, (args.oci, args.sif)):
+        print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
+    return 0
+
+
+def _of_lock(name: str) -> ImageEntry:
+    images = read_images()
+    return images[choose("image", name, images)]
+
+
+def _list(args: argparse.Namespace) -> int:
+    for name, entry in read_images().items():
+        state = "" if entry.content == image_content(name) else " (of other files than those here: build it again)"
+        print(_line(entry) + state)
+    return 0
+
+
+def _engine(args: argparse.Namespace) -> int:
+    program, *rest = args.line
+    with engine():
+        line = command(program) if program in TOOLS else [program]
+        return subprocess.run([*line, *rest], check=False).returncode
+
+
+def _line(entry: ImageEntry) -> str:
+    parts = ", ".join(f"{name} {value}" for name, value in entry.versions.items() if value)
+    return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
+
+
+ACTIONS = {"build": _build, "base": _base, "export": _export, "list": _list, "engine": _engine}

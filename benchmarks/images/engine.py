@@ -1,0 +1,191 @@
+"""A Docker Engine to build and run images with: the one that runs, or one of our own for as long as it is needed.
+
+Our own is dockerd with its store in the user's cache. Each process that uses it holds a shared lock, which the kernel
+drops however the process ends; the last one that leaves stops it.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+import docker
+from docker.errors import DockerException
+
+from benchmarks.images.debian import cache_folder
+from benchmarks.images.tools import command
+from resireduce.errors import ConfigError, choose
+
+ENGINES = ("docker", "podman")
+HOST = "DOCKER_HOST"
+START_SECONDS = 30.0
+STOP_SECONDS = 20.0
+BUILD_SECONDS = 3600
+"""How long one answer of the engine may take: a step of a build that says nothing."""
+LONGEST_SOCKET = 107
+"""Bytes of a socket's path that Linux allows."""
+
+
+@dataclass(frozen=True)
+class OwnEngine:
+    """Where our own engine keeps what is its own."""
+
+    folder: Path
+
+    @property
+    def socket(self) -> Path:
+        """Where it listens."""
+        return self.folder / "docker.sock"
+
+    @property
+    def longest_socket(self) -> Path:
+        """Of those that the programs it starts listen at, the one with the longest name."""
+        return self.folder / "exec/containerd/containerd.sock.ttrpc"
+
+    @property
+    def pid_file(self) -> Path:
+        """Holds its process ID while it runs."""
+        return self.folder / "docker.pid"
+
+    @property
+    def log(self) -> Path:
+        """What it said since it was started last."""
+        return self.folder / "log"
+
+
+@contextmanager
+def engine(kind: str = "docker") -> Iterator[docker.DockerClient]:
+    """Give a client of the engine that runs; of our own, if none does and kind is docker.
+
+    Within it DOCKER_HOST names the engine for commands that are started. Raises ConfigError, one line with the cure.
+    """
+    choose("engine", kind, ENGINES)
+    if (address := find_running(kind)) is not None:
+        with _at(address) as client:
+            yield client
+        return
+    if kind != "docker":
+        raise ConfigError(
+            f"engine: {kind!r} does not answer; start its service: podman system service --time 0 {podman_socket()}"
+        )
+    own = OwnEngine(cache_folder() / "engine")
+    with _held(own), _at(f"unix://{own.socket}") as client:
+        yield client
+
+
+def find_running(kind: str) -> str | None:
+    """Return the address of the engine that answers: of DOCKER_HOST, or of its usual sockets; None if none does."""
+    if kind == "docker" and (given := os.environ.get(HOST)):
+        if not _answers(given):
+            raise ConfigError(f"{HOST}: no engine answers at {given!r}; start it, or unset {HOST}")
+        return given
+    runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    usual = ["unix:///var/run/docker.sock", f"unix://{runtime}/docker.sock"] if kind == "docker" else [podman_socket()]
+    return next((address for address in usual if _answers(address)), None)
+
+
+def podman_socket() -> str:
+    """Return where podman's service of this user listens: of PODMAN_HOST, else its usual socket."""
+    runtime = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
+    return os.environ.get("PODMAN_HOST") or f"unix://{runtime}/podman/podman.sock"
+
+
+def _answers(address: str) -> bool:
+    try:
+        client = docker.DockerClient(base_url=address, timeout=10)
+    except DockerException:
+        return False
+    try:
+        return bool(client.ping())
+    except (DockerException, OSError):
+        return False
+    finally:
+        client.close()
+
+
+@contextmanager
+def _at(address: str) -> Iterator[docker.DockerClient]:
+    earlier = os.environ.get(HOST)
+    client = docker.DockerClient(base_url=address, timeout=BUILD_SECONDS)
+    os.environ[HOST] = address
+    try:
+        yield client
+    finally:
+        client.close()
+        os.environ.pop(HOST)
+        os.environ.update({HOST: earlier} if earlier is not None else {})
+
+
+@contextmanager
+def _held(own: OwnEngine) -> Iterator[None]:
+    """Our own engine runs within it."""
+    own.folder.mkdir(parents=True, exist_ok=True)
+    with (own.folder / ".users").open("a") as users:
+        with _starting(own):
+            if not _answers(f"unix://{own.socket}"):
+                _start(own)
+            fcntl.flock(users, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with _starting(own):
+                if _is_last(users):
+                    _stop(own)
+
+
+@contextmanager
+def _starting(own: OwnEngine) -> Iterator[None]:
+    with (own.folder / ".starting").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _is_last(users: TextIO) -> bool:
+    try:
+        fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _start(own: OwnEngine) -> None:
+    if os.geteuid() != 0:
+        raise ConfigError(
+            "engine: no Docker Engine runs, and only root can start one; start one, or give --engine podman"
+        )
+    if len(str(own.longest_socket)) > LONGEST_SOCKET:
+        raise ConfigError(f"engine: {own.folder} is too long for its sockets; set XDG_CACHE_HOME to a shorter folder")
+    own.socket.unlink(missing_ok=True)
+    arguments = ["--data-root", own.folder / "data", "--exec-root", own.folder / "exec", "--pidfile", own.pid_file]
+    # It changes nothing of the machine's network: containers have the host's, or none.
+    arguments += ["--host", f"unix://{own.socket}", "--bridge=none", "--iptables=false", "--ip6tables=false"]
+    line = [*command("dockerd"), *map(str, arguments)]
+    print("Starting a Docker Engine, as none runs ...", file=sys.stderr, flush=True)
+    with own.log.open("w") as log:
+        # In a session of its own: Ctrl-C is for those who use it.
+        process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + START_SECONDS
+    while not _answers(f"unix://{own.socket}"):
+        if process.poll() is not None or time.monotonic() > deadline:
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
+            raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
+        time.sleep(0.1)
+
+
+def _stop(own: OwnEngine) -> None:
+    try:
+        number = int(own.pid_file.read_text(encoding="utf-8"))
+        os.kill(number, signal.SIGTERM)
+    except (OSError, ValueError):
+        return
+    deadline = time.monotonic() + STOP_SECONDS
+    while own.pid_file.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)

@@ -1,0 +1,102 @@
+"""What is known of a built image, and `containers/images.lock.json`, which lists all. Imports no torch."""
+
+import re
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.files import load_json, save_json
+from resireduce.errors import ConfigError, is_count
+
+LOCK = Path("containers/images.lock.json")
+SCHEMA_VERSION = 1
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+CURE = "build it again: python -m benchmarks image build NAME"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageEntry:
+    """One built image, as its build left it."""
+
+    name: str
+    digest: str
+    """sha256:..., the engine's ID of the image: the hash of its configuration, which holds the hashes of all layers."""
+    content: str
+    """12 hex digits over all that it is built from: Containerfile, lock files, source code, base."""
+    base: str
+    base_digest: str
+    """sha256:...; of the registry's manifest, or the ID of a base made from packages."""
+    versions: dict[str, str | None] = field(default_factory=dict)
+    """Of python, torch, cuda, nccl, horovod, mpi, ..., as read inside the image; None is not in it."""
+    size_bytes: int
+    engine: str
+    """What built it, with its version."""
+    built_at: str
+    """ISO 8601, UTC."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the first field that cannot be right."""
+        for name in ("digest", "base_digest"):
+            if not isinstance(getattr(self, name), str) or not DIGEST.fullmatch(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not sha256: and 64 hex digits; {CURE}")
+        if not is_count(self.size_bytes) or not isinstance(self.versions, dict):
+            raise ConfigError(f"size_bytes, versions: a whole number and a mapping are needed; {CURE}")
+        for name in ("name", "content", "base", "engine", "built_at"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a text; {CURE}")
+
+    @property
+    def tag(self) -> str:
+        """Name and tag in an engine's store."""
+        return f"resireduce/{self.name}:{self.content}"
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """Build an entry from plain values. Raises ConfigError, one line."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            given = set(values) if isinstance(values, dict) else set()
+            raise ConfigError(f"keys missing or unknown: {', '.join(sorted(names ^ given))}; {CURE}")
+        return cls(**values)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read one entry from its own file. Raises ConfigError, one line with the path."""
+        values = _read(path)
+        try:
+            return cls.from_dict(values)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+    def save(self, path: Path) -> None:
+        """Write it to a file of its own."""
+        save_json(asdict(self), path)
+
+
+def read_images(path: Path = LOCK) -> dict[str, ImageEntry]:
+    """Return all entries of a lock by name, none where there is no lock yet. Raises ConfigError, one line."""
+    if not path.exists():
+        return {}
+    values = _read(path)
+    if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
+        raise ConfigError(f"{path}: schema_version is not {SCHEMA_VERSION}; {CURE}")
+    try:
+        return {name: ImageEntry.from_dict(entry) for name, entry in values["images"].items()}
+    except (ConfigError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def add_image(entry: ImageEntry, path: Path = LOCK) -> None:
+    """Put an entry into a lock, in the place of an earlier one of its name."""
+    images = read_images(path) | {entry.name: entry}
+    plain = {name: asdict(images[name]) for name in sorted(images)}
+    save_json({"schema_version": SCHEMA_VERSION, "images": plain}, path)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return load_json(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; {CURE}") from None
+    except ValueError as error:
+        raise ConfigError(f"{path}: half written or not JSON ({error}); delete it and {CURE}") from None

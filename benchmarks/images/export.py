@@ -1,0 +1,41 @@
+"""Files of an image, to take it to other machines: an OCI archive, or a SIF for apptainer."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.images.entry import ImageEntry
+from benchmarks.images.tools import command
+from resireduce.errors import ConfigError
+
+
+def export_oci(entry: ImageEntry, output: Path, host: str) -> None:
+    """Write an image of the engine at `host` as an OCI archive. Raises ConfigError."""
+    line = [*command("skopeo"), "copy", "--quiet", "--insecure-policy", "--src-daemon-host", host]
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
+        new = Path(folder) / output.name
+        _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new}:{entry.tag}"], folder, output)
+        os.replace(new, output)
+
+
+def export_sif(entry: ImageEntry, output: Path) -> None:
+    """Write an image of the engine that DOCKER_HOST names as a SIF. Raises ConfigError."""
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
+        archive, new = Path(folder) / "image.tar", Path(folder) / output.name
+        _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
+        _call([*command("apptainer", wrapped=False), "build", str(new), f"docker-archive:{archive}"], folder, output)
+        os.replace(new, output)  # last, so that what is there is whole
+
+
+def _call(line: Sequence[str], folder: str, output: Path) -> None:
+    # The system's folder for temporary files is often too small for an image.
+    places = dict.fromkeys(("TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), folder)
+    done = subprocess.run(
+        line, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+    )
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"{output} could not be written: {said}")

@@ -1,0 +1,146 @@
+"""`make locks`: resolve what the images are made of into lock files, for Python 3.11 on Linux x86-64.
+
+The resolver is uv, which reads no configuration of pip; it is told of pip's, so that indexes are set in one place. None
+of them is written into a lock file.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.files import save_bytes
+from benchmarks.images.audit_tools import ROOT, tool
+from benchmarks.images.requirements import read_lock
+from resireduce.errors import ConfigError, choose
+
+FOLDER = ROOT / "containers"
+TARGET = ("--python-version=3.11", "--python-platform=x86_64-manylinux_2_28")
+OUTPUT = ("--generate-hashes", "--no-annotate", "--no-emit-index-url", "--custom-compile-command=make locks")
+
+
+@dataclass(frozen=True)
+class Lock:
+    """A lock file: `containers/NAME.lock`, made from `containers/NAME.in`."""
+
+    stem: str
+    suite: bool = False
+    """Whether its versions are those of constraints.txt."""
+    dependencies: bool = True
+    """Whether it holds what its packages need too, or just the packages named."""
+
+    @property
+    def source(self) -> Path:
+        """What it is made from."""
+        return FOLDER / f"{self.stem}.in"
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return FOLDER / f"{self.stem}.lock"
+
+
+LOCKS = {
+    "cpu": Lock("cpu/requirements", suite=True),
+    "cuda12": Lock("cuda12/requirements", suite=True),
+    "toolkit": Lock("cuda12/toolkit", dependencies=False),
+    "build-tools": Lock("build-tools", suite=True),
+    "horovod": Lock("horovod", dependencies=False),
+    "audit-tools": Lock("audit-tools"),
+}
+
+
+def find_lock(name: str) -> Path:
+    """Return the lock file of that name. Raises ConfigError if there is none."""
+    return LOCKS[choose("lock", name, LOCKS)].path
+
+
+def compile_lock(lock: Lock, upgrade: bool) -> int:
+    """Make the lock file anew and return its number of packages; without `upgrade`, versions stay where they can.
+
+    Raises ConfigError, with the resolver's own words above it on the error stream; the file is then as before.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
+        if _usable(lock.path):
+            shutil.copyfile(lock.path, output)
+        constraints.write_text(_constraints() if lock.suite else "", encoding="utf-8")
+        options = [] if lock.dependencies else ["--no-deps"]
+        options += ["--upgrade"] if upgrade else []
+        command = [tool("uv"), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
+        files = ["--constraints", str(constraints), "--output-file", str(output), str(lock.source)]
+        done = subprocess.run([*command, *files], env=_environment(), stdout=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise ConfigError(f"{lock.source.name}: {lock.path} cannot be made; the reason is above")
+        pins = read_lock(output)
+        save_bytes(output.read_bytes(), lock.path)
+    return len(pins)
+
+
+def indexes() -> list[str]:
+    """Return uv's options for the indexes that pip is configured with.
+
+    The main index comes first: others may hold just one of a version's files, and the lock would lack the other hashes.
+    """
+    options = _pip_options()
+    if options.no_index:
+        found = ["--no-index"]
+    else:
+        urls = [options.index_url, *options.extra_index_urls]
+        found = [f"--index={url}" for url in urls[:-1]] + [f"--default-index={urls[-1]}"]
+    found += [f"--find-links={place}" for place in options.find_links]
+    found += [f"--allow-insecure-host={host}" for host in options.trusted_hosts]
+    return ["--index-strategy=unsafe-first-match", *found]
+
+
+def _environment() -> dict[str, str]:
+    certificates = _pip_options().cert
+    return dict(os.environ) | ({"SSL_CERT_FILE": certificates} if certificates else {})
+
+
+def _pip_options() -> Any:
+    """Return pip's options as its files and variables set them; it has no other way to ask for all of them."""
+    from pip._internal.commands import create_command
+
+    return create_command("download").parse_args([])[0]
+
+
+def _constraints() -> str:
+    """constraints.txt without torch, which each image has its own build of."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("torch=="))
+
+
+def _usable(path: Path) -> bool:
+    """Whether uv can read the versions of before from it: a broken file is made from nothing."""
+    try:
+        return bool(read_lock(path))
+    except ConfigError:
+        return False
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make the named lock files, or all."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images.locks", description=main.__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(LOCKS)} (default: all)")
+    parser.add_argument("--upgrade", action="store_true", help="take the newest versions that are allowed")
+    args = parser.parse_args(arguments)
+    try:
+        for name in args.names:
+            choose("lock", name, LOCKS)
+        for name in args.names or LOCKS:
+            count = compile_lock(LOCKS[name], args.upgrade)
+            print(f"{LOCKS[name].path.relative_to(ROOT)}: {count} packages", flush=True)
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

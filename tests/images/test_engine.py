@@ -1,0 +1,101 @@
+"""A Docker Engine of our own: it needs root. `make test-images`."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.images import engine as module
+from benchmarks.images.engine import HOST, OwnEngine, engine
+from benchmarks.images.tools import command
+from resireduce.errors import ConfigError
+
+USE = """
+import sys, time
+from pathlib import Path
+from benchmarks.images import engine
+engine.find_running = lambda kind: None
+engine.cache_folder = lambda: Path(sys.argv[1])
+with engine.engine() as client:
+    print(client.version()["Version"], flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnEngine]:
+    """None runs, and our own is in a folder of the test, with a name that is short enough for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="own") as folder:
+        monkeypatch.setattr(module, "find_running", lambda kind: None)
+        monkeypatch.setattr(module, "cache_folder", lambda: Path(folder))
+        yield OwnEngine(Path(folder) / "engine")
+
+
+def use(folder: Path, seconds: float) -> subprocess.Popen[str]:
+    """Another process that uses the engine in folder for a while; it has it when this returns."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", USE, str(folder), str(seconds)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline().strip()
+    return process
+
+
+def runs(own: OwnEngine) -> bool:
+    try:
+        os.kill(int(own.pid_file.read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def test_it_is_started_where_none_runs_and_stopped_afterwards(own: OwnEngine) -> None:
+    earlier = os.environ.get(HOST)
+    with engine() as client:
+        assert client.ping() and runs(own)
+        assert os.environ[HOST] == f"unix://{own.socket}"
+        listed = subprocess.run([*command("docker"), "images", "--quiet"], capture_output=True, text=True, check=True)
+        assert listed.stdout == ""
+    assert not runs(own) and os.environ.get(HOST) == earlier
+
+
+def test_who_comes_later_shares_it_and_the_last_one_stops_it(own: OwnEngine) -> None:
+    other = use(own.folder.parent, 4)
+    with engine() as client:
+        pid = own.pid_file.read_text()
+        assert client.ping()
+    assert runs(own) and own.pid_file.read_text() == pid
+    assert other.wait(timeout=60) == 0
+    assert not runs(own)
+
+
+def test_the_engine_of_a_process_that_was_killed_is_stopped_by_the_next(own: OwnEngine) -> None:
+    other = use(own.folder.parent, 600)
+    other.send_signal(signal.SIGKILL)
+    other.wait()
+    assert runs(own)
+    with engine() as client:
+        assert client.ping()
+    assert not runs(own)
+
+
+def test_one_that_cannot_start_is_one_line_with_what_it_said(own: OwnEngine) -> None:
+    own.folder.mkdir(parents=True)
+    (own.folder / "data").write_text("a file where its store should be")
+    with pytest.raises(ConfigError, match=r"dockerd did not start; .*log ends with: .*") as caught, engine():
+        pass
+    assert "\n" not in str(caught.value)
+
+
+def test_a_command_has_the_engine_while_it_runs() -> None:
+    line = [sys.executable, "-m", "benchmarks", "image", "engine", "--"]
+    started = time.monotonic()
+    done = subprocess.run([*line, "docker", "version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "Server" in done.stdout, done.stderr
+    assert subprocess.run([*line, "sh", "-c", "exit 7"], capture_output=True, check=False).returncode == 7
+    assert time.monotonic() - started < 120

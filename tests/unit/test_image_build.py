@@ -1,0 +1,148 @@
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import APIError, ImageNotFound, NotFound
+
+from benchmarks.images import base, build
+from benchmarks.images.base import Base, find_base
+from benchmarks.images.build import BuildError, check_disk, describe, follow
+from benchmarks.images.toolkit import fetch_toolkit
+from benchmarks.images.wheels import fetch_wheels
+from resireduce.errors import ConfigError
+
+ID = f"sha256:{'1' * 64}"
+PINNED = f"sha256:{'2' * 64}"
+STEPS = [
+    {"stream": "Step 1/3 : FROM base"},
+    {"stream": " ---> aaaaaaaaaaaa\n"},
+    {"stream": "Step 2/3 : RUN true"},
+    {"stream": " ---> Using cache\n"},
+    {"stream": " ---> bbbbbbbbbbbb\n"},
+    {"stream": "Step 3/3 : RUN something"},
+    {"stream": "it went wrong here\n"},
+    {"stream": " ---> cccccccccccc\n"},
+]
+
+
+class Images:
+    """Of an engine without a network; `known` are in its store."""
+
+    def __init__(self, **known: Any):
+        self.known, self.removed = known, list[str]()
+
+    def pull(self, name: str, **_: str) -> None:
+        raise NotFound("no such host")
+
+    def get(self, name: str) -> Any:
+        if name not in self.known:
+            raise ImageNotFound(name)
+        return self.known[name]
+
+    def remove(self, image: str, noprune: bool) -> None:
+        self.removed.append(image)
+
+
+def client(**known: Any) -> Any:
+    return SimpleNamespace(images=Images(**known), info=lambda: {"DockerRootDir": "/"})
+
+
+def test_a_failed_step_ends_the_build_with_what_it_said_and_leaves_no_image() -> None:
+    engine = client()
+    with pytest.raises(BuildError, match=r"(?s)cpu could not be built.*it went wrong here.*returned 1"):
+        follow(engine, "cpu", iter([*STEPS, {"error": "the command returned 1"}]))
+    assert engine.images.removed == ["cccccccccccc", "aaaaaaaaaaaa"]
+
+
+def test_an_engine_that_goes_away_is_one_error_too() -> None:
+    def steps() -> Iterator[dict[str, str]]:
+        yield from STEPS
+        raise APIError("no space left on device")
+
+    engine = client()
+    with pytest.raises(BuildError, match="gave up building cpu: no space left"):
+        follow(engine, "cpu", steps())
+    assert engine.images.removed
+
+
+def test_ctrl_c_leaves_no_image_either() -> None:
+    def steps() -> Iterator[dict[str, str]]:
+        yield from STEPS
+        raise KeyboardInterrupt
+
+    engine = client()
+    with pytest.raises(KeyboardInterrupt):
+        follow(engine, "cpu", steps())
+    assert engine.images.removed
+
+
+def test_a_build_that_goes_well_keeps_its_layers_and_shows_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = client()
+    follow(engine, "cpu", iter(STEPS))
+    assert engine.images.removed == []
+    assert [line.split("s  ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "Step 1/3 : FROM base",
+        "Step 2/3 : RUN true",
+        "Step 3/3 : RUN something",
+    ]
+
+
+def test_a_full_disk_is_told_before_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 10**9))
+    with pytest.raises(ConfigError, match=r"disk: .* has 3\.0 GB free, building cpu takes up to .* GB; make room"):
+        check_disk("cpu", client())
+
+
+def test_a_base_from_a_registry_is_pinned_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = client(**{"debian:12": SimpleNamespace(id=ID, attrs={"RepoDigests": [f"debian@{PINNED}"]})})
+    monkeypatch.setattr(engine.images, "pull", lambda name, **_: None)
+    assert find_base(engine, "debian:12") == Base("debian:12", f"debian@{PINNED}", PINNED)
+
+
+def test_a_base_that_only_the_engine_has_is_pinned_by_its_id() -> None:
+    engine = client(mine=SimpleNamespace(id=ID, attrs={"RepoDigests": []}))
+    assert find_base(engine, "mine") == Base("mine", ID, ID)
+
+
+def test_a_wrong_base_is_one_line_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"base: 'nosuch' cannot be had \(no such host\); give one .* 'packages'"):
+        find_base(client(), "nosuch")
+
+
+def test_without_a_registry_the_default_base_is_made_from_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SimpleNamespace(id=ID, attrs={"RootFS": {"Layers": [PINNED]}})
+    engine = client(**{base.OWN_TAG: own})  # made earlier
+    assert find_base(engine, None) == Base("Debian bookworm from packages", ID, PINNED)
+    assert find_base(engine, "packages") == find_base(engine, None)
+
+
+def test_what_an_image_is_comes_from_inside_it() -> None:
+    image = SimpleNamespace(id=ID, attrs={"Size": 5})
+    engine = client(**{"resireduce/cpu:abc": image})
+    engine.version = lambda: {"Version": "1.2", "Components": [{"Name": "Podman Engine"}]}
+    engine.containers = SimpleNamespace(run=lambda *_, **__: b'{"torch": "2.13.0", "cuda": null}')
+    entry = describe(engine, "cpu", "abc", Base("base", "base", PINNED))
+    assert (entry.digest, entry.size_bytes, entry.engine) == (ID, 5, "podman 1.2")
+    assert entry.versions == {"torch": "2.13.0", "cuda": None}
+
+
+def test_packages_that_pip_cannot_have_with_those_hashes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(f"nosuchpackage==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(ConfigError, match=r"requirements.lock: pip cannot fetch its packages: ERROR.*nosuchpackage"):
+        fetch_wheels(lock)
+    assert list((tmp_path / "cache/resireduce/wheels").iterdir()) == []
+
+
+def test_a_broken_file_of_the_toolkit_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "toolkit.deb.json"
+    for text in ("{", "[]", '{"package": "x"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"toolkit\.deb\.json"):
+            fetch_toolkit(path)
