@@ -1,5 +1,6 @@
 """Makes the ranks of a cell a Horovod job, and says which Horovod that is. Imports torch only when it joins one."""
 
+import math
 import os
 from contextlib import nullcontext
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ MEETING_SECONDS = 120.0
 FUSION_VARIABLE = "HOROVOD_FUSION_THRESHOLD"
 FUSION_BYTES = 128 * 2**20
 """Horovod's own default, set so that a record can name it: the size of its buffer for messages sent as one."""
+GLOO_TIMEOUT_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+"""How long Gloo waits within Horovod, 30 seconds unless told: some ranks may see a file on a network disk later."""
 
 
 def check_backend(backend: str) -> None:
@@ -67,6 +70,7 @@ def join(
         server = serving(folder, world_size, address or address_of(interface), seconds) if rank == 0 else nullcontext()
         with server:
             os.environ.update(variables(told(folder, rank, seconds), rank, interface))
+            os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
             hvd.init()
             hvd.barrier()  # all have met, and none needs the rendezvous any more
     if hvd.size() != world_size:

@@ -92,7 +92,7 @@ def address_of(interface: str) -> str:
     except (KeyError, RuntimeError):
         names = ", ".join(name for _, name in socket.if_nameindex())
         raise ConfigError(
-            f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address on {socket.gethostname()}; interfaces: {names}"
+            f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address on {socket.gethostname()}; give one of: {names}"
         ) from None
 
 

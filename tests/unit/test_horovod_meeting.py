@@ -10,7 +10,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.training import horovod
-from benchmarks.training.meeting import MEETING, come, make_slots, serving, told, variables
+from benchmarks.training.meeting import MEETING, address_of, come, make_slots, serving, told, variables
+from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", backend="horovod")
 
@@ -72,6 +73,13 @@ def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
     ):
         pass
     assert not (tmp_path / MEETING).exists()
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_the_address_is_that_of_the_interface() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME: 'none0' has no IPv4 address on .*; give one of: .*lo"):
+        address_of("none0")
 
 
 def test_another_launcher_counts_where_the_suite_has_not_started_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
