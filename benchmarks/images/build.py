@@ -156,7 +156,7 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
 
 
 def is_new(lines: Sequence[str]) -> bool:
-    """Say whether the last line names an image that its step made: not one that FROM names, or an earlier build made."""
+    """Say whether the last line names an image that its step made, not one of FROM or of an earlier build."""
     step = next((line for line in reversed(lines) if line.startswith("Step ")), "")
     taken = " : FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])
     return lines[-1].startswith(" ---> ") and len(lines[-1]) == 18 and not taken
