@@ -3,6 +3,7 @@
 #   snakemake -n                               what would run, and why
 #   --configfile FILE --config run=NAME        another matrix, another folder
 #   --config part=NAME,...                     parts of a matrix
+#   --config runtime=docker                    in an image, built first; image=NAME, network=host
 from snakemake.utils import min_version
 
 min_version("9.27")
@@ -16,6 +17,8 @@ if not workflow.configfiles:
 
 # Config, cells, content hashes, the lock of the run folder.
 include: "benchmarks/workflow/common.smk"
+# What cells may run in.
+include: "benchmarks/workflow/images.smk"
 # What some cells start from.
 include: "benchmarks/workflow/pretrained.smk"
 # One training run each.

@@ -1,31 +1,30 @@
-"""Starts the ranks of a cell as processes of this machine, and finds out how they ended. Imports no torch."""
+"""Runs the ranks of a cell to their end, and finds out how they ended. Imports no torch."""
 
-import ctypes
-import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
-from benchmarks.measure.oom import count_oom_kills
+from benchmarks.measure.oom import count_all_oom_kills, count_oom_kills
+from benchmarks.ranks import LIMITS, POLL_SECONDS, RankProcess, Start, rank_arguments, rank_variables, starting
 from benchmarks.training.limits import Limits
+
+if TYPE_CHECKING:
+    from benchmarks.images.runtime import Runtime
 
 TIMEOUT_SECONDS = 3600.0
 """How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""
 GRACE_SECONDS = 10.0
 """How long the other ranks may go on after one has failed: they have their own outcome to write."""
-POLL_SECONDS = 0.1
-LIMITS = "limits.json"
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Return codes of a process that was killed: as its parent sees it, and through a shell."""
 PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
 """If ranks end differently, the first of these is what happened; the others failed because of it."""
+DOCTOR = "python -m benchmarks doctor says what is wrong with the machine"
 STOPPED = {"status": "error", "reason": "stopped because another rank had failed"}
 """Outcome of a rank that went on for longer than the grace; of two errors, it is the other that says what happened."""
 
@@ -37,22 +36,24 @@ def launch(
     root: Path,
     timeout_seconds: float = TIMEOUT_SECONDS,
     limits: Limits | None = None,
+    runtime: "Runtime | None" = None,
 ) -> list[dict[str, Any]]:
     """Run all ranks to their end, for `timeout_seconds` and until the deadline of `limits` at most.
 
     Returns each rank's outcome. One that left none has status error, timeout if it was stopped for that, or oom if the
     kernel killed it. `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
+    With `runtime` each rank is in a container of its own.
     SIGTERM and SIGINT are passed on to the ranks, which save and stop; a second SIGINT kills them.
     """
     limits = limits or Limits()
-    spec = folder / "cell.json"
-    save_json(cell.to_dict(), spec)
+    save_json(cell.to_dict(), folder / "cell.json")
     save_json(limits.to_dict(), folder / LIMITS)
-    kills, ranks = count_oom_kills(), list[subprocess.Popen[bytes]]()
-    with _passing_on(ranks) as signals:
+    kills, ranks = _oom_kills(runtime), list[RankProcess]()
+    read = [weights, *(root / name for name in cell.needs)]
+    with _passing_on(ranks) as signals, starting(runtime, folder, [limits.folder], read) as start:
         try:
             for rank in range(cell.world_size):
-                ranks.append(_start(cell, rank, spec, weights, root))
+                ranks.append(_start(cell, rank, folder, weights, root, start))
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
             late = _late(timeout_seconds, limits)
@@ -62,7 +63,7 @@ def launch(
             for process in ranks:
                 process.kill()
                 process.wait()
-    killed_by_kernel = kills is not None and (count_oom_kills() or 0) > kills
+    killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
     outcomes = [
         _outcome(folder, rank, process, killed_by_kernel and not was)
         for rank, (process, was) in enumerate(zip(ranks, running, strict=True))
@@ -93,7 +94,7 @@ def _late(timeout_seconds: float, limits: Limits) -> dict[str, Any]:
     return {"status": "timeout", "reason": f"not done after {timeout_seconds:g} s; its log says how far it came"}
 
 
-def _ask_to_stop(ranks: list[subprocess.Popen[bytes]]) -> None:
+def _ask_to_stop(ranks: list[RankProcess]) -> None:
     """Ranks that do not hang write a checkpoint, and what they have measured so far."""
     for process in ranks:
         if process.poll() is None:
@@ -104,7 +105,7 @@ def _ask_to_stop(ranks: list[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def _passing_on(ranks: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
+def _passing_on(ranks: list[RankProcess]) -> Iterator[list[int]]:
     """Within it, signals that ask this process to end go to the ranks; the list is of those that came."""
     came: list[int] = []
 
@@ -123,35 +124,11 @@ def _passing_on(ranks: list[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _start(cell: Cell, rank: int, spec: Path, weights: Path | None, root: Path) -> subprocess.Popen[bytes]:
-    folder = spec.parent
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.training.rank",
-        "--cell",
-        str(spec),
-        "--output",
-        str(folder / f"rank{rank}.json"),
-    ]
-    command += ["--rendezvous", str(folder / "rendezvous"), "--data", str(root), "--limits", str(folder / LIMITS)]
-    command += ["--weights", str(weights)] if weights else []
-    place = {"RANK": str(rank), "WORLD_SIZE": str(cell.world_size), "LOCAL_RANK": str(rank)}
-    place |= {"LOCAL_WORLD_SIZE": str(cell.world_size)}
-    threads = str(max(1, (os.cpu_count() or 1) // cell.world_size))
-    # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.
-    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads}
-    return subprocess.Popen(command, env={**os.environ, **place, **local}, preexec_fn=_die_with_parent)  # noqa: PLW1509  (this process has no threads)
+def _start(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path, start: Start) -> RankProcess:
+    return start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
 
 
-def _die_with_parent() -> None:
-    """Ask Linux to kill this rank when the process that started it dies, even of SIGKILL."""
-    if sys.platform == "linux":
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: float) -> bool:
+def _wait(ranks: list[RankProcess], folder: Path, timeout_seconds: float) -> bool:
     """Until all have ended; once one has failed the others have GRACE_SECONDS. False if the time was over before."""
     deadline, failed = time.monotonic() + timeout_seconds, False
     while any(process.poll() is None for process in ranks):
@@ -163,14 +140,12 @@ def _wait(ranks: list[subprocess.Popen[bytes]], folder: Path, timeout_seconds: f
     return True
 
 
-def _has_failed(folder: Path, rank: int, process: subprocess.Popen[bytes]) -> bool:
+def _has_failed(folder: Path, rank: int, process: RankProcess) -> bool:
     """Whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
     return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process)["status"] != "ok")
 
 
-def _outcome(
-    folder: Path, rank: int, process: subprocess.Popen[bytes], killed_by_kernel: bool = False
-) -> dict[str, Any]:
+def _outcome(folder: Path, rank: int, process: RankProcess, killed_by_kernel: bool = False) -> dict[str, Any]:
     """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
     path = folder / f"rank{rank}.json"
     if path.exists():
@@ -178,7 +153,14 @@ def _outcome(
         return outcome
     if killed_by_kernel and process.returncode in KILLED:
         return {"status": "oom", "reason": f"rank {rank} was killed by the kernel, whose memory was full"}
+    if said := process.complaint():
+        return {"status": "error", "reason": f"rank {rank} was not started: {said}; {DOCTOR}"}
     return {"status": "error", "reason": f"rank {rank} {how_ended(process.returncode)}; its log says more"}
+
+
+def _oom_kills(runtime: "Runtime | None") -> int | None:
+    """An engine's containers are in control groups of their own, so there it is the count of the whole machine."""
+    return count_oom_kills() if runtime is None else count_all_oom_kills()
 
 
 def how_ended(code: int) -> str:

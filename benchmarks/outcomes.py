@@ -13,11 +13,20 @@ PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_s
 """What a rank that did not come to its end leaves."""
 
 
-def to_result(cell: Cell, outcomes: list[dict[str, Any]], wall_seconds: float, weights: Path | None) -> CellResult:
-    """The record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most."""
+def to_result(
+    cell: Cell,
+    outcomes: list[dict[str, Any]],
+    wall_seconds: float,
+    weights: Path | None,
+    image: dict[str, Any] | None = None,
+) -> CellResult:
+    """The record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most.
+
+    `image` is what is known of the image that they ran in.
+    """
     said = overall(outcomes)
     values = {key: said[key] for key in ("status", "reason")}
-    source = provenance() | {"weights_hash": file_hash(weights) if weights else None}
+    source = provenance(image) | {"weights_hash": file_hash(weights) if weights else None}
     if facts := [outcome.pop("facts") for outcome in outcomes if "facts" in outcome]:
         source |= job_facts(facts)
     if said["status"] != "ok":

@@ -2,12 +2,14 @@
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import is_zipfile
 
 from benchmarks.cell import Cell
@@ -17,7 +19,9 @@ from benchmarks.files import load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch
 from benchmarks.measure.provenance import provenance
 from benchmarks.outcomes import summary, to_result
+from benchmarks.ranks import run_python
 from benchmarks.record import CellResult, RecordError
+from benchmarks.runtimes import add_runtime_arguments, asked_runtime
 from benchmarks.training.devices import wanted_device
 from benchmarks.training.horovod import check_backend
 from benchmarks.training.limits import (
@@ -27,10 +31,14 @@ from benchmarks.training.limits import (
     checkpoint_folder,
     content_of,
     remove_checkpoint,
+    room_for_checkpoint,
     saved_step,
 )
 from benchmarks.workflow.settings import get_pretrained
 from resireduce.errors import ConfigError
+
+if TYPE_CHECKING:
+    from benchmarks.images.runtime import Runtime
 
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
@@ -53,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-every", metavar="SECONDS", default=SAVE_EVERY_SECONDS, help=often)
     place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
     parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
+    add_runtime_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -64,17 +73,20 @@ def main(args: argparse.Namespace) -> int:
     _check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
+    runtime = asked_runtime(args)
+    image = runtime.facts() if runtime else None
     try:
-        weights = _weights(cell, args.weights)
+        weights = _weights(cell, args.weights, runtime)
     except subprocess.CalledProcessError as error:
         reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
-        return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance()), args.output)
-    limits = replace(limits, content=content_of(cell, weights))
+        return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image)), args.output)
+    limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder:
-        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds, limits)
+    place = room_for_checkpoint(limits.folder if runtime else None)
+    with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder, place:
+        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds, limits, runtime)
     baseline_bytes = outcomes[0].pop("baseline_bytes", None)
-    result = to_result(cell, outcomes, time.monotonic() - started, weights)
+    result = to_result(cell, outcomes, time.monotonic() - started, weights, image)
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
     status = _leave(result, args.output, baseline_bytes)
@@ -160,9 +172,9 @@ def read_cell(path: Path) -> Cell:
         raise ConfigError(f"cell: {path} is no JSON: {error}") from None
 
 
-def _weights(cell: Cell, given: Path | None) -> Path | None:
+def _weights(cell: Cell, given: Path | None, runtime: "Runtime | None") -> Path | None:
     """The weights that the cell starts from: those given, or those of its recipe, made now if they are not there."""
-    usual = get_pretrained(cell.model)
+    usual = get_pretrained(cell.model, runtime.image.content if runtime else None)
     if given is not None:
         if usual is None:
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
@@ -174,6 +186,7 @@ def _weights(cell: Cell, given: Path | None) -> Path | None:
     if usual is None:
         return None
     if not Path(usual).is_file():
-        command = [sys.executable, "-m", "benchmarks", "pretrain", "--model", cell.model, "--output", usual]
-        subprocess.run(command, check=True)
+        arguments = ["-m", "benchmarks", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
+        Path(usual).parent.mkdir(parents=True, exist_ok=True)
+        run_python(arguments, runtime, [Path(usual).parent])
     return Path(usual)

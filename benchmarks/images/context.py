@@ -14,7 +14,7 @@ SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.p
 """Files of `containers` that every image is built with."""
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")
 """What the suite is installed from."""
-DOCTOR = ("benchmarks/doctor", "benchmarks/images/facts.py")
+DOCTOR = ("benchmarks/doctor", "benchmarks/images/facts.py", "benchmarks/images/supervise.py", "benchmarks/pretrain.py")
 """What runs in images beside the library and the training."""
 LEFT_OUT = ("__pycache__", ".pytest_cache")
 

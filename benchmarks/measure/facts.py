@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.measure.provenance import image_digest
+from benchmarks.measure.provenance import image_digest, versions
 
 VARIABLES = (
     "CUDA_MODULE_LOADING",
@@ -34,6 +34,7 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     return {
+        **versions(),
         "host": socket.gethostname(),
         "device": properties.name if properties else "cpu",
         "device_memory_bytes": properties.total_memory if properties else None,

@@ -31,6 +31,11 @@ def count_oom_kills(cgroups: Path = CGROUPS, mount: Path = MOUNT) -> int | None:
     return sum(known) if known else _read_count(VMSTAT)
 
 
+def count_all_oom_kills() -> int | None:
+    """How often so far the kernel of this machine killed a process for lack of memory, its group's or the machine's."""
+    return _read_count(VMSTAT)
+
+
 def _read_count(path: Path) -> int | None:
     try:
         pairs = dict(line.split() for line in path.read_text(encoding="utf-8").splitlines())

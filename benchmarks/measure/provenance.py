@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,13 +19,15 @@ OWN_FACTS = ("host", "gpu_uuid")
 """Facts that differ between the ranks of a job."""
 
 
-def provenance() -> dict[str, Any]:
-    """Commit, versions and machine; what cannot be found out is None."""
+def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Commit, versions and machine; what cannot be found out is None.
+
+    image: that of the ranks, whose versions count then: `benchmarks.images.runtime.Runtime.facts`.
+    """
     return {
         "commit": _git("rev-parse", "HEAD"),
         "dirty": None if (changes := _git("status", "--porcelain")) is None else bool(changes),
-        "python": platform.python_version(),
-        "packages": {package: _version(package) for package in PACKAGES},
+        **(versions() if image is None else _versions_of(image)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -33,6 +35,18 @@ def provenance() -> dict[str, Any]:
         "topology": _output("nvidia-smi", "topo", "-m"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of this interpreter and of what results depend on."""
+    return {"python": platform.python_version(), "packages": {package: _version(package) for package in PACKAGES}}
+
+
+def _versions_of(image: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of an image in which no rank has told its own."""
+    known = image["versions"]
+    packages = {package: known.get(package) for package in PACKAGES}
+    return {"python": known.get("python"), "packages": packages, "image": dict(image)}
 
 
 def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:

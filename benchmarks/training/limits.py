@@ -2,7 +2,8 @@
 
 import shutil
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -57,13 +58,16 @@ def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
     return (given or run / "checkpoints") / cell.name
 
 
-def content_of(cell: Cell, weights: Path | None) -> dict[str, Any]:
-    """What decides, beside the data, how a cell's training goes; the keys are for messages."""
+def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What decides, beside the data, how a cell's training goes; the keys are for messages.
+
+    The digest of an image stands for all packages in it, which are not those of this machine.
+    """
     return {
         "cell": cell.to_dict(),
         "resireduce": content_hash(LIBRARY),
         "benchmarks": content_hash(TRAINING),
-        "packages": get_packages(),
+        "packages": f"image {image['digest']}" if image else get_packages(),
         "pretrained weights": file_hash(weights) if weights else None,
     }
 
@@ -74,6 +78,21 @@ def saved_step(folder: Path | None) -> int | None:
         return int(load_json(folder / MANIFEST)["step"]) if folder else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+@contextmanager
+def room_for_checkpoint(folder: Path | None) -> Iterator[None]:
+    """Within it the folder is there, to be bound into containers; if nothing was saved it does not stay."""
+    if folder is not None:
+        with suppress(OSError):  # whoever then cannot save says so
+            folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if folder is not None:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+                folder.parent.rmdir()
 
 
 def remove_checkpoint(folder: Path | None) -> None:

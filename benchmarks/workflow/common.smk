@@ -7,6 +7,7 @@ from snakemake.utils import validate
 
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
+from benchmarks.workflow.image import get_image
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.settings import (
@@ -30,6 +31,7 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 try:
     config["run"] = get_run_name(config)
     CELLS = get_cells(config)
+    IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
 validate(config, "../config/schema/run.schema.json")
@@ -45,12 +47,13 @@ LOCKS = []
 
 wildcard_constraints:
     cell="|".join(map(re.escape, CELLS)),
+    model="[^/]+",
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model)
+    pretrained = get_pretrained(CELLS[wildcards.cell].model, IMAGE.content if IMAGE else None)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []
@@ -68,6 +71,6 @@ onstart:
         keep_earlier(RUN, to_run)
         os.environ.update(CELLS_TO_RUN=str(len(to_run)))
         print(
-            f"{RUN}: {len(CELLS)} cells, {len(to_run)} to run. Ctrl-C stops; the same command goes on.",
+            f"{RUN}: {len(CELLS)} cells, {len(to_run)} to run{IMAGE or ''}. Ctrl-C stops; the same command goes on.",
             flush=True,
         )

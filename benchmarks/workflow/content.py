@@ -18,6 +18,8 @@ TRAINING = (
     "benchmarks/run.py",
     "benchmarks/outcomes.py",
     "benchmarks/launch.py",
+    "benchmarks/ranks.py",
+    "benchmarks/runtimes.py",
     "benchmarks/cell.py",
     "benchmarks/observe",
     "benchmarks/options.py",

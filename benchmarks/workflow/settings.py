@@ -19,7 +19,11 @@ from resireduce.errors import ConfigError
 
 RUNS = Path("results/runs")
 CACHE = Path("results/cache")
-CONFIG_KEYS = ("run", *KEYS)
+IMAGES = CACHE / "images"
+"""Entries of images that the workflow built, their SIFs, and weights that were made in them."""
+IMAGE_KEYS = ("runtime", "image", "network")
+"""What cells run in; not what they are."""
+CONFIG_KEYS = ("run", *IMAGE_KEYS, *KEYS)
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 """What the data and the arithmetic come from."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -38,7 +42,7 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells of a config by name. Raises ConfigError, one line, for what is not allowed in config."""
     known_keys("config", dict(config), CONFIG_KEYS)
-    cells = expand({key: value for key, value in config.items() if key != "run"})
+    cells = expand({key: value for key, value in config.items() if key in KEYS})
     return {cell.name: cell for cell in cells}
 
 
@@ -77,14 +81,16 @@ def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -
         save_json(cell.to_dict(), Path(folder) / f"specs/{cell.name}.json")
 
 
-def get_pretrained(model: str) -> str | None:
+def get_pretrained(model: str, image_content: str | None = None) -> str | None:
     """Return the file of the weights a model's cells start from; None if they start from scratch.
 
-    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones.
+    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones: of the packages,
+    or of the content of the image that they are made in.
     """
     workload = WORKLOADS[model]
     if not workload.pretrain_steps:
         return None
     recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
-    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {get_packages()}")
-    return f"{CACHE}/{model}-{content}.pt"
+    made_by = get_packages() if image_content is None else f"image {image_content}"
+    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {made_by}")
+    return f"{CACHE if image_content is None else IMAGES}/{model}-{content}.pt"

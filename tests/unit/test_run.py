@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
 from benchmarks.outcomes import summary, to_result
+from benchmarks.ranks import RankProcess
 from benchmarks.record import CellResult
 from benchmarks.training.limits import Limits
 from benchmarks.training.rank import run_rank
@@ -59,12 +59,12 @@ def run(spec: Path, *options: str) -> int:
 def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: Any) -> list[dict[str, Any]]:
     """Outcomes of ranks that end as told, as soon as they can."""
 
-    def start(_cell: Cell, rank: int, spec: Path, _weights: Path | None, _root: Path) -> subprocess.Popen[bytes]:
+    def start(_cell: Cell, rank: int, folder: Path, *_: object) -> RankProcess:
         code = (
             "import sys, time; from pathlib import Path; from benchmarks.files import save_json;"
-            f"save = lambda outcome: save_json(outcome, Path({str(spec.parent / f'rank{rank}.json')!r}));"
+            f"save = lambda outcome: save_json(outcome, Path({str(folder / f'rank{rank}.json')!r}));"
         )
-        return subprocess.Popen([sys.executable, "-c", code + ENDS[ends[rank]]])
+        return RankProcess([sys.executable, "-c", code + ENDS[ends[rank]]])
 
     monkeypatch.setattr(launch_module, "_start", start)
     monkeypatch.setattr(launch_module, "GRACE_SECONDS", 2.0)
@@ -146,7 +146,7 @@ def test_a_cell_that_takes_too_long_leaves_a_record(spec, capsys):
 
 
 def test_pretraining_that_fails_leaves_a_record(spec, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("benchmarks.run.get_pretrained", lambda model: str(tmp_path / "weights.pt"))
+    monkeypatch.setattr("benchmarks.run.get_pretrained", lambda *_: str(tmp_path / "weights.pt"))
     monkeypatch.setattr(sys, "executable", "false")
     assert run(spec) == 1
     record = CellResult.load(tmp_path / "out/cell.failed.json")

@@ -16,6 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--weights", type=Path)
+    for option in ("--runtime", "--image", "--network"):
+        parser.add_argument(option)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -1,0 +1,76 @@
+"""What the rules need to know of the image that cells run in. Imported by the workflow only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.files import load_json
+from benchmarks.images.context import IMAGES as NAMES
+from benchmarks.images.context import image_content
+from benchmarks.runtimes import NETWORKS, RUNTIMES, has_nvidia
+from benchmarks.workflow.settings import IMAGES
+from resireduce.errors import ConfigError, choose
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image, and how cells run in it. As text it is a part of the run's first line."""
+
+    name: str
+    runtime: str
+    network: str
+    content: str
+    """12 hex digits over all that it is built from."""
+    chosen: bool
+    """Whether the config names it."""
+
+    @property
+    def entry(self) -> str:
+        """File of what is known of it once it is built."""
+        return f"{IMAGES}/{self.name}-{self.content}.json"
+
+    @property
+    def sif(self) -> str | None:
+        """File that apptainer reads; None for others, which have a store."""
+        return f"{IMAGES}/{self.name}-{self.content}.sif" if self.runtime == "apptainer" else None
+
+    @property
+    def files(self) -> list[str]:
+        """All that must be there before a cell runs in it."""
+        return [self.entry, *([self.sif] if self.sif else [])]
+
+    @property
+    def options(self) -> str:
+        """Options of `python -m benchmarks run` and `image exec`."""
+        return f"--runtime {self.runtime} --image {self.entry} --network {self.network}"
+
+    def state(self) -> str:
+        """Return what a cell's results depend on: digest, once it is built, runtime and network."""
+        digest = load_json(Path(self.entry))["digest"] if Path(self.entry).exists() else "not built"
+        return f"image {digest}, {self.runtime}, network {self.network}"
+
+    def __str__(self) -> str:
+        machine = "this machine has " + ("an NVIDIA device" if has_nvidia() else "no NVIDIA device")
+        why = "" if self.chosen else f" ({machine})"
+        return f", in image {self.name}{why} with {self.runtime}, network {self.network}"
+
+
+def get_image(config: Mapping[str, Any]) -> Image | None:
+    """Return the image that cells run in; None without a runtime. Raises ConfigError, one line."""
+    runtime = choose("runtime", _text(config, "runtime"), RUNTIMES)
+    if runtime == "none":
+        for key in ("image", "network"):
+            if key in config:
+                raise ConfigError(
+                    f"{key}: {config[key]!r} is of no use without a runtime; give runtime=docker, or leave it out"
+                )
+        return None
+    network = choose("network", _text(config, "network"), NETWORKS)
+    name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
+    return Image(name, runtime, network, image_content(name), "image" in config)
+
+
+def _text(config: Mapping[str, Any], key: str) -> str:
+    """YAML reads none as a text, but null and an empty value as nothing."""
+    return str(config.get(key) or "none")

@@ -1,0 +1,65 @@
+# Images that cells run in, built once for all runs: the name of the file holds a hash of all that an image is built from.
+
+
+localrules:
+    image,
+    sif,
+
+
+wildcard_constraints:
+    image="[a-z0-9]+",
+    content="[0-9a-f]{12}",
+
+
+# As with weights, file times are kept out of it where the files are there.
+def get_image_files(wildcards):
+    return [ancient(path) if os.path.exists(path) else path for path in (IMAGE.files if IMAGE else [])]
+
+
+# Called again when the image is built, and that is what Snakemake keeps. It does not keep, nor compare, what functions of
+# `input` return.
+def get_digest(wildcards):
+    return IMAGE.state()
+
+
+rule image:
+    output:
+        "results/cache/images/{image}-{content}.json",
+    log:
+        "results/cache/images/{image}-{content}.log",
+    shell:
+        "echo 'Building image {wildcards.image}, once for all runs (minutes; see {log}) ...'; "
+        "python -m benchmarks image build {wildcards.image} --entry {output:q} > {log:q} 2>&1 "
+        "|| {{ echo 'FAILED image {wildcards.image}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
+
+
+rule sif:
+    input:
+        "results/cache/images/{image}-{content}.json",
+    output:
+        "results/cache/images/{image}-{content}.sif",
+    log:
+        "results/cache/images/{image}-{content}.sif.log",
+    shell:
+        "echo 'Writing image {wildcards.image} for apptainer, once for all runs (minutes; see {log}) ...'; "
+        "python -m benchmarks image export {wildcards.image} --entry {input:q} --sif {output:q} > {log:q} 2>&1 "
+        "|| {{ echo 'FAILED export of {wildcards.image}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"
+
+
+# As rule pretrained, but in the image: its packages make the data.
+rule pretrained_in_image:
+    input:
+        image=get_image_files,
+    output:
+        "results/cache/images/{model}-{content}.pt",
+    log:
+        "results/cache/images/{model}-{content}.log",
+    threads: 1
+    params:
+        # By a function of `input`: with another network, say, they need not be made again.
+        options=lambda wildcards, input: IMAGE.options,
+    shell:
+        "echo 'Pretraining {wildcards.model} in the image, once for all its cells ...'; "
+        "python -m benchmarks image exec {params.options} --bind $(dirname {output:q}) "
+        "-- python -m benchmarks pretrain --model {wildcards.model} --output $(realpath -m {output:q}) > {log:q} 2>&1 "
+        "|| {{ echo 'FAILED pretraining of {wildcards.model}, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

@@ -1,0 +1,123 @@
+"""The workflow with an image: Snakemake itself, on copies of the tree in which images and cells are stand-ins."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.workflow.image import get_image
+from benchmarks.workflow.settings import get_cells, get_config, get_pretrained
+from resireduce.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SNAKEMAKE = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "my.yaml"]
+RUN = ["--nolock", "--quiet", "rules", "progress", "host"]
+DOCKER = ("runtime=docker", "image=cpu")
+MATRIX = "matrix: [{model: gpt2-bytes, scheme: w}]"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in ("benchmarks", "resireduce", "containers"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
+    for name in ("Snakefile", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "tests").mkdir()
+    shutil.copy(ROOT / "tests/records.py", tmp_path / "tests")
+    for name, place in (("run", "run"), ("pretrain", "pretrain"), ("image", "images/cli")):
+        shutil.copy(ROOT / f"tests/workflow/stand_in_{name}.py", tmp_path / f"benchmarks/{place}.py")
+    (tmp_path / "my.yaml").write_text(MATRIX)
+    return tmp_path
+
+
+def call(tree, *arguments):
+    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(
+        [*SNAKEMAKE, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def planned(tree, *config):
+    """How many jobs of each rule a dry run would start."""
+    done = call(tree, "--dry-run", "--quiet", "host", "--config", *config)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.partition("Job stats:")[2].partition("total")[0].splitlines()
+    return {line.split()[0]: int(line.split()[1]) for line in lines if line.split()[1:2] and line.split()[1].isdigit()}
+
+
+def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
+    whole = {"image": 1, "pretrained_in_image": 1, "cell": 1, "report": 1, "all": 1}
+    assert planned(tree, *DOCKER) == whole
+    done = call(tree, *RUN, "--config", *DOCKER)
+    assert done.returncode == 0, done.stderr
+    assert "1 cells, 1 to run, in image cpu with docker, network none. " in done.stdout
+    (entry,) = tree.glob("results/cache/images/cpu-*.json")
+    assert (tree / "executed.txt").read_text() == (
+        f"--runtime docker --image {entry.relative_to(tree)} --network none --bind results/cache/images"
+    )
+    with (tree / "README.md").open("a") as file:
+        file.write("A comment.\n")
+    assert planned(tree, *DOCKER) == {}, "the digest is known now, and is the one that the cell ran with"
+    assert planned(tree, *DOCKER, "network=host") == {"cell": 1, "report": 1, "all": 1}
+
+    known = json.loads(entry.read_text())
+    entry.write_text(json.dumps(known | {"digest": known["base_digest"].replace(known["digest"][-4:], "0000")}))
+    assert planned(tree, *DOCKER) == {"cell": 1, "report": 1, "all": 1}
+    entry.write_text(json.dumps(known))
+
+    for file in ("containers/cpu/Containerfile", "containers/cpu/requirements.lock"):
+        before = (tree / file).read_text()
+        (tree / file).write_text(f"{before}# a comment\n")
+        assert planned(tree, *DOCKER) == whole
+        (tree / file).write_text(before)
+
+
+def test_apptainer_needs_a_file_of_the_image(tree):
+    assert planned(tree, "runtime=apptainer", "image=cuda12") == {
+        **{"image": 1, "sif": 1, "pretrained_in_image": 1},
+        **{"cell": 1, "report": 1, "all": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"runtime": "dokcer"}, "runtime: 'dokcer' is not known (did you mean 'docker'?)"),
+        ({"runtime": "docker", "image": "cpi"}, "image: 'cpi' is not known (did you mean 'cpu'?)"),
+        ({"runtime": "docker", "network": "bridge"}, "network: 'bridge' is not known; allowed: host, none"),
+        ({"image": "cpu"}, "image: 'cpu' is of no use without a runtime; give runtime=docker, or leave it out"),
+        ({"runtime": "none", "network": "host"}, "network: 'host' is of no use without a runtime; "),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named(config, message):
+    with pytest.raises(ConfigError) as caught:
+        get_image(config)
+    assert str(caught.value).startswith(message) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("nvidia", "name"), [(True, "cuda12"), (False, "cpu")])
+def test_the_image_is_chosen_by_the_machine_unless_named(monkeypatch, nvidia, name):
+    monkeypatch.setattr("benchmarks.workflow.image.has_nvidia", lambda: nvidia)
+    image = get_image({"runtime": "podman"})
+    assert (image.name, image.sif) == (name, None)
+    assert ("this machine has an NVIDIA device" in str(image)) == nvidia
+    named = get_image({"runtime": "apptainer", "image": "cpu", "network": "host"})
+    assert str(named) == ", in image cpu with apptainer, network host"
+    assert named.sif == named.entry.replace(".json", ".sif")
+
+
+def test_what_a_run_is_does_not_depend_on_what_it_runs_in():
+    config = {"matrix": [{"model": "gpt2-bytes"}]}
+    assert get_image(config) is None
+    assert get_cells(config | {"runtime": "docker", "image": "cpu"}) == get_cells(config)
+    assert get_config(config | {"runtime": "docker"}) == config | {"runtime": "docker"}
+    weights = get_pretrained("gpt2-bytes")
+    assert weights.startswith("results/cache/gpt2-bytes-")
+    inside = get_pretrained("gpt2-bytes", "0123456789ab")
+    assert inside.startswith("results/cache/images/gpt2-bytes-")
+    assert len({weights[-15:], inside[-15:], get_pretrained("gpt2-bytes", "1123456789ab")[-15:]}) == 3
