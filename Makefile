@@ -1,18 +1,21 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make test  everything that must pass before a change lands
-# make horovod  build Horovod once, for its tests (kept in the user's cache)
+# make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
+# make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
 # make audit  what is known against the packages in them, and bills of materials
 # make docs  pages of the library's interface, in docs/api
-# All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it.
+# All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it, RUNTIME=docker what cells run in.
 PYTHON ?= python3
 RUN ?= smoke
 CONFIG ?= benchmarks/config/$(RUN).yaml
 PART ?=
+RUNTIME ?= none
+IMAGE ?= cpu
 UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: run test lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run test images test-images lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,10 +33,19 @@ help:
 run: .venv/installed
 	@test -f "$(CONFIG)" || { echo "error: CONFIG: '$(CONFIG)' is not a file; there are: $(wildcard benchmarks/config/*.yaml); another name for a run: make run RUN=name CONFIG=file" >&2; exit 2; }
 	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" $(if $(PART),--part "$(PART)") > /dev/null
-	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="!!str $(RUN)" $(if $(PART),part="!!str $(PART)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
+	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="!!str $(RUN)" $(if $(PART),part="!!str $(PART)") $(if $(filter-out none,$(RUNTIME)),runtime="$(RUNTIME)" image="$(IMAGE)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
 
 test: .venv/installed horovod lint unit
+
+# Each starts a Docker Engine if none runs, and stops it.
+images: .venv/installed
+	@$(MAKE) --no-print-directory run RUN=images-docker CONFIG=benchmarks/config/images.yaml RUNTIME=docker
+	@$(MAKE) --no-print-directory run RUN=images-apptainer CONFIG=benchmarks/config/images.yaml RUNTIME=apptainer
+	@$(BIN)/python -m benchmarks image list
+
+test-images: .venv/installed
+	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest tests/images
 
 lint: .venv/installed
 	$(BIN)/ruff check .

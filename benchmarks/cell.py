@@ -11,7 +11,7 @@ from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
-LAUNCHED = ("local", "torch")
+LAUNCHED = ("local", "torch", "horovod")
 """Backends that a cell's ranks can be started with."""
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""

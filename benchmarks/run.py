@@ -23,6 +23,7 @@ from benchmarks.ranks import run_python
 from benchmarks.record import CellResult, RecordError
 from benchmarks.runtimes import add_runtime_arguments, asked_runtime
 from benchmarks.training.devices import wanted_device
+from benchmarks.training.horovod import check_backend
 from benchmarks.training.limits import (
     RECORD_SECONDS,
     SAVE_EVERY_SECONDS,
@@ -68,6 +69,7 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
     limits = _limits(args, cell)
     wanted_device()
+    check_backend(cell.backend)
     _check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)

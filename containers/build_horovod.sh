@@ -44,7 +44,7 @@ build() {
   site=$("$PYTHON" -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])')
   PATH="$work/tools/bin:$PATH" PYTHONPATH="$site" \
     "$work/tools/bin/pip" wheel --quiet --no-deps --no-build-isolation --wheel-dir "$work/wheel" . \
-    >"$work/log" 2>&1 || { tail -n 40 "$work/log" >&2; echo "error: Horovod cannot be built; the end of the log is above" >&2; exit 1; }
+    >"$work/log" 2>&1 || { grep -m 5 -A 3 -iE 'error[: ]|fatal' "$work/log" >&2; tail -n 15 "$work/log" >&2; echo "error: Horovod cannot be built; its first errors and the end of the log are above" >&2; exit 1; }
   mkdir -p "$cache"
   mv "$work"/wheel/horovod-*.whl "$cache/" # last, so that what is there is whole
 }

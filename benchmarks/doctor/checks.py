@@ -40,7 +40,7 @@ class Setting:
     @cached_property
     def facts(self) -> Facts:
         """What torch and NVML say; asked when the first check wants it."""
-        return ask(self.timeout_seconds)
+        return ask(self.timeout_seconds, hide_gpus=self.cpu_only)
 
     @property
     def gpus(self) -> int:
@@ -75,6 +75,8 @@ def examine(setting: Setting, names: Sequence[str], checks: dict[str, Check] = C
             continue
         try:
             yield checks[name](setting)
+        except OSError as error:
+            yield [failed(name, one_line(error), "see checks home and disk")]
         except Exception as error:
             said = one_line(f"the check itself failed: {type(error).__name__}: {error}")
-            yield [failed(name, said, "see checks home and disk; if they are ok, this is a bug: report this line")]
+            yield [failed(name, said, "this is a bug: report this line")]

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -56,14 +57,14 @@ Run = Callable[[Sequence[Job], float], list[Ended]]
 def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
     """Run the jobs at the same time, to their end or until the time is over. None is left running.
 
-    Raises OSError if a program or the temporary folder is not there.
+    Raises OSError if a program is not there.
     """
     outputs: list[IO[bytes]] = []
     processes: list[subprocess.Popen[bytes]] = []
     with ExitStack() as stack:
         try:
             for job in jobs:
-                outputs.append(stack.enter_context(tempfile.TemporaryFile()))
+                outputs.append(stack.enter_context(_file()))
                 processes.append(_start(job, outputs[-1]))
             _wait(processes, timeout_seconds)
         finally:
@@ -81,6 +82,13 @@ def report(values: Mapping[str, Any]) -> None:
 def own_environment(**more: str) -> dict[str, str]:
     """Return this process's environment without what a launcher put into it, and with `more`."""
     return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)} | more
+
+
+def _file() -> IO[bytes]:
+    """A file in memory where there are such: there may be no folder that can be written."""
+    if sys.platform == "linux":
+        return open(os.memfd_create("doctor"), "w+b")
+    return tempfile.TemporaryFile()
 
 
 def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from benchmarks.doctor.finding import Finding, failed, gibibytes, ok, warning
 from benchmarks.doctor.folders import existing, free_bytes, why_not_writable
+from benchmarks.images.debian import cache_folder
 
 NAME = "disk"
 GIB = 1 << 30
@@ -38,10 +39,18 @@ def needs(
     return [
         # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; while one is written there are two.
         Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
-        # The largest package, torch for CUDA, is fetched and unpacked here while .venv or an image is made.
-        Need("temporary", Path(tempfile.gettempdir()), GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER"),
+        *_temporary(),
         *image_stores(environment, which),
     ]
+
+
+def _temporary() -> list[Need]:
+    try:
+        folder = Path(tempfile.gettempdir())
+    except FileNotFoundError:  # check home says so
+        return []
+    # The largest package, torch for CUDA, is fetched and unpacked there while .venv or an image is made.
+    return [Need("temporary", folder, GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER")]
 
 
 def image_stores(environment: Mapping[str, str], which: Callable[[str], str | None]) -> list[Need]:
@@ -59,12 +68,23 @@ def image_stores(environment: Mapping[str, str], which: Callable[[str], str | No
             "apptainer cache clean, or export APPTAINER_CACHEDIR=FOLDER",
         ),
     }
+    wanted = {name: store for name, store in stores.items() if which(name)}
+    own = _own_engine()
+    if own and own.is_dir():
+        wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
     # Building cuda12 took 21 GB at the fullest moment. A machine may have an engine, and cells may do without.
     return [
         Need(f"images of {name}", folder, 0, 21 * 10**9, "building image cuda12", cure, writes=False)
-        for name, (folder, cure) in stores.items()
-        if which(name)
+        for name, (folder, cure) in wanted.items()
     ]
+
+
+def _own_engine() -> Path | None:
+    """Where images.engine keeps the images of its own."""
+    try:
+        return cache_folder() / "engine"
+    except RuntimeError:  # neither HOME nor a user of this number
+        return None
 
 
 def check(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:

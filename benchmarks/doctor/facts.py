@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from benchmarks.doctor.child import Job, Run, run_together
+from benchmarks.doctor.child import Job, run_together
 from benchmarks.doctor.known import SLOWLY, last_words
 
+COMMAND = (sys.executable, "-m", "benchmarks.doctor.probe", "facts")
 PROBE = f"python -m benchmarks.doctor.probe facts shows how it ends; {SLOWLY}"
 
 
@@ -67,10 +68,10 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def ask(timeout_seconds: float, run: Run = run_together, command: Sequence[str] | None = None) -> Facts:
-    """Ask the probe. What it could not say is a fact too: never raises but OSError."""
-    job = Job(command or [sys.executable, "-m", "benchmarks.doctor.probe", "facts"], dict(os.environ))
-    (ended,) = run([job], timeout_seconds)
+def ask(timeout_seconds: float, hide_gpus: bool = False, command: Sequence[str] = COMMAND) -> Facts:
+    """Ask the probe. What it could not say is a fact too. hide_gpus: no context is made on any."""
+    hidden = {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
+    (ended,) = run_together([Job(command, os.environ | hidden)], timeout_seconds)
     reports = ended.reports()
     if reports:
         return Facts.from_dict(reports[-1])

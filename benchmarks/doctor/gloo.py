@@ -6,11 +6,11 @@ import tempfile
 
 from benchmarks.doctor.child import Job, Run, own_environment, run_together
 from benchmarks.doctor.finding import Finding, ok
+from benchmarks.doctor.known import LOOPBACK
 from benchmarks.doctor.meeting import judge_ranks
 
 NAME = "gloo"
 RANKS = 2
-NO_LOOPBACK = "ip link set lo up, and let a firewall pass what goes over it (iptables -L)"
 
 
 def check(timeout_seconds: float, run: Run = run_together) -> list[Finding]:
@@ -21,4 +21,4 @@ def check(timeout_seconds: float, run: Run = run_together) -> list[Finding]:
         jobs = [Job(command, own_environment(RANK=str(rank), WORLD_SIZE=str(RANKS), **local)) for rank in range(RANKS)]
         ended = run(jobs, timeout_seconds)
     what = f"all-reduce of {RANKS} processes over torch.distributed"
-    return [judge_ranks(NAME, what, ended, RANKS, NO_LOOPBACK) or ok(NAME, f"{what} is right")]
+    return [judge_ranks(NAME, what, ended, RANKS, LOOPBACK) or ok(NAME, f"{what} is right")]

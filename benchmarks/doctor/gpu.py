@@ -22,16 +22,20 @@ def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = o
     if facts.cuda is None:
         return [absent(NAME, f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
     if not facts.gpus:
-        visible = environment.get("CUDA_VISIBLE_DEVICES")
-        if visible is not None:
-            cure = "unset CUDA_VISIBLE_DEVICES, or under Slurm ask for a GPU: --gres=gpu:1"
-            return [absent(NAME, f"torch sees no GPU among CUDA_VISIBLE_DEVICES='{visible}'", cure, needed)]
-        return [
-            absent(NAME, f"torch sees no GPU: {facts.no_gpu or 'there is none'}", f"see driver; {GPU_ACCESS}", needed)
-        ]
-    return [_problem(index, gpu, facts) for index, gpu in enumerate(facts.gpus) if _is_bad(gpu, facts)] or [
-        _all_right(facts)
-    ]
+        return [_none(facts, needed, environment.get("CUDA_VISIBLE_DEVICES"))]
+    bad = [_problem(index, gpu, facts) for index, gpu in enumerate(facts.gpus) if _is_bad(gpu, facts)]
+    return bad or [_all_right(facts)]
+
+
+def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
+    """Where the driver answers there should be one: cells would train without it, and nobody would be told."""
+    if visible is not None:
+        cure = "unset CUDA_VISIBLE_DEVICES, or under Slurm ask for a GPU: --gres=gpu:1"
+        return absent(NAME, f"torch sees no GPU among CUDA_VISIBLE_DEVICES='{visible}'", cure, needed)
+    reason = f"torch sees no GPU: {facts.no_gpu or 'there is none'}"
+    answers = facts.libcuda and facts.driver_cuda is not None
+    cure = f"see check driver; in a container {GPU_ACCESS}; without need of a GPU RESIREDUCE_DEVICE=cpu"
+    return absent(NAME, reason, cure, needed or answers)
 
 
 def _is_bad(gpu: Gpu, facts: Facts) -> bool:

@@ -10,6 +10,7 @@ from benchmarks.doctor.meeting import all_reports, judge_ranks
 NAME = "horovod"
 RANKS = 2
 AGAIN = "horovodrun --check-build and --verbose say more; build it again: make horovod, or the image"
+SHOWN = (("mpi", "MPI"), ("gloo", "Gloo"), ("nccl", "NCCL"))
 WITH_NCCL = "image cuda12, or build Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
 
 
@@ -32,6 +33,3 @@ def check(
     if gpus and not built["nccl"]:
         return [warning(NAME, f"built without NCCL ({parts}): gradients would go by way of the CPU", WITH_NCCL)]
     return [ok(NAME, f"{what} is right; built with {parts}")]
-
-
-SHOWN = (("mpi", "MPI"), ("gloo", "Gloo"), ("nccl", "NCCL"))

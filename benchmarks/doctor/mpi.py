@@ -1,13 +1,14 @@
 """Check mpi: that ranks which MPI starts find each other, in an image those that Slurm starts around it."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Mapping
 
 from benchmarks.doctor.child import Ended, Job, Run, own_environment, run_together
 from benchmarks.doctor.finding import Finding, failed, not_run, ok
-from benchmarks.doctor.known import SAME_PMIX
+from benchmarks.doctor.known import NO_ROOM, SAME_PMIX, explain
 from benchmarks.doctor.meeting import all_reports, judge_ranks
 
 NAME = "mpi"
@@ -59,17 +60,20 @@ def _within_step(timeout_seconds: float, environment: Mapping[str, str], tasks: 
 def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -> Finding:
     command = ("srun", "--overlap", "-N1", f"-n{RANKS}", "--mpi=pmix", *RANK)
     ended = run([Job(command, {**environment, **QUIET})], timeout_seconds)
+    if ended[0].code and explain(ended[0].output) is NO_ROOM:  # a job of one task is as good as any
+        return not_run(NAME, f"{NO_ROOM.meaning} ({NO_ROOM.cure})")
     return _judge(f"{RANKS} ranks of srun --mpi=pmix", ended, SAME_PMIX)
 
 
 def _by_mpirun(timeout_seconds: float, mpirun: str, run: Run, root: bool) -> Finding:
     environment = own_environment(**QUIET)
     (version,) = run([Job((mpirun, "--version"), environment)], timeout_seconds)
-    is_open_mpi = any(name in version.output for name in ("Open MPI", "OpenRTE", "Open RTE"))
-    options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if is_open_mpi else []
+    # Its libraries may complain before it says who it is.
+    named = [line.strip() for line in version.output.splitlines() if re.search(r"Open MPI|Open ?RTE|HYDRA|Intel", line)]
+    name = named[0] if named else "an unknown mpirun"
+    options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if "Open" in name else []
     ended = run([Job((mpirun, *options, "-np", str(RANKS), *RANK), environment)], timeout_seconds)
-    first = next(iter(version.output.splitlines()), "unknown").strip()
-    return _judge(f"{RANKS} ranks of {first}", ended, SAME_MPI)
+    return _judge(f"{RANKS} ranks of {name}", ended, SAME_MPI)
 
 
 def _judge(what: str, ended: list[Ended], cure: str) -> Finding:

@@ -1,6 +1,5 @@
 """Check packages: Python, torch and resireduce, and in an image that they are those of its lock."""
 
-import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -8,6 +7,8 @@ from pathlib import Path
 
 from benchmarks.doctor.facts import PROBE, Facts
 from benchmarks.doctor.finding import Finding, failed, not_run, ok
+from benchmarks.images.requirements import Pin, read_lock
+from resireduce.errors import ConfigError
 
 NAME = "packages"
 PYTHON = (3, 11)
@@ -15,8 +16,6 @@ TORCH = ((2, 9), (2, 14))
 """From, and before: those of pyproject.toml, which a test compares."""
 LOCK = Path("/opt/resireduce/requirements.lock")
 """Left in an image by its build: the packages it was made of."""
-LOCKED = re.compile(r"^([A-Za-z0-9][\w.-]*)==([^\s;\\]+)\s*(;)?")
-"""Name, version, and the beginning of a condition."""
 SHOWN = 3
 
 
@@ -46,28 +45,23 @@ def _versions(facts: Facts, python: tuple[int, ...]) -> Finding:
 
 def check_lock(lock: Path, installed: Callable[[str], str] = version) -> Finding:
     """Compare what is installed with the lock; local parts of versions count only where the lock has them."""
-    try:
-        wanted = read_lock(lock.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not lock.exists():
         return not_run(NAME, f"no {lock}: this is not an image of the suite")
-    other = []
-    for name, (locked, conditional) in wanted.items():
-        try:
-            found = installed(name)
-        except PackageNotFoundError:
-            if not conditional:
-                other.append(f"{name} is missing")
-            continue
-        if locked not in (found, found.split("+")[0]):
-            other.append(f"{name} {found} instead of {locked}")
+    try:
+        pins = read_lock(lock)
+    except ConfigError as error:
+        return failed(NAME, str(error), "build the image again")
+    other = [text for pin in pins if (text := _difference(pin, installed))]
     if other:
         more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
         detail = f"not those of {lock}: {', '.join(other[:SHOWN])}{more}"
         return failed(NAME, detail, "unset PYTHONPATH and PYTHONUSERBASE, apptainer exec --no-home; or build again")
-    return ok(NAME, f"all {len(wanted)} are those of {lock}")
+    return ok(NAME, f"all {len(pins)} are those of {lock}")
 
 
-def read_lock(text: str) -> dict[str, tuple[str, bool]]:
-    """Return version by name of a requirements file, and whether it is asked for under a condition only."""
-    found = (LOCKED.match(line) for line in text.splitlines())
-    return {match[1]: (match[2], bool(match[3])) for match in found if match}
+def _difference(pin: Pin, installed: Callable[[str], str]) -> str | None:
+    try:
+        found = installed(pin.name)
+    except PackageNotFoundError:
+        return f"{pin.name} is missing"
+    return None if pin.version in (found, found.split("+")[0]) else f"{pin.name} {found} instead of {pin.version}"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -135,7 +135,7 @@ def _labels(name: str, content: str, base: Base) -> dict[str, str]:
 
 def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
     """Show the steps as they come. Raises BuildError, with nothing left of the build, if one fails."""
-    started, made, lines, is_cached = time.monotonic(), list[str](), list[str](), False
+    started, made, lines = time.monotonic(), list[str](), list[str]()
     try:
         for message in messages:
             if "error" in message:
@@ -145,10 +145,7 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
                 lines.append(line)
                 if line.startswith("Step "):
                     print(f"  {time.monotonic() - started:5.0f} s  {line[:110]}", file=sys.stderr, flush=True)
-                is_cached = is_cached or "Using cache" in line
-                if line.startswith(" ---> ") and len(line) == 18:
-                    made += [] if is_cached else [line[6:]]
-                    is_cached = False
+                made += [line[6:]] if is_new(lines) else []
     except BaseException as error:
         for image in reversed(made):
             with suppress(DockerException):
@@ -156,6 +153,13 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
         if isinstance(error, DockerException):
             raise BuildError(f"image: the engine gave up building {name}: {error}") from None
         raise
+
+
+def is_new(lines: Sequence[str]) -> bool:
+    """Say whether the last line names an image that its step made, not one of FROM or of an earlier build."""
+    step = next((line for line in reversed(lines) if line.startswith("Step ")), "")
+    taken = " : FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])
+    return lines[-1].startswith(" ---> ") and len(lines[-1]) == 18 and not taken
 
 
 def _engine_name(version: Mapping[str, Any]) -> str:

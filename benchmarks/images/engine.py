@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -25,7 +25,7 @@ from resireduce.errors import ConfigError, choose
 
 ENGINES = ("docker", "podman")
 HOST = "DOCKER_HOST"
-START_SECONDS = 30.0
+START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 BUILD_SECONDS = 3600
 """How long one answer of the engine may take: a step of a build that says nothing."""
@@ -174,7 +174,8 @@ def _start(own: OwnEngine) -> None:
     deadline = time.monotonic() + START_SECONDS
     while not _answers(f"unix://{own.socket}"):
         if process.poll() is not None or time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
             said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
             raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
         time.sleep(0.1)

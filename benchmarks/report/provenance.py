@@ -20,6 +20,8 @@ WORDS = {
     "nccl": "NCCL",
     "image_digest": "Image",
     "process_group": "Process group",
+    "backend": "Backend",
+    "horovod": "Horovod",
     "ranks_per_host": "Ranks by host",
     "threads": "Threads a rank",
     "data_hash": "Data (SHA-256)",
@@ -48,8 +50,12 @@ def is_mixed(results: Iterable[CellResult]) -> bool:
 
 def _text(key: str, value: Any, result: CellResult) -> str:
     if isinstance(value, bool):
-        return "yes" if value else "no"
+        return _yes_or_no(value)
     if isinstance(value, dict):
-        return ", ".join(f"{name} {item}" for name, item in value.items())
+        return ", ".join(f"{name} {_yes_or_no(item)}" for name, item in value.items())
     by_model = key.endswith("_hash") and value is not None
     return f"{result.cell.model}: {value}" if by_model else str(value)
+
+
+def _yes_or_no(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

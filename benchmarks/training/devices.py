@@ -13,6 +13,12 @@ DEVICE_VARIABLE = "RESIREDUCE_DEVICE"
 DEVICES = ("cpu", "cuda")
 CUBLAS_WORKSPACE = ":4096:8"
 """What cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
+LIKEWISE = {
+    "RANK": ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
+    "LOCAL_RANK": ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE": ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+}
+"""Names under which horovodrun, and Open MPI's mpirun, tell a rank the same."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +38,11 @@ def wanted_device() -> str | None:
     return choose(DEVICE_VARIABLE, value, DEVICES) if value else None
 
 
-def choose_place(cuda: Any = None) -> Place:
+def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
     """Choose by LOCAL_RANK and LOCAL_WORLD_SIZE: a GPU for each local rank, else one for all, else the CPU.
 
     Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or what behaves like
-    it. Raises ConfigError if a GPU is asked for and there is none.
+    it. Raises ConfigError if a GPU is asked for and there is none, or if ranks that need their `own_gpu` had to share.
     """
     import torch
 
@@ -46,10 +52,20 @@ def choose_place(cuda: Any = None) -> Place:
         raise ConfigError(f"{DEVICE_VARIABLE}: 'cuda' is not allowed without a CUDA device; set cpu, or leave it out")
     if not gpus:
         return Place(torch.device("cpu"), "gloo", 1)
-    rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    rank, ranks = from_launcher("LOCAL_RANK", 0), from_launcher("LOCAL_WORLD_SIZE", 1)
     if ranks <= gpus and rank < gpus:
         return Place(torch.device("cuda", rank), "nccl", 1)
+    if own_gpu:
+        raise ConfigError(
+            f"backend: 'horovod', built with NCCL, needs a GPU for each of the {ranks} ranks of a machine, which has "
+            f"{gpus}; give a smaller world_size, choose backend torch, or set {DEVICE_VARIABLE}=cpu"
+        )
     return Place(torch.device("cuda", 0), "gloo", ranks)
+
+
+def from_launcher(name: str, default: int) -> int:
+    """What whoever started this rank says of its place: the suite and torchrun, or else horovodrun, or mpirun."""
+    return int(next((os.environ[it] for it in (name, *LIKEWISE[name]) if it in os.environ), default))
 
 
 def settle_arithmetic(device: "torch.device") -> None:

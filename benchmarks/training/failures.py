@@ -19,7 +19,14 @@ OUT_OF_MEMORY = (
     "cannot allocate memory",  # ENOMEM
     "_alloc_failed",  # cuBLAS, cuDNN
 )
-LOST_PEER = ("gloo", "connection closed by peer", "connection reset by peer", "broken pipe", "a rank did not come")
+LOST_PEER = (
+    "gloo",
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "a rank did not come",
+    "horovod has been shut down",  # by a rank that has ended
+)
 ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)\b")
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

@@ -17,11 +17,13 @@ from benchmarks.measure.start import look_before_cuda, make_probe
 from benchmarks.training.build import build
 from benchmarks.training.checkpoint import Checkpoints
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.devices import Place, choose_place, settle_arithmetic
+from benchmarks.training.devices import Place, choose_place, from_launcher, settle_arithmetic
 from benchmarks.training.failures import outcome_of
+from benchmarks.training.horovod import horovod_facts, join, needs_own_gpu, shut_down
 from benchmarks.training.limits import Limits
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
+from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
@@ -65,6 +67,9 @@ def connect(cell: Cell, rendezvous: Path, place: Place) -> Communicator:
     """Join the other ranks; the environment says which rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
+    if cell.backend == "horovod":
+        join(rendezvous.parent, cell.world_size)
+        return HorovodCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if place.process_group == "nccl":  # a communicator uses the current device
         torch.cuda.set_device(place.device)
@@ -73,29 +78,48 @@ def connect(cell: Cell, rendezvous: Path, place: Place) -> Communicator:
     return TorchCommunicator()
 
 
+def disconnect(cell: Cell) -> None:
+    """Leave the other ranks, none of which needs this one any more."""
+    if cell.backend == "torch":
+        dist.destroy_process_group()
+    if cell.backend == "horovod":
+        shut_down()
+
+
+def _facts(cell: Cell, place: Place, driver: str | None) -> dict[str, Any]:
+    """What this rank ran on, and by what it reached the others."""
+    group = place.process_group if cell.backend == "torch" else None
+    job = horovod_facts() if cell.backend == "horovod" else None
+    return {**rank_facts(place.device, group, driver), "backend": cell.backend, "horovod": job}
+
+
 def main() -> None:
     """One rank: reads the cell, leaves its outcome in `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True)
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", required=True, help="{rank} in it stands for the rank's number")
     parser.add_argument("--rendezvous", type=Path, required=True)
     parser.add_argument("--limits", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()
+    output = Path(args.output.replace("{rank}", str(from_launcher("RANK", 0))))
     watch = Watch(Limits.load(args.limits), signals=catch_signals())
     cell = Cell.from_dict(load_json(args.cell))
-    place = choose_place()
-    before = look_before_cuda(place)
-    communicator = connect(cell, args.rendezvous.resolve(), place)
+    try:
+        place = choose_place(own_gpu=needs_own_gpu(cell.backend))
+        before = look_before_cuda(place)
+        communicator = connect(cell, args.rendezvous.resolve(), place)
+    except (ConfigError, ConnectionError) as error:
+        save_json(outcome_of(error, None), output)
+        return
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
-    group = place.process_group if cell.backend == "torch" else None
-    outcome["facts"] = rank_facts(place.device, group, before.driver)
-    save_json(outcome, args.output)
-    if cell.backend == "torch" and outcome["status"] == "ok":
-        dist.destroy_process_group()
+    outcome["facts"] = _facts(cell, place, before.driver)
+    save_json(outcome, output)
+    if outcome["status"] == "ok":
+        disconnect(cell)
 
 
 if __name__ == "__main__":

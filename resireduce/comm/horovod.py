@@ -17,7 +17,7 @@ class HorovodCommunicator(Communicator):
     """
 
     def __init__(self) -> None:
-        self._hvd = _horovod()
+        self._hvd = _initialised()
         self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
@@ -49,11 +49,17 @@ class HorovodCommunicator(Communicator):
         return tensor
 
 
-def _horovod() -> Any:
+def import_horovod() -> Any:
+    """The module `horovod.torch`. ConfigError, with the cure, if it is not there or is of another torch."""
     try:
         import horovod.torch as hvd
     except ImportError as error:
         raise ConfigError(f"backend: 'horovod' cannot be used ({error}); install Horovod: make horovod") from error
+    return hvd
+
+
+def _initialised() -> Any:
+    hvd = import_horovod()
     if not hvd.is_initialized():
         raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
     return hvd

@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from benchmarks.training.deadline import Stopped, Watch
 from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
+from tests.dist.test_horovod import NEEDED
 from tests.processes import on_processes
 
 ROOT = Path(__file__).parents[2]
@@ -60,7 +62,7 @@ def make_trainer(cell: Cell, communicator: Communicator, folder: Path, stop: int
 def train(cell: Cell, communicator: Communicator, folder: Path, stops: tuple[int, ...]) -> Trainer:
     """Train to the end, from a new trainer after each stop."""
     for stop, how in zip(stops, ("signal", "deadline"), strict=False):
-        with pytest.raises(Stopped, match=f" at step {stop + 1} of {STEPS}; run again to go on"):
+        with pytest.raises(Stopped, match=f" at step {stop + 1} of {cell.steps}; run again to go on"):
             make_trainer(cell, communicator, folder, stop, how).train()
     trainer = make_trainer(cell, communicator, folder, None, "")
     trainer.train()
@@ -90,8 +92,9 @@ def command(spec: Path, output: Path) -> list[str]:
     return [sys.executable, "-m", "benchmarks", "run", *options]
 
 
-def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
-    cell = Cell(model="vgg-digits", scheme="w", steps=40)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("horovod", marks=NEEDED)])
+def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Path, backend: str) -> None:
+    cell = Cell(model="vgg-digits", scheme="w", steps=20, backend=backend)
     spec, output = tmp_path / "spec.json", tmp_path / "run/cells/cell.json"
     spec.write_text(json.dumps(cell.to_dict()))
     folder = checkpoint_folder(cell, output, None)
@@ -119,5 +122,7 @@ def test_a_cell_that_loses_a_rank_goes_on_from_its_last_checkpoint(tmp_path: Pat
     assert second.returncode == 0, second.stderr
     record = CellResult.load(output)
     assert record.provenance["resumed_at_steps"] == [step]
-    assert record.steps == len(record.step_seconds) == 40
+    assert record.provenance["backend"] == backend
+    assert (record.provenance["horovod"] or {}).get("version") == (version("horovod") if backend == "horovod" else None)
+    assert record.steps == len(record.step_seconds) == 20
     assert not folder.exists() and not output.with_suffix(".failed.json").exists()

@@ -54,6 +54,24 @@ def test_each_rank_has_its_gpu_or_all_share_one(
     assert str(choose_place(gpus(count)).device) == "cpu"
 
 
+def test_ranks_that_cannot_share_a_gpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert choose_place(gpus(2), own_gpu=True) == choose_place(gpus(2))
+    assert choose_place(gpus(0), own_gpu=True).device.type == "cpu"
+    with pytest.raises(ConfigError, match=r"backend: 'horovod', .* each of the 2 ranks .* 1; .* RESIREDUCE_DEVICE=cpu"):
+        choose_place(gpus(1), own_gpu=True)
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD_LOCAL_", "OMPI_COMM_WORLD_LOCAL_"])
+def test_the_place_is_known_from_other_launchers_too(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    monkeypatch.setenv(f"{prefix}RANK", "1")
+    monkeypatch.setenv(f"{prefix}SIZE", "2")
+    assert str(choose_place(gpus(2)).device) == "cuda:1" and choose_place(gpus(1)).ranks_on_device == 2
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert str(choose_place(gpus(2)).device) == "cuda:0", "the suite's launcher comes first"
+
+
 def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
     with pytest.raises(ConfigError, match="RESIREDUCE_DEVICE: 'cuda' is not allowed without a CUDA device; set cpu"):

@@ -102,7 +102,9 @@ def test_cells_that_are_to_train_on_cpus_need_no_check_of_gpus(monkeypatch, caps
 
 @pytest.mark.parametrize("options", [["--gpu"], []])
 def test_a_gpu_that_is_asked_for_is_needed(monkeypatch, capsys, options):
-    monkeypatch.setattr(checks, "ask", lambda timeout: Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found"))
+    monkeypatch.setattr(
+        checks, "ask", lambda timeout, hide_gpus: Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found")
+    )
     if not options:
         monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
     else:
@@ -115,23 +117,30 @@ def test_a_check_that_raises_has_failed_and_the_others_go_on():
     def raises(setting: Setting) -> list[Finding]:
         raise RuntimeError("no\nluck")
 
+    def refused(setting: Setting) -> list[Finding]:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
     setting = Setting(False, False, Path("results"), 1.0)
-    found = list(examine(setting, ["a", "b"], {"a": raises, "b": lambda setting: [ok("b", "well")]}))
-    assert [one.status for (one,) in found] == [FAILED, OK]
+    every = {"a": raises, "b": lambda setting: [ok("b", "well")], "c": refused}
+    found = list(examine(setting, ["a", "b", "c"], every))
+    assert [one.status for (one,) in found] == [FAILED, OK, FAILED]
+    assert found[2][0].detail == "[Errno 2] No usable temporary directory found"
     assert found[0][0].detail == "the check itself failed: RuntimeError: no luck" and found[0][0].cure
 
 
 def test_the_facts_are_asked_once(monkeypatch):
     asked = []
-    monkeypatch.setattr(checks, "ask", lambda timeout: asked.append(timeout) or Facts(torch="2.13.0"))
+    monkeypatch.setattr(
+        checks, "ask", lambda timeout, hide_gpus: asked.append((timeout, hide_gpus)) or Facts(torch="2.13.0")
+    )
     setting = Setting(False, False, Path("results"), 7.0)
     list(examine(setting, ["packages", "gpu", "driver", "nvml", "nccl", "limits", "shared-memory"]))
-    assert asked == [7.0]
+    assert asked == [(7.0, False)]
 
 
 def test_every_check_is_in_the_page_of_the_docs():
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text(encoding="utf-8")
-    table = page.partition("## What it checks")[2]
+    table = page.partition("## What it checks")[2].partition("\n## ")[0]
     rows = [line.split("|")[1].strip(" `") for line in table.splitlines() if line.startswith("| `")]
     assert rows == list(CHECKS)
 

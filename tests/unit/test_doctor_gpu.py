@@ -65,6 +65,12 @@ def test_no_gpu_is_not_run_unless_one_is_needed(facts, environment, words):
     assert words in only(gpu.check(facts, True, environment), FAILED)
 
 
+def test_a_driver_that_answers_beside_a_torch_that_sees_no_gpu_is_a_failure():
+    facts = with_gpu(gpus=(), no_gpu="CUDA unknown error")
+    assert "CUDA unknown error" in only(gpu.check(facts, environment={}), FAILED)
+    assert statuses(gpu.check(facts, environment={"CUDA_VISIBLE_DEVICES": ""})) == [NOT_RUN]
+
+
 def test_a_crash_of_torch_or_the_driver_is_a_failure_even_if_no_gpu_is_needed():
     assert "ended with -11" in only(gpu.check(CRASH), FAILED)
 

@@ -255,6 +255,8 @@ def test_the_rank_that_was_lost_explains_the_others():
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
         (MemoryError(), "oom", None),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"), "error", None),
+        (RuntimeError("Horovod has been shut down. This was caused by an exception on one of"), "error", None),
+        (ConnectionError("rank 0 waited 9 s in /tmp/x: a rank did not come (1)"), "error", None),
         (ValueError("no such thing"), "error", None),
     ],
 )
@@ -262,7 +264,7 @@ def test_an_exception_says_what_happened(error, status, asked):
     found, reason, failure = describe(error)
     assert found == status and reason and "\n" not in reason
     assert asked_bytes(str(error)) == asked
-    assert failure.get("lost_peer", False) == ("gloo" in str(error))
+    assert failure.get("lost_peer", False) == any(it in str(error) for it in ("gloo", "Horovod", "rank 0"))
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,14 @@ def test_provenance_shows_each_fact_once(folder):
     assert [value.split(":")[0] for value in facts["Data (SHA-256)"]] == MODELS
 
 
+def test_horovod_is_named_with_how_it_was_built():
+    result = make_result(Cell(model="gpt2-bytes", backend="horovod"))
+    built = {"version": "0.28.1", "controller": "gloo", "nccl_built": 0, "mpi_built": False, "gloo_built": True}
+    facts = dict(provenance_rows([replace(result, provenance={**result.provenance, "horovod": built})]))
+    assert facts["Horovod"] == ["version 0.28.1, controller gloo, nccl_built 0, mpi_built no, gloo_built yes"]
+    assert "Horovod" not in dict(provenance_rows([replace(result, provenance={**result.provenance, "horovod": None})]))
+
+
 def test_mixed_provenance_is_said(folder, no_figures):
     assert "different commits" not in write_report(load_run(folder)).read_text()
     cell = Cell(model="gpt2-bytes", scheme="w+2d")

@@ -1,0 +1,106 @@
+"""Makes the ranks of a cell a Horovod job, and says which Horovod that is. Imports torch only when it joins one."""
+
+import math
+import os
+from contextlib import nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.training.devices import LIKEWISE
+from benchmarks.training.meeting import address_of, come, serving, told, variables
+from resireduce.errors import ConfigError
+
+MEETING_SECONDS = 120.0
+"""How long ranks wait for each other: they import torch meanwhile, on a busy machine one after the other."""
+FUSION_VARIABLE = "HOROVOD_FUSION_THRESHOLD"
+FUSION_BYTES = 128 * 2**20
+"""Horovod's own default, set so that a record can name it: the size of its buffer for messages sent as one."""
+GLOO_TIMEOUT_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+"""How long Gloo waits within Horovod, 30 seconds unless told: some ranks may see a file on a network disk later."""
+
+
+def check_backend(backend: str) -> None:
+    """Raise ConfigError if Horovod is asked for and is not installed."""
+    if backend == "horovod" and find_spec("horovod") is None:
+        raise ConfigError("backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod")
+
+
+def is_started_by_another() -> bool:
+    """Whether horovodrun or mpirun has started this rank: where RANK is set, it was the suite's launcher."""
+    return "RANK" not in os.environ and any(name in os.environ for name in LIKEWISE["RANK"])
+
+
+def needs_own_gpu(backend: str) -> bool:
+    """Whether ranks cannot share a GPU: NCCL, if Horovod was built with it, takes one rank on each."""
+    return backend == "horovod" and bool(_horovod().nccl_built())
+
+
+def join(
+    folder: Path,
+    world_size: int,
+    interface: str | None = None,
+    address: str | None = None,
+    seconds: float = MEETING_SECONDS,
+) -> None:
+    """Initialise Horovod, with all ranks, which call this together.
+
+    If horovodrun or mpirun has started this process, Horovod knows all it needs. Else the environment holds RANK,
+    LOCAL_RANK and LOCAL_WORLD_SIZE, and rank 0 serves the rendezvous until all have met.
+
+    Args:
+        folder: empty before, and seen by all ranks.
+        world_size: number of ranks.
+        interface: network interface that Gloo uses; None takes GLOO_SOCKET_IFNAME, else the loopback.
+        address: of rank 0, for the rendezvous; None takes that of the interface.
+        seconds: how long to wait for the other ranks.
+
+    Raises:
+        ConfigError: Horovod cannot be used, or not by so many ranks, or the interface has no address.
+        ConnectionError: a rank did not come.
+    """
+    hvd = _horovod()
+    os.environ.setdefault(FUSION_VARIABLE, str(FUSION_BYTES))
+    if is_started_by_another():
+        hvd.init()
+    else:
+        rank = int(os.environ["RANK"])
+        interface = interface or os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
+        come(folder, rank, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
+        server = serving(folder, world_size, address or address_of(interface), seconds) if rank == 0 else nullcontext()
+        with server:
+            os.environ.update(variables(told(folder, rank, seconds), rank, interface))
+            os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
+            hvd.init()
+            hvd.barrier()  # all have met, and none needs the rendezvous any more
+    if hvd.size() != world_size:
+        cure = (
+            "start as many" if hvd.size() > 1 or hvd.mpi_built() else "mpirun needs a Horovod that was built with MPI"
+        )
+        raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that Horovod has found; {cure}")
+
+
+def shut_down() -> None:
+    """End Horovod in order, with all ranks."""
+    _horovod().shutdown()
+
+
+def horovod_facts() -> dict[str, Any]:
+    """Which Horovod runs: its version, what it was built with and uses, and the memory that it may take for itself."""
+    import horovod
+
+    hvd = _horovod()
+    return {
+        "version": horovod.__version__,
+        "controller": "mpi" if hvd.mpi_enabled() else "gloo",
+        "nccl_built": hvd.nccl_built(),  # the version's code, 0 without
+        "mpi_built": hvd.mpi_built(),
+        "gloo_built": hvd.gloo_built(),
+        "fusion_threshold_bytes": int(os.environ[FUSION_VARIABLE]),
+    }
+
+
+def _horovod() -> Any:
+    from resireduce.comm.horovod import import_horovod
+
+    return import_horovod()
