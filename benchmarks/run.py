@@ -69,12 +69,12 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
     limits = _limits(args, cell)
     wanted_device()
-    _check_places(args)
-    root = find_root(args.data)
-    check_prepared(cell.needs, root)
     runtime = asked_runtime(args)
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
+    _check_places(args)
+    root = find_root(args.data)
+    check_prepared(cell.needs, root)
     try:
         weights = _weights(cell, args.weights, runtime)
     except subprocess.CalledProcessError as error:

@@ -19,11 +19,13 @@ class Bind:
     path: Path
     """Absolute."""
     writable: bool = False
+    target: Path | None = None
+    """Where in the container; None: where it is on the host."""
 
     def option(self) -> str:
         """The value of --mount, which docker, podman and apptainer read as a line of CSV: colons mean nothing in it."""
         line = io.StringIO()
-        fields = ["type=bind", f"source={self.path}", f"destination={self.path}"]
+        fields = ["type=bind", f"source={self.path}", f"destination={self.target or self.path}"]
         csv.writer(line, lineterminator="").writerow(fields if self.writable else [*fields, "readonly"])
         return line.getvalue()
 

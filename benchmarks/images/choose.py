@@ -2,6 +2,7 @@
 
 import os
 import resource
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -57,6 +58,7 @@ def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, 
         infiniband=network == "host" and name != "apptainer" and INFINIBAND.exists() and unlimited,
         user="0:0" if rootless else f"{uid}:{gid}",
         groups=others,
+        host=socket.gethostname(),
         keeps_id=name == "podman" and uid != 0,
     )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.images.binds import bind_all
 from benchmarks.images.client import Client
 from benchmarks.images.isolation import isolated
-from benchmarks.images.runtime import Container, Runtime
+from benchmarks.images.runtime import HOSTS, Container, Runtime
 from benchmarks.ranks import Start
 
 LOOK_SECONDS = 0.05
@@ -40,6 +40,8 @@ def containers(
     with ExitStack() as stack:
         alone = runtime.name == "apptainer" and runtime.network == "none"
         prefix = stack.enter_context(isolated()) if alone else []
+        if alone:
+            (folder / HOSTS).write_text(runtime.hosts(), encoding="utf-8")
         stack.callback(_clear_away, runtime, token, started)
 
         def start(arguments: Sequence[str], variables: Mapping[str, str]) -> Client:
@@ -77,7 +79,8 @@ def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None
         client.close()
     if runtime.name == "apptainer" or not started:
         return
-    command = [*runtime.program, "rm", "--force", *(f"{token}-{rank}" for rank in range(len(started)))]
-    # They remove themselves when they end, so most are gone: of that it complains.
+    # They remove themselves when they end, so most are gone: of that docker complains, and podman does nothing at all.
+    options = ["--force", "--ignore"] if runtime.name == "podman" else ["--force"]
+    command = [*runtime.program, "rm", *options, *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
     with suppress(subprocess.TimeoutExpired):
         subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)

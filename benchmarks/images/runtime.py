@@ -12,6 +12,7 @@ from benchmarks.images.environment import for_apptainer, passed
 SHARED_MEMORY = "1g"
 """Of all ranks of a cell together, for NCCL and for loaders of data; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.images.supervise")
+HOSTS = "hosts"
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 """Read by `benchmarks.measure.provenance`."""
 
@@ -51,6 +52,8 @@ class Runtime:
     """Numbers of user and group, as the container sees them, that are the caller on the host."""
     groups: tuple[int, ...] = ()
     """The caller's other groups, which the data may belong to."""
+    host: str = "localhost"
+    """The name of this machine, which ranks have too."""
     keeps_id: bool = False
     """Whether the caller must be mapped to the same number in the container: podman without root."""
 
@@ -60,7 +63,8 @@ class Runtime:
         Values of variables are not in it but in the environment that it is called in, `environment`: srun and mpirun
         set them for each rank.
         """
-        inside = [*(SUPERVISED if container.supervised else ()), *arguments]
+        last = ["--last"] if self.name == "podman" and container.leader is None else []
+        inside = [*SUPERVISED, *last, *arguments] if container.supervised else list(arguments)
         if self.name == "apptainer":
             # It refuses to set HOME itself.
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
@@ -106,8 +110,13 @@ class Runtime:
             memory = ["--ipc=shareable", f"--shm-size={SHARED_MEMORY}"]
         else:
             memory = [f"--ipc=container:{container.leader}"]
-        joins = self.network == "none" and container.leader is not None
-        return ["--uts=host", *memory, f"--network={f'container:{container.leader}' if joins else self.network}"]
+        if self.network == "none" and container.leader is not None:
+            network = [f"--network=container:{container.leader}"]
+        else:
+            # Horovod crashes where nobody can tell it the address of its own name.
+            named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
+            network = [f"--network={self.network}", *named]
+        return ["--uts=host", *memory, *network]
 
     def _devices(self) -> list[str]:
         """GPUs with the host's numbers of processes, by which NVML tells whose memory it is; InfiniBand."""
@@ -117,12 +126,11 @@ class Runtime:
 
     def _apptainer_options(self, container: Container) -> list[str]:
         # Numbers of processes, /dev/shm, the host's name and /tmp are the host's by default; the root is read-only.
-        options = [
-            "--no-home",
-            "--no-mount",
-            "home,cwd,bind-paths",
-            "--pwd",
-            str(TMP),
-            *(["--nv"] if self.gpus else []),
-        ]
+        options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
+        if self.network == "none":
+            options += ["--mount", Bind(container.folder / HOSTS, target=Path("/etc/hosts")).option()]
         return options + [word for bind in container.binds for word in ("--mount", bind.option())]
+
+    def hosts(self) -> str:
+        """Return what apptainer's containers are to find in /etc/hosts if they have no network: HOSTS in the folder."""
+        return f"127.0.0.1 localhost {self.host}\n"

@@ -46,7 +46,7 @@ def runtime(name: str, **changes: object) -> Runtime:
 def test_the_first_rank_under_docker_has_no_network_and_what_others_join():
     assert runtime("docker").command(RUN, FIRST, VARIABLES) == [
         *("docker", "run", *CLOSED, "--uts=host", "--ipc=shareable", "--shm-size=1g", "--network=none"),
-        *(*ENV, DIGEST, *INSIDE),
+        *("--add-host=localhost:127.0.0.1", *ENV, DIGEST, *INSIDE),
     ]
 
 
@@ -83,6 +83,8 @@ def test_files_belong_to_the_caller_with_and_without_root():
         *("--user=1000:1000", "--group-add=20", "--group-add=30")
     ]
     podman = runtime("podman", user="1000:1000", keeps_id=True).command(RUN, FIRST, {})
+    assert podman[-len(RUN) - 1 :] == ["--last", *RUN], "it cannot be removed before those that joined it"
+    assert "--last" not in runtime("podman").command(RUN, SECOND, {}) + docker
     assert [word for word in podman if "user" in word] == ["--user=1000:1000", "--userns=keep-id"]
 
 
@@ -90,7 +92,8 @@ def test_apptainer_has_the_hosts_processes_memory_and_variables():
     container = replace(FIRST, folder=Path("/tmp/launch"), binds=(Bind(Path("/tmp/launch"), True), Bind(Path("/data"))))
     apptainer = runtime("apptainer", sif=Path("/images/cpu.sif"), program=("unshare", "-Ur", "apptainer"))
     line = [
-        *("unshare", "-Ur", "apptainer", "exec", "--no-home", "--no-mount", "home,cwd,bind-paths", "--pwd", "/tmp"),
+        *("unshare", "-Ur", "apptainer", "exec", "--no-home", "--no-mount", "home,cwd", "--pwd", "/tmp"),
+        *("--mount", "type=bind,source=/tmp/launch/hosts,destination=/etc/hosts,readonly"),
         *("--mount", "type=bind,source=/tmp/launch,destination=/tmp/launch"),
         *("--mount", "type=bind,source=/data,destination=/data,readonly"),
         *("/images/cpu.sif", "env", "HOME=/tmp/launch", *FIXED[1:], *INSIDE),

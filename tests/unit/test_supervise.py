@@ -158,5 +158,5 @@ def test_others_join_only_when_the_first_container_runs(tmp_path):
     names = [words[words.index("--name") + 1] for words in (first, second)]
     assert (first[1], second[1]) == ("1", "0"), "the second was started before the first was up"
     assert f"--network=container:{names[0]}" in second and f"--ipc=container:{names[0]}" in second
-    assert last == ["rm", "--force", *names]
+    assert last == ["rm", "--force", *reversed(names)]
     assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2
