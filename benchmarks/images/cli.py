@@ -6,11 +6,12 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.files import writable
+from benchmarks.images import execute
 from benchmarks.images.base import DEFAULT, PACKAGES, make_base
 from benchmarks.images.build import build_image
 from benchmarks.images.context import IMAGES, check_locks, image_content
 from benchmarks.images.engine import ENGINES, HOST, engine
-from benchmarks.images.entry import ImageEntry, add_image, read_images
+from benchmarks.images.entry import LOCK, ImageEntry, add_image, read_images
 from benchmarks.images.export import export_oci, export_sif
 from benchmarks.images.tools import TOOLS, command
 from resireduce.errors import ConfigError, choose
@@ -25,12 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--base", metavar="IMAGE", help=base)
     build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
+    build.add_argument(
+        "--lock", metavar="FILE", type=Path, default=LOCK, help="another list of images than %(default)s"
+    )
     made = commands.add_parser("base", help="make a base image from Debian's packages")
     export = commands.add_parser("export", help="write a built image to a file: --oci, --sif")
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
     export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
     export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
     export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
+    execute.add_arguments(commands.add_parser("exec", help="run python in an image, as a rank is run"))
     commands.add_parser("list", help="list the images of the lock")
     using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
     using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
@@ -47,11 +52,11 @@ def _build(args: argparse.Namespace) -> int:
     choose("image", args.name, IMAGES)
     if args.entry:
         writable("entry", args.entry)
-    read_images()
+    read_images(args.lock)
     check_locks(args.name)
     with engine(args.engine) as client:
         entry = build_image(client, args.name, args.base, args.toolkit)
-    add_image(entry)
+    add_image(entry, args.lock)
     if args.entry:
         entry.save(args.entry)
     print(_line(entry))
@@ -110,4 +115,11 @@ def _line(entry: ImageEntry) -> str:
     return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
 
 
-ACTIONS = {"build": _build, "base": _base, "export": _export, "list": _list, "engine": _engine}
+ACTIONS = {
+    "build": _build,
+    "base": _base,
+    "export": _export,
+    "exec": execute.main,
+    "list": _list,
+    "engine": _engine,
+}
