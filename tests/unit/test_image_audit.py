@@ -153,8 +153,10 @@ def knowing(asked: dict[str, str], service: str) -> tuple[int, str, str]:
 
 
 def test_a_service_that_knows_is_asked_without_a_build_s_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = answering(monkeypatch, knowing)
+    asked: dict[str, str] = {}
+    calls = answering(monkeypatch, lambda packages, service: asked.update(packages) or knowing(packages, service))
     listing = python_audit.python_listing([NUMPY, TORCH])
+    assert asked == {"jinja2": "3.1.2", "numpy": "2.4.6", "torch": "2.13.0"}
     assert (listing.status, listing.packages, listing.source, len(calls)) == (CLEAN, 2, "pypi", 2)
 
 

@@ -253,6 +253,18 @@ def test_a_lock_that_cannot_be_made_stays_as_it_was(tmp_path: Path, monkeypatch:
     assert (tmp_path / "some.lock").read_text(encoding="utf-8") == before
 
 
+@pytest.mark.parametrize(("before", "kept"), [(GOOD, True), (f"<<<<<<< HEAD\n{GOOD}", False), (None, False)])
+def test_versions_stay_unless_the_file_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, kept: bool
+) -> None:
+    stand_in(tmp_path, monkeypatch, f'test -e "$2" && touch "{tmp_path}/kept"; echo "{GOOD.strip()}" > "$2"')
+    if before:
+        (tmp_path / "some.lock").write_text(before, encoding="utf-8")
+    assert compile_lock(locks.Lock("some"), upgrade=False) == 1
+    assert (tmp_path / "kept").exists() == kept
+    assert (tmp_path / "some.lock").read_text(encoding="utf-8") == GOOD
+
+
 def test_without_uv_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.images.tools.FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="'make audit-tools'"):
