@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.files import save_json
 from benchmarks.images.audit_tools import ROOT
-from benchmarks.images.debian_audit import debian_listing, debian_sbom
+from benchmarks.images.debian_audit import debian_listing, debian_sbom, installed
 from benchmarks.images.listing import BAD, CLEAN, NOT_RUN, Listing
 from benchmarks.images.locks import find_lock
 from benchmarks.images.python_audit import SERVICES, python_listing, python_sbom
@@ -46,6 +46,8 @@ def audit(
     """
     folder = output / name
     pins = image_pins(name)
+    if dpkg_status:
+        installed(dpkg_status)
     python_sbom(pins, folder / "python.cdx.json")
     print(f"{name}: {len(pins)} Python packages, listed in {folder / 'python.cdx.json'}", flush=True)
     listings = [python_listing(pins, services, address)]
