@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--base", metavar="IMAGE", help=base)
     build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
-    build.add_argument(
-        "--lock", metavar="FILE", type=Path, default=LOCK, help="another list of images than %(default)s"
-    )
+    build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
     made = commands.add_parser("base", help="make a base image from Debian's packages")
     export = commands.add_parser("export", help="write a built image to a file: --oci, --sif")
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")

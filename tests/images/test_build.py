@@ -1,4 +1,4 @@
-"""The image without CUDA, built for real; minutes the first time, seconds from the engine's cache. `make test-images`."""
+"""The image without CUDA, built for real: minutes the first time, seconds from the engine's cache."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from benchmarks.images.base import make_base
 from benchmarks.images.build import BuildError, follow
 from benchmarks.images.context import image_content
 from benchmarks.images.engine import engine
-from benchmarks.images.entry import ImageEntry
+from benchmarks.images.entry import ImageEntry, read_images
 from benchmarks.images.requirements import read_lock
 from benchmarks.workflow.content import ROOT
 
@@ -35,7 +35,7 @@ def client() -> Iterator[docker.DockerClient]:
 
 
 def image(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """`python -m benchmarks image ...`."""
+    """Call `python -m benchmarks image ...`."""
     command = [sys.executable, "-m", "benchmarks", "image", *map(str, arguments)]
     environment = os.environ | variables
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
@@ -45,9 +45,16 @@ def image(*arguments: object, **variables: str) -> subprocess.CompletedProcess[s
 def entry(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> ImageEntry:
     """The image, built as a user would."""
     file = tmp_path_factory.mktemp("entry") / "cpu.json"
-    done = image("build", "cpu", "--entry", file)
+    lock = file.with_name("images.lock.json")
+    done = image("build", "cpu", "--entry", file, "--lock", lock)
     assert done.returncode == 0, done.stderr
+    assert read_images(lock) == {"cpu": ImageEntry.load(file)}
     return ImageEntry.load(file)
+
+
+def everything(client: docker.DockerClient) -> set[str]:
+    """All images and containers of the engine."""
+    return {it.id for it in (*client.images.list(all=True), *client.containers.list(all=True))}
 
 
 def run(client: docker.DockerClient, entry: ImageEntry, *command: str) -> str:
@@ -62,11 +69,10 @@ def test_the_entry_says_what_is_in_the_image(client: docker.DockerClient, entry:
     assert found.labels["org.resireduce.content"] == entry.content
     assert entry.versions["torch"] == pins["torch"] and entry.versions["cuda"] is entry.versions["nccl"] is None
     assert entry.versions["horovod built with"] == "MPI, Gloo" and "Open MPI" in str(entry.versions["mpi"])
-    assert json.loads((ROOT / "containers/images.lock.json").read_text())["images"]["cpu"]["digest"] == entry.digest
 
 
 def test_built_again_from_the_same_files_it_is_the_same_image(entry: ImageEntry, tmp_path: Path) -> None:
-    assert image("build", "cpu", "--entry", tmp_path / "again.json").returncode == 0
+    assert image("build", "cpu", "--entry", tmp_path / "again.json", "--lock", tmp_path / "lock.json").returncode == 0
     assert ImageEntry.load(tmp_path / "again.json").digest == entry.digest
 
 
@@ -101,7 +107,7 @@ def test_it_says_itself_whether_it_can_run_cells(client: docker.DockerClient, en
 
 def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.DockerClient) -> None:
     base = make_base(client)
-    before = {it.id for it in client.images.list(all=True)}, {it.id for it in client.containers.list(all=True)}
+    before = everything(client)
     text = f"FROM {base.reference}\nRUN echo a layer > /layer\nRUN echo that was it; false\n".encode()
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
@@ -112,10 +118,7 @@ def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.Doc
     messages = client.api.build(fileobj=archive, custom_context=True, decode=True, rm=True, forcerm=True)
     with pytest.raises(BuildError, match=r"(?s)broken could not be built.*that was it"):
         follow(client, "broken", messages)
-    assert (
-        {it.id for it in client.images.list(all=True)},
-        {it.id for it in client.containers.list(all=True)},
-    ) == before
+    assert everything(client) == before
 
 
 @pytest.mark.parametrize(
@@ -132,16 +135,13 @@ def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.Doc
 def test_what_is_wrong_is_one_line_and_leaves_nothing(
     client: docker.DockerClient, entry: ImageEntry, arguments: list[str], said: str
 ) -> None:
-    before = {it.id for it in client.images.list(all=True)}
-    lock = (ROOT / "containers/images.lock.json").read_bytes()
+    before = everything(client)
     done = image(*arguments)
     assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
-    assert {it.id for it in client.images.list(all=True)} == before
-    assert (ROOT / "containers/images.lock.json").read_bytes() == lock
+    assert everything(client) == before
 
 
 def test_an_oci_archive_names_the_image(entry: ImageEntry, tmp_path: Path) -> None:
-    (tmp_path / "cpu.json").write_text("")  # a folder in use
     entry.save(tmp_path / "cpu.json")
     done = image("export", "cpu", "--entry", tmp_path / "cpu.json", "--oci", tmp_path / "cpu.tar")
     assert done.returncode == 0, done.stderr

@@ -348,5 +348,5 @@ def test_a_tool_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(audit_tools, "LIMIT_SECONDS", 0.2)
     (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 20\n", encoding="utf-8")
     (tmp_path / "slow").chmod(0o755)
-    done = tools.run_tool("slow")
-    assert (done.returncode, tools.last_words(done)) == (124, "it took longer than 0.2 s")
+    done = audit_tools.run_tool("slow")
+    assert (done.returncode, audit_tools.last_words(done)) == (124, "it took longer than 0.2 s")
