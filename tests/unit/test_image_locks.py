@@ -4,7 +4,6 @@ import ast
 import importlib.metadata
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +23,7 @@ from tests.unit.test_packaging import PROJECT, pins
 A, B = "a" * 64, "0123456789abcdef" * 4
 GOOD = f"numpy==2.4.6 --hash=sha256:{A}\n"
 IMAGES = ("cpu", "cuda12")
-HOST_ONLY = {"snakemake", "snakemake-executor-plugin-slurm", "matplotlib", "jsonschema"}
+HOST_ONLY = {"docker", "snakemake", "snakemake-executor-plugin-slurm", "matplotlib", "jsonschema"}
 """What cells do not need: the workflow runs on the host, and so does the report."""
 HOST_CODE = ("benchmarks/report/", "benchmarks/images/")
 
@@ -197,15 +196,6 @@ def test_what_locked_packages_need_is_locked() -> None:
     assert missing == []
 
 
-def test_horovod_is_built_from_its_lock() -> None:
-    """The script takes the version out of the lock file as the lock file says it."""
-    script = (LOCKS["horovod"].path.parent / "build_horovod.sh").read_text(encoding="utf-8")
-    (found,) = re.findall(r"^VERSION=\$\((sed .*)\)$", script, re.MULTILINE)
-    command = ["bash", "-c", f"HERE={find_lock('horovod').parent}; {found}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert [done.stdout.strip()] == [pin.version for pin in read_lock(find_lock("horovod"))]
-
-
 # --- making them ---
 
 STAND_IN = """#!/bin/sh
@@ -222,7 +212,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> Path:
     uv.parent.mkdir()
     uv.write_text(STAND_IN.format(log=log, act=act), encoding="utf-8")
     uv.chmod(0o755)
-    monkeypatch.setattr("benchmarks.images.audit_tools.FOLDER", uv.parent)
+    monkeypatch.setattr("benchmarks.audit.tools.FOLDER", uv.parent)
     monkeypatch.setattr(locks, "FOLDER", tmp_path)
     (tmp_path / "some.in").write_text("numpy\n", encoding="utf-8")
     return log
@@ -266,7 +256,7 @@ def test_versions_stay_unless_the_file_is_broken(
 
 
 def test_without_uv_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.images.audit_tools.FOLDER", tmp_path)
+    monkeypatch.setattr("benchmarks.audit.tools.FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="'make audit-tools'"):
         compile_lock(LOCKS["cpu"], upgrade=False)
 

@@ -3,9 +3,9 @@
 import tempfile
 from pathlib import Path
 
+from benchmarks.audit.listing import Listing, read_debsbom
+from benchmarks.audit.tools import last_words, run_tool
 from benchmarks.files import load_json, save_text
-from benchmarks.images.audit_tools import last_words, run_tool
-from benchmarks.images.listing import Listing, read_debsbom
 from resireduce.errors import ConfigError
 
 INSTALLED = "Status: install ok installed"

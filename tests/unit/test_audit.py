@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.images import audit, audit_tools, debian_audit, python_audit
-from benchmarks.images.listing import BAD, CLEAN, NOT_RUN, Listing, Vulnerability, read_debsbom, read_pip_audit
+from benchmarks.audit import cli, debian_packages, python_packages, tools
+from benchmarks.audit.listing import BAD, CLEAN, NOT_RUN, Listing, Vulnerability, read_debsbom, read_pip_audit
 from benchmarks.images.requirements import Pin
 from resireduce.errors import ConfigError
 
@@ -121,9 +121,9 @@ def test_debsbom_s_answer_is_read() -> None:
 def test_what_was_found_counts_more_than_what_was_not_run() -> None:
     clean, not_run = Listing("Python", 1), Listing("Debian", 1, not_run="no database")
     bad = Listing("Python", 1, unaudited={"numpy 2.4.6": "skipped"})
-    assert audit.combined([clean, clean]) == CLEAN
-    assert audit.combined([clean, not_run]) == NOT_RUN
-    assert audit.combined([not_run, bad]) == BAD
+    assert cli.combined([clean, clean]) == CLEAN
+    assert cli.combined([clean, not_run]) == NOT_RUN
+    assert cli.combined([not_run, bad]) == BAD
 
 
 # --- asking ---
@@ -139,7 +139,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, reply: Reply) -> list[tuple[str, 
         service = next(item.partition("=")[2] for item in arguments if item.startswith("--vulnerability-service="))
         return subprocess.CompletedProcess([name], *reply(dict(line.split("==") for line in lines), service))
 
-    monkeypatch.setattr(python_audit, "run_tool", run)
+    monkeypatch.setattr(python_packages, "run_tool", run)
     return calls
 
 
@@ -155,7 +155,7 @@ def knowing(asked: dict[str, str], service: str) -> tuple[int, str, str]:
 def test_a_service_that_knows_is_asked_without_a_build_s_own_version(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, str] = {}
     calls = answering(monkeypatch, lambda packages, service: asked.update(packages) or knowing(packages, service))
-    listing = python_audit.python_listing([NUMPY, TORCH])
+    listing = python_packages.python_listing([NUMPY, TORCH])
     assert asked == {"jinja2": "3.1.2", "numpy": "2.4.6", "torch": "2.13.0"}
     assert (listing.status, listing.packages, listing.source, len(calls)) == (CLEAN, 2, "pypi", 2)
 
@@ -186,7 +186,7 @@ def know_nothing(asked: dict[str, str], service: str) -> tuple[int, str, str]:
 )
 def test_without_a_database_it_is_not_run(monkeypatch: pytest.MonkeyPatch, reply: Reply, problem: str) -> None:
     answering(monkeypatch, reply)
-    listing = python_audit.python_listing([NUMPY, TORCH])
+    listing = python_packages.python_listing([NUMPY, TORCH])
     assert listing.status == NOT_RUN
     (line,) = listing.lines()
     assert line.startswith("Python packages: not run: the vulnerability service cannot be reached (pypi: ")
@@ -197,7 +197,7 @@ def test_without_a_database_it_is_not_run(monkeypatch: pytest.MonkeyPatch, reply
 
 def test_the_next_service_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     answering(monkeypatch, lambda asked, service: (knowing if service == "osv" else skip_all)(asked, service))
-    assert python_audit.python_listing([NUMPY]).source == "osv"
+    assert python_packages.python_listing([NUMPY]).source == "osv"
 
 
 @contextmanager
@@ -229,14 +229,14 @@ def osv_server() -> Iterator[str]:
         server.server_close()
 
 
-@pytest.mark.skipif(not (audit_tools.FOLDER / "pip-audit").exists(), reason="needs the audit's tools: make audit-tools")
+@pytest.mark.skipif(not (tools.FOLDER / "pip-audit").exists(), reason="needs the audit's tools: make audit-tools")
 def test_the_real_tool_asks_a_service_on_this_machine() -> None:
     with osv_server() as address:
         vulnerable = Pin("jinja2", "3.1.2", ("a" * 64,), 3)
-        listing = python_audit.python_listing([NUMPY, TORCH, vulnerable], ("osv",), address)
+        listing = python_packages.python_listing([NUMPY, TORCH, vulnerable], ("osv",), address)
     assert [(item.package, item.fixed) for item in listing.found] == [("jinja2", ("3.1.3",))]
     assert (listing.packages, dict(listing.unaudited)) == (3, {})
-    away = python_audit.python_listing([NUMPY], ("osv",), address)
+    away = python_packages.python_listing([NUMPY], ("osv",), address)
     assert (away.status, "refused" in away.not_run) == (NOT_RUN, True)
 
 
@@ -258,14 +258,14 @@ def listing_tool(
 
 def test_a_bill_of_materials_lacks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numpy = {"name": "numpy", "version": "2.4.6"}
-    listing_tool(monkeypatch, python_audit, [numpy])
-    python_audit.python_sbom([NUMPY], tmp_path / "one.json")
+    listing_tool(monkeypatch, python_packages, [numpy])
+    python_packages.python_sbom([NUMPY], tmp_path / "one.json")
     assert json.loads((tmp_path / "one.json").read_text(encoding="utf-8"))["components"] == [numpy]
     with pytest.raises(ConfigError, match="lacks torch"):
-        python_audit.python_sbom([NUMPY, TORCH], tmp_path / "two.json")
-    listing_tool(monkeypatch, python_audit, [numpy], status=1)
+        python_packages.python_sbom([NUMPY, TORCH], tmp_path / "two.json")
+    listing_tool(monkeypatch, python_packages, [numpy], status=1)
     with pytest.raises(ConfigError, match="it broke"):
-        python_audit.python_sbom([NUMPY], tmp_path / "two.json")
+        python_packages.python_sbom([NUMPY], tmp_path / "two.json")
     assert not (tmp_path / "two.json").exists()
 
 
@@ -273,12 +273,12 @@ def test_a_debian_bill_of_materials_lacks_nothing(tmp_path: Path, monkeypatch: p
     status, output = tmp_path / "status", tmp_path / "out/debian.cdx.json"
     status.write_text(STATUS, encoding="utf-8")
     binary, source = {"purl": "pkg:deb/debian/openssl@3?arch=amd64"}, {"purl": "pkg:deb/debian/openssl@3?arch=source"}
-    listing_tool(monkeypatch, debian_audit, [binary, source])
-    assert debian_audit.debian_sbom(status, "amd64", output) == 1
+    listing_tool(monkeypatch, debian_packages, [binary, source])
+    assert debian_packages.debian_sbom(status, "amd64", output) == 1
     assert output.is_file()
-    listing_tool(monkeypatch, debian_audit, [source])
+    listing_tool(monkeypatch, debian_packages, [source])
     with pytest.raises(ConfigError, match=r"has 0 packages, .* has 1 installed"):
-        debian_audit.debian_sbom(status, "amd64", output)
+        debian_packages.debian_sbom(status, "amd64", output)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ def test_a_file_that_is_no_status_is_refused(tmp_path: Path, content: bytes | No
     if content is not None:
         status.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^dpkg-status: .*copy /var/lib/dpkg/status out of the image$"):
-        audit.audit("cpu", tmp_path, dpkg_status=status)
+        cli.audit("cpu", tmp_path, dpkg_status=status)
     assert not (tmp_path / "cpu").exists()
 
 
@@ -309,8 +309,8 @@ def test_a_debian_database_must_be_one(
 ) -> None:
     database = tmp_path / "tracker.json"
     database.write_text(json.dumps(tracker), encoding="utf-8")
-    monkeypatch.setattr(debian_audit, "run_tool", lambda *given: subprocess.CompletedProcess(given, *done, ""))
-    listing = debian_audit.debian_listing(tmp_path / "sbom.json", 1, "bookworm", database)
+    monkeypatch.setattr(debian_packages, "run_tool", lambda *given: subprocess.CompletedProcess(given, *done, ""))
+    listing = debian_packages.debian_listing(tmp_path / "sbom.json", 1, "bookworm", database)
     assert listing.status == (NOT_RUN if problem else BAD)
     assert problem in listing.lines()[0]
     assert not problem or listing.lines()[0].startswith("Debian packages: not run: no database")
@@ -322,31 +322,31 @@ def test_a_debian_database_must_be_one(
 def test_the_command_writes_and_says_what_it_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(audit, "python_sbom", lambda pins, path: None)
+    monkeypatch.setattr(cli, "python_sbom", lambda pins, path: None)
     answering(monkeypatch, skip_all)
-    assert audit.audit("cpu", tmp_path) == NOT_RUN
+    assert cli.audit("cpu", tmp_path) == NOT_RUN
     said = capsys.readouterr().out
     assert "cpu: Python packages: not run: " in said
     assert "cpu: Debian packages: not run: " in said
     written = json.loads((tmp_path / "cpu/vulnerabilities.json").read_text(encoding="utf-8"))
     assert [(item["kind"], item["packages"], item["status"]) for item in written["listings"]] == [
-        ("Python", len(audit.image_pins("cpu")), NOT_RUN)
+        ("Python", len(cli.image_pins("cpu")), NOT_RUN)
     ]
 
 
 def test_bad_input_is_refused_before_anything_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_tools, "FOLDER", tmp_path)
+    monkeypatch.setattr(tools, "FOLDER", tmp_path)
     with pytest.raises(ConfigError, match="'cuda' is not known"):
-        audit.audit("cuda", tmp_path)
+        cli.audit("cuda", tmp_path)
     with pytest.raises(ConfigError, match="run 'make audit-tools'"):
-        audit.audit("cpu", tmp_path)
+        cli.audit("cpu", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_tool_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_tools, "FOLDER", tmp_path)
-    monkeypatch.setattr(audit_tools, "LIMIT_SECONDS", 0.2)
+    monkeypatch.setattr(tools, "FOLDER", tmp_path)
+    monkeypatch.setattr(tools, "LIMIT_SECONDS", 0.2)
     (tmp_path / "slow").write_text("#!/bin/sh\nexec sleep 20\n", encoding="utf-8")
     (tmp_path / "slow").chmod(0o755)
-    done = audit_tools.run_tool("slow")
-    assert (done.returncode, audit_tools.last_words(done)) == (124, "it took longer than 0.2 s")
+    done = tools.run_tool("slow")
+    assert (done.returncode, tools.last_words(done)) == (124, "it took longer than 0.2 s")
