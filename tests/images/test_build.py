@@ -128,7 +128,7 @@ def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.Doc
         (["build", "cpu", "--base", "Not A Name"], "base: 'Not A Name' cannot be had"),
         (["build", "gpu"], "image: 'gpu' is not allowed"),
         (["build", "cpu", "--engine", "rkt"], "engine: 'rkt' is not allowed"),
-        (["export", "cpu"], "give --oci FILE, --sif FILE or both"),
+        (["export", "cpu"], "give one or more of --oci FILE, --sif FILE"),
         (["export", "nosuch", "--oci", "x.tar"], "image: 'nosuch' is not allowed"),
     ],
 )
