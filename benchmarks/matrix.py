@@ -11,6 +11,8 @@ from resireduce.errors import ConfigError, choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
 """What of a config makes its cells."""
+IMAGE_KEYS = ("runtime", "image", "network")
+"""What of a config says where its cells run."""
 WHOLE = "matrix"
 """The name of what stands in a config outside of its parts."""
 MOST_CELLS = 100_000

@@ -69,16 +69,17 @@ def main(args: argparse.Namespace) -> int:
     cell, timeout_seconds = read_cell(args.cell), _timeout(args)
     limits = _limits(args, cell)
     wanted_device()
-    check_backend(cell.backend)
     _check_places(args)
     root = find_root(args.data)
     check_prepared(cell.needs, root)
     runtime = asked_runtime(args)
     image = runtime.facts() if runtime else None
+    check_backend(cell.backend, image)
     try:
         weights = _weights(cell, args.weights, runtime)
     except subprocess.CalledProcessError as error:
-        reason = f"pretraining of {cell.model} {how_ended(error.returncode)}; its log says more"
+        how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
+        reason = f"pretraining of {cell.model} {how}; its log says more"
         return _leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image)), args.output)
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()

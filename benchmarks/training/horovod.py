@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +21,12 @@ GLOO_TIMEOUT_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 """How long Gloo waits within Horovod, 30 seconds unless told: some ranks may see a file on a network disk later."""
 
 
-def check_backend(backend: str) -> None:
-    """Raise ConfigError if Horovod is asked for and is not installed."""
-    if backend == "horovod" and find_spec("horovod") is None:
+def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
+    """Raise ConfigError if Horovod is asked for and is not installed; `image` is what ranks run in, if it is one."""
+    if backend == "horovod" and image is not None:
+        if not image["versions"].get("horovod"):
+            raise ConfigError(f"backend: 'horovod' cannot be used: image {image['name']} has no Horovod; take another")
+    elif backend == "horovod" and find_spec("horovod") is None:
         raise ConfigError("backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
 from benchmarks.files import save_bytes, save_json
-from benchmarks.matrix import KEYS, expand
+from benchmarks.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.record import CellResult, RecordError
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
@@ -21,8 +21,6 @@ RUNS = Path("results/runs")
 CACHE = Path("results/cache")
 IMAGES = CACHE / "images"
 """Entries of images that the workflow built, their SIFs, and weights that were made in them."""
-IMAGE_KEYS = ("runtime", "image", "network")
-"""What cells run in; not what they are."""
 CONFIG_KEYS = ("run", *IMAGE_KEYS, *KEYS)
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 """What the data and the arithmetic come from."""
@@ -47,8 +45,12 @@ def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
 
 
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of config makes the matrix, as plain values: the same config again, whatever file it is read from."""
-    return json.loads(json.dumps({key: config[key] for key in CONFIG_KEYS if key in config}))
+    """Return what of config makes the matrix, and the image if there is one, as plain values.
+
+    It is the same config again, whatever file it is read from.
+    """
+    keys = [key for key in CONFIG_KEYS if key in config and (key, config[key]) != ("runtime", "none")]
+    return json.loads(json.dumps({key: config[key] for key in keys}))
 
 
 def get_packages() -> str:

@@ -159,7 +159,7 @@ def test_odd_paths_are_quoted_as_csv_or_refused(tmp_path):
     assert Bind(Path("/a,b"), True).option() == 'type=bind,"source=/a,b","destination=/a,b"'
     for name in ("a\nb", 'a"b'):
         (tmp_path / name).mkdir()
-        with pytest.raises(ConfigError, match="cannot be bound into a container; .*; rename it") as caught:
+        with pytest.raises(ConfigError, match=r"cannot be bound into a container; .*; rename it") as caught:
             bind_all([], [tmp_path / name], {})
         assert "\n" not in str(caught.value)
 

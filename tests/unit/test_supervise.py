@@ -13,17 +13,31 @@ from benchmarks.images import containers as module
 from benchmarks.images.client import Client
 from benchmarks.images.isolation import isolated
 from benchmarks.launch import _outcome
-from benchmarks.ranks import die_with_parent
 from resireduce.errors import ConfigError
+from tests.unit.test_runtime import runtime
 
 SUPERVISE = [sys.executable, "-m", "benchmarks.images.supervise", sys.executable, "-c"]
-WAITS = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('up', flush=True); time.sleep(60)"
+WAITS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("up", flush=True)
+time.sleep(60)
+"""
+LEAVES_ONE = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+time.sleep(60)
+"""
+MEETS = """
+import socket
+print([name for _, name in socket.if_nameindex()])
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname(), 5)
+"""
 
 
 def start(code: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [*SUPERVISE, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=die_with_parent
-    )
+    return subprocess.Popen([*SUPERVISE, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +61,7 @@ def test_a_signal_reaches_the_command(how):
 
 
 def test_without_a_launcher_the_command_and_what_it_started_end():
-    child = (
-        "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid, "
-    )
-    with start(f"{child} flush=True); import time; time.sleep(60)") as process:
+    with start(LEAVES_ONE) as process:
         grandchild = int(process.stdout.readline())
         process.stdin.close()
         assert process.wait(20) == 128 + signal.SIGKILL
@@ -104,16 +115,13 @@ def test_a_client_hands_signals_to_the_command_even_before_it_listens(tmp_path):
 def test_ranks_under_apptainer_share_a_network_with_nothing_in_it():
     try:
         with isolated() as prefix:
-            code = "import socket; print([name for _, name in socket.if_nameindex()], end=' ')"
-            bind = "; s = socket.create_server(('127.0.0.1', 29999)); socket.create_connection(s.getsockname()); print('met')"
-            done = subprocess.run(
-                [*prefix, sys.executable, "-c", code + bind], capture_output=True, text=True, check=True
-            )
+            line = [*prefix, sys.executable, "-c", MEETS]
+            seen = subprocess.check_output(line, text=True)
             spaces = [subprocess.check_output([*prefix, "readlink", "/proc/self/ns/net"]) for _ in range(2)]
     except ConfigError as error:
         assert "set --network host" in str(error)
         pytest.skip(str(error))
-    assert "'lo'" in done.stdout and "eth" not in done.stdout and done.stdout.endswith("met\n")
+    assert seen == "['lo']\n"
     assert spaces[0] == spaces[1] != os.readlink("/proc/self/ns/net").encode()
 
 
@@ -121,28 +129,34 @@ def test_a_machine_without_such_networks_is_told_with_the_cure(tmp_path, monkeyp
     (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare failed: not permitted >&2\nexit 1\n")
     (tmp_path / "unshare").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    with pytest.raises(ConfigError, match=r"network: 'none' .*\(unshare failed: not permitted\); set --network host"):
-        with isolated():
-            pass
+    message = r"network: 'none' .*\(unshare failed: not permitted\); set --network host"
+    with pytest.raises(ConfigError, match=message), isolated():
+        pass
 
 
-def test_others_join_only_when_the_first_container_runs(tmp_path, monkeypatch):
+ENGINE = """#!/bin/sh
+folder=$(dirname $0)
+case $1 in
+    container) test -e $folder/up && echo true ;;
+    rm) echo $* >> $folder/said ;;
+    run) test -e $folder/up; echo run $? $* >> $folder/said; sleep 0.5; touch $folder/up; exec sleep 60 ;;
+esac
+"""
+
+
+def test_others_join_only_when_the_first_container_runs(tmp_path):
     """And what is left at the end is removed by name."""
-    engine = tmp_path / "docker"
-    engine.write_text(
-        f"#!/bin/sh\necho $1 $* >> {tmp_path}/said\n"
-        f"case $1 in container) test -e {tmp_path}/up && echo true;; run) (sleep 0.5; touch {tmp_path}/up)& sleep 60;; esac\n"
-    )
-    engine.chmod(0o755)
-    from tests.unit.test_runtime import runtime
-
-    with module.containers(runtime("docker", program=(str(engine),)), tmp_path) as start_rank:
-        for _ in range(2):
-            start_rank(["-m", "x"], {})
-    said = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
-    assert [words[0] for words in said][0] == "run" and [words[0] for words in said][-1] == "rm"
-    kinds = [words[0] for words in said if words[0] != "container"]
-    names = [words[words.index("--name") + 1] for words in said if words[0] == "run"]
-    assert kinds == ["run", "run", "rm"] and said[-1][2:] == ["--force", *names]
-    first, second = [index for index, words in enumerate(said) if words[0] == "run"]
-    assert second - first > 2, "it asked, more than once, whether the first one runs"
+    (tmp_path / "docker").write_text(ENGINE)
+    (tmp_path / "docker").chmod(0o755)
+    docker = runtime("docker", program=(str(tmp_path / "docker"),))
+    with module.containers(docker, tmp_path) as start_rank:
+        ranks = [start_rank(["-m", "x"], {}) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while (tmp_path / "said").read_text().count("run") < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    first, second, last = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    names = [words[words.index("--name") + 1] for words in (first, second)]
+    assert (first[1], second[1]) == ("1", "0"), "the second was started before the first was up"
+    assert f"--network=container:{names[0]}" in second and f"--ipc=container:{names[0]}" in second
+    assert last == ["rm", "--force", *names]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2

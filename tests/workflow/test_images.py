@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.report.load import load_run
 from benchmarks.workflow.image import get_image
 from benchmarks.workflow.settings import get_cells, get_config, get_pretrained
 from resireduce.errors import ConfigError
@@ -63,6 +64,8 @@ def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     with (tree / "README.md").open("a") as file:
         file.write("A comment.\n")
     assert planned(tree, *DOCKER) == {}, "the digest is known now, and is the one that the cell ran with"
+    run = load_run(tree / "results/runs/smoke")
+    assert (len(run.results), run.holes, run.notes) == (1, {}, [])
     assert planned(tree, *DOCKER, "network=host") == {"cell": 1, "report": 1, "all": 1}
 
     known = json.loads(entry.read_text())
@@ -116,6 +119,7 @@ def test_what_a_run_is_does_not_depend_on_what_it_runs_in():
     assert get_image(config) is None
     assert get_cells(config | {"runtime": "docker", "image": "cpu"}) == get_cells(config)
     assert get_config(config | {"runtime": "docker"}) == config | {"runtime": "docker"}
+    assert get_config(config | {"runtime": "none"}) == config
     weights = get_pretrained("gpt2-bytes")
     assert weights.startswith("results/cache/gpt2-bytes-")
     inside = get_pretrained("gpt2-bytes", "0123456789ab")

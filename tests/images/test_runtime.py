@@ -1,0 +1,201 @@
+"""Cells in containers of a real engine, and what is left of them. `make test-images`.
+
+The image is `cpu`, as the workflow or `python -m benchmarks image build cpu` left it; RESIREDUCE_TEST_IMAGE names the
+JSON of another.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.files import save_json
+from benchmarks.images.choose import find_runtime
+from benchmarks.images.context import image_content
+from benchmarks.images.entry import ImageEntry, read_images
+from benchmarks.images.tools import command
+from benchmarks.ranks import run_python
+from benchmarks.workflow.settings import IMAGES
+
+CELL = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4}
+ENDLESS = {**CELL, "steps": 10**6}
+SEES = """
+import json, os, socket, sys
+from pathlib import Path
+folder, data, memory = Path(sys.argv[1]), Path(sys.argv[2]), os.statvfs("/dev/shm")
+def works(action):
+    try:
+        action()
+    except OSError:
+        return False
+    return True
+(folder / "mine").write_text("")
+json.dump({
+    "devices": [name for _, name in socket.if_nameindex()],
+    "network": works(lambda: socket.create_connection(("192.0.2.1", 9), 2)),
+    "root": works(lambda: Path("/here").write_text("")),
+    "data": works(lambda: (data / "new").write_text("")),
+    "home": works(lambda: (Path.home() / "new").write_text("")),
+    "host": socket.gethostname(),
+    "path": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH"), "NCCL_DEBUG": os.environ["NCCL_DEBUG"],
+    "digest": os.environ["RESIREDUCE_IMAGE_DIGEST"], "shared": memory.f_bsize * memory.f_blocks,
+}, (folder / "seen.json").open("w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def image() -> Path:
+    """The JSON of the image to run."""
+    content = image_content("cpu")
+    given = os.environ.get("RESIREDUCE_TEST_IMAGE")
+    path = Path(given or IMAGES / f"cpu-{content}.json").absolute()
+    entry = read_images().get("cpu")
+    if not path.exists() and entry is not None and entry.content == content:
+        return _saved(entry, path)
+    assert path.exists(), "there is no image of this checkout's code: python -m benchmarks image build cpu"
+    return path
+
+
+def _saved(entry: ImageEntry, path: Path) -> Path:
+    entry.save(path)
+    return path
+
+
+def start(folder: Path, cell: dict[str, Any], image: Path | None, *more: str) -> subprocess.Popen[str]:
+    save_json(cell, folder / "cell.json")
+    options = ["--runtime", "docker", "--image", str(image)] if image else []
+    line = [sys.executable, "-m", "benchmarks", "run", "--cell", "cell.json", "--output", "cells/out.json"]
+    return subprocess.Popen(
+        [*line, *options, *more],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, cell: dict[str, Any], image: Path | None, *more: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit status, what was said, and the record."""
+    process = start(folder, cell, image, *more)
+    said = "".join(process.communicate(timeout=300))
+    files = sorted((folder / "cells").glob("out*.json"), reverse=True)  # out.json before out.failed.json
+    return process.returncode, said, json.loads(files[0].read_text()) if files else {}
+
+
+def containers(image: Path) -> list[str]:
+    """Names of the containers that were made from the image, running or not."""
+    line = [*command("docker"), "ps", "--all", "--format", "{{.Names}}", "--filter", f"ancestor={digest(image)}"]
+    return subprocess.check_output(line, text=True).split()
+
+
+def digest(image: Path) -> str:
+    return ImageEntry.load(image).digest
+
+
+def wait_until(condition: Any, seconds: float = 60.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return bool(condition())
+
+
+def test_a_cell_trains_as_on_the_host_and_its_record_names_the_image(tmp_path, image):
+    (tmp_path / "host").mkdir()
+    _, _, host = run(tmp_path / "host", CELL, None)
+    status, said, record = run(tmp_path, CELL, image)
+    assert status == 0, said
+    entry, source = ImageEntry.load(image), record["provenance"]
+    assert source["image"]["digest"] == source["image_digest"] == entry.digest
+    assert (source["image"]["runtime"], source["image"]["network"]) == ("docker", "none")
+    assert source["python"] == entry.versions["python"] and source["packages"]["torch"] == entry.versions["torch"]
+    assert source["hosts"] == host["provenance"]["hosts"]
+    if source["packages"]["torch"] == host["provenance"]["packages"]["torch"]:
+        assert record["metric_history"] == host["metric_history"]
+    owned = [path for path in tmp_path.rglob("*") if path.stat().st_uid != os.getuid()]
+    assert (owned, containers(image), list(tmp_path.glob("checkpoints"))) == ([], [], [])
+
+
+def test_what_a_command_in_an_image_sees(tmp_path, image, monkeypatch):
+    for name in ("odd, folder: 1", "data"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("PYTHONPATH", "/nowhere")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    folder = tmp_path / "odd, folder: 1"
+    run_python(["-c", SEES, str(folder), str(tmp_path / "data")], find_runtime("docker", str(image), "none"), [folder])
+    seen = json.loads((folder / "seen.json").read_text())
+    assert seen["devices"] == ["lo"] and not seen["network"]
+    assert (seen["root"], seen["data"], seen["home"]) == (False, False, True)
+    assert (seen["host"], seen["shared"]) == (os.uname().nodename, 2**30)
+    assert seen["PYTHONPATH"] is None and seen["NCCL_DEBUG"] == "WARN" and seen["digest"] == digest(image)
+    assert ".venv" not in seen["path"]
+    assert (folder / "mine").stat().st_uid == os.getuid()
+
+
+def test_a_cell_that_is_asked_to_stop_saves_and_goes_on_in_the_image_only(tmp_path, image):
+    process = start(tmp_path, ENDLESS, image, "--checkpoint-every", "1")
+    assert wait_until(lambda: list(tmp_path.glob("checkpoints/*/checkpoint.json")))
+    process.terminate()
+    process.communicate(timeout=60)
+    assert process.returncode == 1
+    record = json.loads((tmp_path / "cells/out.failed.json").read_text())
+    assert record["status"] == "timeout" and record["reason"].startswith("stopped by SIGTERM at step ")
+    (saved,) = tmp_path.glob("checkpoints/*/checkpoint.json")
+    step = json.loads(saved.read_text())["step"]
+    assert saved.stat().st_uid == os.getuid() and containers(image) == []
+    _, _, again = run(tmp_path, ENDLESS, image, "--timeout", "15")
+    assert again["reason"].startswith("not done after 15 s") and again["steps"] > step, "it began anew"
+    _, said, _ = run(tmp_path, ENDLESS, None, "--timeout", "8")
+    assert "is of other content (packages); the cell starts afresh" in said
+
+
+def test_a_launcher_that_is_killed_leaves_no_container(tmp_path, image):
+    process = start(tmp_path, ENDLESS, image)
+    assert wait_until(lambda: len(containers(image)) == 2)
+    os.kill(process.pid, signal.SIGKILL)
+    started = time.monotonic()
+    assert wait_until(lambda: not containers(image), 30), "containers outlive the command that started them"
+    assert time.monotonic() - started < 10
+    process.communicate()
+
+
+def test_a_rank_that_is_killed_inside_ends_the_cell(tmp_path, image):
+    process = start(tmp_path, ENDLESS, image)
+    assert wait_until(lambda: len(containers(image)) == 2)
+    name = next(name for name in containers(image) if name.endswith("-1"))
+    top = [*command("docker"), "top", name, "-o", "pid,args"]
+
+    def ranks() -> list[int]:
+        """Not the supervisor, which names the rank's module too."""
+        lines = subprocess.check_output(top, text=True).splitlines()[1:]
+        return [int(line.split()[0]) for line in lines if "benchmarks.images.supervise" not in line]
+
+    assert wait_until(ranks)
+    os.kill(ranks()[0], signal.SIGKILL)
+    said = "".join(process.communicate(timeout=60))
+    assert process.returncode == 1
+    assert "rank 1 ended with exit status 137 and left no result" in said
+    assert containers(image) == []
+
+
+def test_an_image_that_was_deleted_is_named_before_anything_starts(tmp_path, image):
+    entry = json.loads(image.read_text())
+    save_json(entry | {"digest": "sha256:" + "1" * 64}, tmp_path / "gone.json")
+    status, said, record = run(tmp_path, CELL, tmp_path / "gone.json")
+    assert (status, record) == (2, {})
+    assert said == (
+        "error: image: docker has no image cpu of sha256:111111111111...; "
+        "build it: python -m benchmarks image build cpu\n"
+    )
+
+
+def test_an_engine_that_does_not_answer_is_named(tmp_path, image, monkeypatch):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    status, said, _ = run(tmp_path, CELL, image)
+    assert status == 2 and said.startswith("error: runtime: docker does not answer: ") and said.count("\n") == 1
