@@ -74,7 +74,7 @@ locks: .venv-audit/installed
 	@.venv-audit/bin/python -m benchmarks.images.locks $(if $(UPGRADE),--upgrade)
 
 audit: .venv-audit/installed
-	@.venv-audit/bin/python -m benchmarks.images.audit
+	@.venv-audit/bin/python -m benchmarks.audit
 
 docs: .venv/installed
 	@$(BIN)/python docs/build_api.py docs/api

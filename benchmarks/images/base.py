@@ -109,6 +109,17 @@ def make_base(client: docker.DockerClient, again: bool = False) -> Base:
     return _own(client)
 
 
+def check_runs(client: docker.DockerClient, base: Base) -> None:
+    """Raise ConfigError, one line, if the engine cannot run a container of a base."""
+    try:
+        client.containers.run(base.reference, ["python3", "--version"], network_mode="none", remove=True)
+    except DockerException as error:
+        said = " ".join(str(error).split())
+        raise ConfigError(
+            f"engine: it does not run a container of {base.name}: {said[:300]}; look at its log"
+        ) from None
+
+
 def _own(client: docker.DockerClient) -> Base:
     image = client.images.get(OWN_TAG)
     return Base(f"Debian {SUITE} from packages", image.id, image.attrs["RootFS"]["Layers"][0])

@@ -1,17 +1,17 @@
 """`python -m benchmarks image`: builds images, takes them to files, and runs commands with an engine."""
 
 import argparse
-import os
 import subprocess
 from pathlib import Path
 
 from benchmarks.files import writable
-from benchmarks.images.base import DEFAULT, PACKAGES, make_base
+from benchmarks.images import execute
+from benchmarks.images.base import DEFAULT, PACKAGES, check_runs, make_base
 from benchmarks.images.build import build_image
 from benchmarks.images.context import IMAGES, check_locks, image_content
-from benchmarks.images.engine import ENGINES, HOST, engine
-from benchmarks.images.entry import ImageEntry, add_image, read_images
-from benchmarks.images.export import export_oci, export_sif
+from benchmarks.images.engine import ENGINES, engine
+from benchmarks.images.entry import LOCK, ImageEntry, add_image, read_images
+from benchmarks.images.export import export_oci, export_packages, export_sif
 from benchmarks.images.tools import TOOLS, command
 from resireduce.errors import ConfigError, choose
 
@@ -25,12 +25,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--base", metavar="IMAGE", help=base)
     build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
-    made = commands.add_parser("base", help="make a base image from Debian's packages")
-    export = commands.add_parser("export", help="write a built image to a file: --oci, --sif")
+    build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
+    made = commands.add_parser("base", help="make a base image from Debian's packages, and see that it runs")
+    made.add_argument("--again", action="store_true", help="with today's packages, even if one was made earlier")
+    export = commands.add_parser("export", help="write a built image to a file, or what the audit asks of it")
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
     export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
     export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
     export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
+    export.add_argument("--dpkg", metavar="FILE", type=Path, help="the list of its Debian packages, for the audit")
+    execute.add_arguments(commands.add_parser("exec", help="run python in an image, as a rank is run"))
     commands.add_parser("list", help="list the images of the lock")
     using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
     using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
@@ -47,11 +51,11 @@ def _build(args: argparse.Namespace) -> int:
     choose("image", args.name, IMAGES)
     if args.entry:
         writable("entry", args.entry)
-    read_images()
+    read_images(args.lock)
     check_locks(args.name)
     with engine(args.engine) as client:
         entry = build_image(client, args.name, args.base, args.toolkit)
-    add_image(entry)
+    add_image(entry, args.lock)
     if args.entry:
         entry.save(args.entry)
     print(_line(entry))
@@ -60,29 +64,27 @@ def _build(args: argparse.Namespace) -> int:
 
 def _base(args: argparse.Namespace) -> int:
     with engine(args.engine) as client:
-        base = make_base(client, again=True)
+        base = make_base(client, args.again)
+        check_runs(client, base)
     print(f"{base.name}: {base.digest}")
     return 0
 
 
 def _export(args: argparse.Namespace) -> int:
-    if not (args.oci or args.sif):
-        raise ConfigError("export: give --oci FILE, --sif FILE or both")
+    given = {form: getattr(args, form) for form in FORMS if getattr(args, form) is not None}
+    if not given:
+        raise ConfigError(f"export: give one or more of {', '.join(f'--{form} FILE' for form in FORMS)}")
     entry = ImageEntry.load(args.entry) if args.entry else _of_lock(args.name)
-    for field in ("oci", "sif"):
-        if getattr(args, field):
-            writable(field, getattr(args, field))
+    for form, path in given.items():
+        writable(form, path)
     with engine(args.engine) as client:
         if not client.images.list(filters={"reference": entry.tag}):
             raise ConfigError(
                 f"image: {entry.tag} is not in the engine's store; python -m benchmarks image build {args.name}"
             )
-        if args.oci:
-            export_oci(entry, args.oci, os.environ[HOST])
-        if args.sif:
-            export_sif(entry, args.sif)
-    for path in filter(None, (args.oci, args.sif)):
-        print(f"{path}: {path.stat().st_size / 1e9:.2f} GB")
+        for form, path in given.items():
+            FORMS[form](client, entry, path)
+            print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
     return 0
 
 
@@ -110,4 +112,13 @@ def _line(entry: ImageEntry) -> str:
     return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
 
 
-ACTIONS = {"build": _build, "base": _base, "export": _export, "list": _list, "engine": _engine}
+FORMS = {"oci": export_oci, "sif": export_sif, "dpkg": export_packages}
+"""What an image is exported as, by option."""
+ACTIONS = {
+    "build": _build,
+    "base": _base,
+    "export": _export,
+    "exec": execute.main,
+    "list": _list,
+    "engine": _engine,
+}

@@ -7,21 +7,31 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import docker
+
+from benchmarks.files import save_bytes
+from benchmarks.images.engine import HOST
 from benchmarks.images.entry import ImageEntry
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError
 
 
-def export_oci(entry: ImageEntry, output: Path, host: str) -> None:
-    """Write an image of the engine at `host` as an OCI archive. Raises ConfigError."""
-    line = [*command("skopeo"), "copy", "--quiet", "--insecure-policy", "--src-daemon-host", host]
+def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
+    """Write an image of the engine that DOCKER_HOST names as an OCI archive. Raises ConfigError."""
+    line = [*command("skopeo"), "--insecure-policy", "copy", "--quiet", "--src-daemon-host", os.environ[HOST]]
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
         new = Path(folder) / output.name
         _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new}:{entry.tag}"], folder, output)
         os.replace(new, output)
 
 
-def export_sif(entry: ImageEntry, output: Path) -> None:
+def export_packages(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
+    """Write dpkg's list of the Debian packages in an image, as the audit reads it."""
+    listed = ["cat", "/var/lib/dpkg/status"]
+    save_bytes(client.containers.run(entry.digest, listed, network_mode="none", remove=True), output)
+
+
+def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as a SIF. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
         archive, new = Path(folder) / "image.tar", Path(folder) / output.name

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.audit.tools import ROOT, tool
 from benchmarks.files import save_bytes
-from benchmarks.images.audit_tools import ROOT, tool
 from benchmarks.images.requirements import read_lock
 from resireduce.errors import ConfigError, choose
 

@@ -7,7 +7,7 @@ from snakemake.utils import validate
 
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
-from benchmarks.workflow.image import get_image
+from benchmarks.workflow.image import get_image, start_engine
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.settings import (
@@ -64,6 +64,9 @@ onstart:
         try:
             check_syntax((*LIBRARY, *TRAINING))
             LOCKS.append(lock_folder(RUN))
+            jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
+            if IMAGE and IMAGE.needs_engine(jobs):
+                LOCKS.append(start_engine())
         except (ConfigError, FolderInUse) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())

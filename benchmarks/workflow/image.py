@@ -1,6 +1,8 @@
 """What the rules need to know of the image that cells run in. Imported by the workflow only."""
 
-from collections.abc import Mapping
+import atexit
+from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,11 @@ class Image:
         """Options of `python -m benchmarks run` and `image exec`."""
         return f"--runtime {self.runtime} --image {self.entry} --network {self.network}"
 
+    def needs_engine(self, jobs: Collection[str]) -> bool:
+        """Say whether a Docker Engine must run for jobs of these rules."""
+        in_image = {"cell", "pretrained_in_image"} if self.runtime == "docker" else set()
+        return self.runtime != "podman" and bool(set(jobs) & ({"image", "sif"} | in_image))
+
     def state(self) -> str:
         """Return what a cell's results depend on: digest, once it is built, runtime and network."""
         digest = load_json(Path(self.entry))["digest"] if Path(self.entry).exists() else "not built"
@@ -69,6 +76,16 @@ def get_image(config: Mapping[str, Any]) -> Image | None:
     network = choose("network", _text(config, "network"), NETWORKS)
     name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
     return Image(name, runtime, network, image_content(name), "image" in config)
+
+
+def start_engine() -> ExitStack:
+    """Have a Docker Engine until the process ends: the one that runs, or one of our own. Raises ConfigError."""
+    from benchmarks.images.engine import engine
+
+    stack = ExitStack()
+    stack.enter_context(engine())
+    atexit.register(stack.close)
+    return stack
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:

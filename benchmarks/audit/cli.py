@@ -5,18 +5,17 @@ audited; 3 if nobody could be asked; 2 for input that cannot be used.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from benchmarks.audit.debian_packages import debian_listing, debian_sbom, installed
+from benchmarks.audit.listing import BAD, CLEAN, NOT_RUN, Listing
+from benchmarks.audit.python_packages import SERVICES, python_listing, python_sbom
+from benchmarks.audit.tools import ROOT
 from benchmarks.files import save_json
-from benchmarks.images.audit_tools import ROOT
-from benchmarks.images.debian_audit import debian_listing, debian_sbom
-from benchmarks.images.listing import BAD, CLEAN, NOT_RUN, Listing
 from benchmarks.images.locks import find_lock
-from benchmarks.images.python_audit import SERVICES, python_listing, python_sbom
 from benchmarks.images.requirements import Pin, read_lock
 from resireduce.errors import ConfigError, choose
 
@@ -46,6 +45,8 @@ def audit(
     """
     folder = output / name
     pins = image_pins(name)
+    if dpkg_status:
+        installed(dpkg_status)
     python_sbom(pins, folder / "python.cdx.json")
     print(f"{name}: {len(pins)} Python packages, listed in {folder / 'python.cdx.json'}", flush=True)
     listings = [python_listing(pins, services, address)]
@@ -103,13 +104,3 @@ def main(args: argparse.Namespace) -> int:
         paths = (args.dpkg_status, args.suite, args.debian_database)
         found.add(audit(name, args.output, services, args.osv_url, *paths))
     return next(status for status in (BAD, NOT_RUN, CLEAN) if status in found)
-
-
-if __name__ == "__main__":
-    options = argparse.ArgumentParser(prog="python -m benchmarks.images.audit", description=main.__doc__)
-    add_arguments(options)
-    try:
-        sys.exit(main(options.parse_args()))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)

@@ -3,9 +3,9 @@
 import tempfile
 from pathlib import Path
 
+from benchmarks.audit.listing import Listing, read_debsbom
+from benchmarks.audit.tools import last_words, run_tool
 from benchmarks.files import load_json, save_text
-from benchmarks.images.audit_tools import last_words, run_tool
-from benchmarks.images.listing import Listing, read_debsbom
 from resireduce.errors import ConfigError
 
 INSTALLED = "Status: install ok installed"
@@ -13,22 +13,27 @@ CONTROL = "openssl"
 """A source package that every release of Debian has known vulnerabilities of."""
 
 
+def installed(status: Path) -> int:
+    """Return how many packages a dpkg status file lists as installed. Raises ConfigError if there are none."""
+    cure = "copy /var/lib/dpkg/status out of the image"
+    try:
+        count = status.read_text(encoding="utf-8").splitlines().count(INSTALLED)
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(f"dpkg-status: {status} cannot be read: {problem}; {cure}") from None
+    if not count:
+        raise ConfigError(f"dpkg-status: {status} lists no installed package; {cure}")
+    return count
+
+
 def debian_sbom(status: Path, architecture: str, output: Path) -> int:
     """Write a CycloneDX bill of materials of the packages in a dpkg status file, and return how many there are.
 
-    Raises ConfigError for a file that lists no packages.
+    Raises ConfigError for a file that lists no packages, or if the bill of materials lacks some.
     """
-    try:
-        text = status.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"dpkg-status: {status} cannot be read: {error}; copy it out of the image") from None
-    count = text.splitlines().count(INSTALLED)
-    if not count:
-        raise ConfigError(
-            f"dpkg-status: {status} lists no installed package; copy /var/lib/dpkg/status out of the image"
-        )
+    count = installed(status)
     with tempfile.TemporaryDirectory() as folder:
-        save_text(text, Path(folder) / "root/var/lib/dpkg/status")
+        save_text(status.read_text(encoding="utf-8"), Path(folder) / "root/var/lib/dpkg/status")
         made = Path(folder) / "debian.cdx.json"
         options = ("--root", f"{folder}/root", "--sbom-type", "cdx", "--distro-arch", architecture, "--out", str(made))
         done = run_tool("debsbom", "generate", *options)

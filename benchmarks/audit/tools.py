@@ -31,6 +31,8 @@ def run_tool(name: str, *arguments: str, text: str | None = None) -> subprocess.
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the last line a tool wrote to its error stream, which says why it failed."""
+    """Return why a tool failed: the last line of its error stream, of a chain of causes the first."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"exit status {done.returncode}, without a word"
+    if not lines:
+        return f"exit status {done.returncode}, without a word"
+    return lines[-1].rpartition("Caused by ")[2].rstrip(")")[:200]

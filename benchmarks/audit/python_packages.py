@@ -6,9 +6,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
+from benchmarks.audit.listing import Listing, read_pip_audit
+from benchmarks.audit.tools import ROOT, last_words, run_tool
 from benchmarks.files import load_json, save_text
-from benchmarks.images.audit_tools import ROOT, last_words, run_tool
-from benchmarks.images.listing import Listing, read_pip_audit
 from benchmarks.images.requirements import Pin
 from resireduce.errors import ConfigError
 

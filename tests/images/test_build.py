@@ -1,0 +1,151 @@
+"""The image without CUDA, built for real: minutes the first time, seconds from the engine's cache."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+from packaging.utils import canonicalize_name
+
+from benchmarks.images.base import make_base
+from benchmarks.images.build import BuildError, follow
+from benchmarks.images.context import image_content
+from benchmarks.images.engine import engine
+from benchmarks.images.entry import ImageEntry, read_images
+from benchmarks.images.requirements import read_lock
+from benchmarks.workflow.content import ROOT
+
+LIST = """
+import json
+from importlib.metadata import distributions
+print(json.dumps([(it.name, it.version) for it in distributions()]))
+"""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[docker.DockerClient]:
+    with engine() as client:
+        yield client
+
+
+def image(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Call `python -m benchmarks image ...`."""
+    command = [sys.executable, "-m", "benchmarks", "image", *map(str, arguments)]
+    environment = os.environ | variables
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+
+
+@pytest.fixture(scope="module")
+def entry(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> ImageEntry:
+    """The image, built as a user would."""
+    file = tmp_path_factory.mktemp("entry") / "cpu.json"
+    lock = file.with_name("images.lock.json")
+    done = image("build", "cpu", "--entry", file, "--lock", lock)
+    assert done.returncode == 0, done.stderr
+    assert read_images(lock) == {"cpu": ImageEntry.load(file)}
+    return ImageEntry.load(file)
+
+
+def everything(client: docker.DockerClient) -> set[str]:
+    """All images and containers of the engine."""
+    return {it.id for it in (*client.images.list(all=True), *client.containers.list(all=True))}
+
+
+def run(client: docker.DockerClient, entry: ImageEntry, *command: str) -> str:
+    output = client.containers.run(entry.digest, list(command), network_mode="none", read_only=True, remove=True)
+    return output.decode().strip()
+
+
+def test_the_entry_says_what_is_in_the_image(client: docker.DockerClient, entry: ImageEntry) -> None:
+    found = client.images.get(entry.tag)
+    pins = {pin.name: pin.version for pin in read_lock(ROOT / "containers/cpu/requirements.lock")}
+    assert found.id == entry.digest and entry.content == image_content("cpu")
+    assert found.labels["org.resireduce.content"] == entry.content
+    assert entry.versions["torch"] == pins["torch"] and entry.versions["cuda"] is entry.versions["nccl"] is None
+    assert entry.versions["horovod built with"] == "MPI, Gloo" and "Open MPI" in str(entry.versions["mpi"])
+
+
+def test_built_again_from_the_same_files_it_is_the_same_image(entry: ImageEntry, tmp_path: Path) -> None:
+    assert image("build", "cpu", "--entry", tmp_path / "again.json", "--lock", tmp_path / "lock.json").returncode == 0
+    assert ImageEntry.load(tmp_path / "again.json").digest == entry.digest
+
+
+def test_every_package_in_it_is_that_of_the_lock(client: docker.DockerClient, entry: ImageEntry) -> None:
+    listed = json.loads(run(client, entry, "python", "-c", LIST))
+    found = {canonicalize_name(name): version for name, version in listed}
+    pins = {pin.name: pin.version for pin in read_lock(ROOT / "containers/cpu/requirements.lock")}
+    assert found == pins | {"horovod": "0.28.1", "resireduce": found["resireduce"]}
+
+
+def test_its_user_is_not_root_and_it_holds_no_compiler(client: docker.DockerClient, entry: ImageEntry) -> None:
+    assert run(client, entry, "id", "--user") != "0"
+    compilers = run(client, entry, "sh", "-c", "command -v gcc g++ cc clang nvcc make || true")
+    assert compilers == ""
+
+
+def test_it_says_itself_whether_it_can_run_cells(client: docker.DockerClient, entry: ImageEntry) -> None:
+    done = client.containers.run(
+        entry.digest,
+        ["python", "-m", "benchmarks", "doctor", "--json"],
+        network_mode="none",
+        read_only=True,
+        remove=True,
+        shm_size="1g",
+        tmpfs={"/tmp": "exec"},
+        environment={"HOME": "/tmp"},
+    )
+    found = {item["check"]: item["status"] for item in json.loads(done)["findings"]}
+    assert "failed" not in found.values(), found
+    assert found["mpi"] == "ok" and found["horovod"] == "ok" and found["gloo"] == "ok" and found["gpu"] == "not run"
+
+
+def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.DockerClient) -> None:
+    base = make_base(client)
+    before = everything(client)
+    text = f"FROM {base.reference}\nRUN echo a layer > /layer\nRUN echo that was it; false\n".encode()
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        info = tarfile.TarInfo("Dockerfile")
+        info.size = len(text)
+        tar.addfile(info, io.BytesIO(text))
+    archive.seek(0)
+    messages = client.api.build(fileobj=archive, custom_context=True, decode=True, rm=True, forcerm=True)
+    with pytest.raises(BuildError, match=r"(?s)broken could not be built.*that was it"):
+        follow(client, "broken", messages)
+    assert everything(client) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["build", "cpu", "--base", "nosuch.invalid/base:1"], "base: 'nosuch.invalid/base:1' cannot be had"),
+        (["build", "cpu", "--base", "Not A Name"], "base: 'Not A Name' cannot be had"),
+        (["build", "gpu"], "image: 'gpu' is not allowed"),
+        (["build", "cpu", "--engine", "rkt"], "engine: 'rkt' is not allowed"),
+        (["export", "cpu"], "give one or more of --oci FILE, --sif FILE"),
+        (["export", "nosuch", "--oci", "x.tar"], "image: 'nosuch' is not allowed"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_leaves_nothing(
+    client: docker.DockerClient, entry: ImageEntry, arguments: list[str], said: str
+) -> None:
+    before = everything(client)
+    done = image(*arguments)
+    assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
+    assert everything(client) == before
+
+
+def test_an_oci_archive_names_the_image(entry: ImageEntry, tmp_path: Path) -> None:
+    entry.save(tmp_path / "cpu.json")
+    done = image("export", "cpu", "--entry", tmp_path / "cpu.json", "--oci", tmp_path / "cpu.tar")
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "cpu.tar") as archive:
+        index = json.load(archive.extractfile("index.json"))  # type: ignore[arg-type]
+    assert index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"] == entry.tag
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cpu.json", "cpu.tar"]
