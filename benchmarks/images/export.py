@@ -19,7 +19,7 @@ from resireduce.errors import ConfigError
 def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as an OCI archive. Raises ConfigError."""
     line = [*command("skopeo"), "--insecure-policy", "copy", "--quiet", "--src-daemon-host", os.environ[HOST]]
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
         new = Path(folder) / output.name
         _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new}:{entry.tag}"], folder, output)
         os.replace(new, output)
@@ -33,7 +33,7 @@ def export_packages(client: docker.DockerClient, entry: ImageEntry, output: Path
 
 def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as a SIF. Raises ConfigError."""
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
         archive, new = Path(folder) / "image.tar", Path(folder) / output.name
         _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
         _call([*command("apptainer", wrapped=False), "build", str(new), f"docker-archive:{archive}"], folder, output)
