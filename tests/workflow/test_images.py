@@ -17,7 +17,8 @@ from resireduce.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 SNAKEMAKE = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "my.yaml"]
 RUN = ["--nolock", "--quiet", "rules", "progress", "host"]
-DOCKER = ("runtime=docker", "image=cpu")
+# The workflow starts a Docker Engine where none runs; podman needs none.
+PODMAN = ("runtime=podman", "image=cpu")
 MATRIX = "matrix: [{model: gpt2-bytes, scheme: w}]"
 
 
@@ -53,30 +54,30 @@ def planned(tree, *config):
 
 def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     whole = {"image": 1, "pretrained_in_image": 1, "cell": 1, "report": 1, "all": 1}
-    assert planned(tree, *DOCKER) == whole
-    done = call(tree, *RUN, "--config", *DOCKER)
+    assert planned(tree, *PODMAN) == whole
+    done = call(tree, *RUN, "--config", *PODMAN)
     assert done.returncode == 0, done.stderr
-    assert "1 cells, 1 to run, in image cpu with docker, network none. " in done.stdout
+    assert "1 cells, 1 to run, in image cpu with podman, network none. " in done.stdout
     (entry,) = tree.glob("results/cache/images/cpu-*.json")
     assert (tree / "executed.txt").read_text() == (
-        f"--runtime docker --image {entry.relative_to(tree)} --network none --bind results/cache/images"
+        f"--runtime podman --image {entry.relative_to(tree)} --network none --bind results/cache/images"
     )
     with (tree / "README.md").open("a") as file:
         file.write("A comment.\n")
-    assert planned(tree, *DOCKER) == {}, "the digest is known now, and is the one that the cell ran with"
+    assert planned(tree, *PODMAN) == {}, "the digest is known now, and is the one that the cell ran with"
     run = load_run(tree / "results/runs/smoke")
     assert (len(run.results), run.holes, run.notes) == (1, {}, [])
-    assert planned(tree, *DOCKER, "network=host") == {"cell": 1, "report": 1, "all": 1}
+    assert planned(tree, *PODMAN, "network=host") == {"cell": 1, "report": 1, "all": 1}
 
     known = json.loads(entry.read_text())
     entry.write_text(json.dumps(known | {"digest": known["base_digest"].replace(known["digest"][-4:], "0000")}))
-    assert planned(tree, *DOCKER) == {"cell": 1, "report": 1, "all": 1}
+    assert planned(tree, *PODMAN) == {"cell": 1, "report": 1, "all": 1}
     entry.write_text(json.dumps(known))
 
     for file in ("containers/cpu/Containerfile", "containers/cpu/requirements.lock"):
         before = (tree / file).read_text()
         (tree / file).write_text(f"{before}# a comment\n")
-        assert planned(tree, *DOCKER) == whole
+        assert planned(tree, *PODMAN) == whole
         (tree / file).write_text(before)
 
 
