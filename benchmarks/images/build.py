@@ -38,46 +38,46 @@ class BuildError(ConfigError):
 
 
 def build_image(
-    client: docker.DockerClient, name: str, base: str | None = None, toolkit: str | None = None
+    client: docker.DockerClient, name: str, base: str | None = None, toolkit: str | None = None, again: bool = False
 ) -> ImageEntry:
-    """Build an image and return what it is. Progress goes to the error stream.
+    """Build an image, unless it is there, and return what it is. Progress goes to the error stream.
 
     Args:
         client: of an engine that runs.
         name: one of IMAGES.
         base: a name that can be pulled, `packages`, or None: the Containerfile's own.
         toolkit: an image with the CUDA toolkit in /usr/local/cuda; None: the base if it has one, else from packages.
+        again: build it even if the engine has one of the same files: its Debian packages may be older ones.
 
     Raises ConfigError before the build for what is wrong, BuildError if it fails; neither leaves an image behind.
     """
     file, content = containerfile(name), image_content(name, base)
     check_locks(name)
+    if not again and client.images.list(filters={"reference": f"resireduce/{name}:{content}"}):
+        return describe(client, name, content)
     check_disk(name, client)
     found = find_base(client, base)
-    settings = {"BASE": found.reference, "PIP_NO_INDEX": "1"} | {
-        key: os.environ[key] for key in PROXIES if key in os.environ
-    }
-    settings |= {"TOOLKIT": toolkit} if toolkit else {}
     with tempfile.TemporaryFile(dir=cache_folder()) as archive:
         write_context(name, _extra(name), archive)
         archive.seek(0)
-        options = {"dockerfile": file, "buildargs": settings, "labels": _labels(name, content, found)}
-        tag = f"resireduce/{name}:{content}"
         messages = client.api.build(
             fileobj=archive,
             custom_context=True,
-            tag=tag,
-            decode=True,
+            dockerfile=file,
+            tag=f"resireduce/{name}:{content}",
+            buildargs=_arguments(found, toolkit),
+            labels=_labels(name, content, found),
+            network_mode="host",
+            nocache=again,
             rm=True,
             forcerm=True,
-            network_mode="host",
-            **options,
+            decode=True,
         )
         follow(client, name, messages)
-    return describe(client, name, content, found)
+    return describe(client, name, content)
 
 
-def describe(client: docker.DockerClient, name: str, content: str, base: Base) -> ImageEntry:
+def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry:
     """Return what a built image is, with the versions that it says itself. Raises BuildError if it cannot be run."""
     image, engine = client.images.get(f"resireduce/{name}:{content}"), client.version()
     try:
@@ -90,12 +90,12 @@ def describe(client: docker.DockerClient, name: str, content: str, base: Base) -
         name=name,
         digest=image.id,
         content=content,
-        base=base.name,
-        base_digest=base.digest,
+        base=image.labels["org.opencontainers.image.base.name"],
+        base_digest=image.labels["org.opencontainers.image.base.digest"],
         versions=json.loads(said),
         size_bytes=image.attrs["Size"],
         engine=f"{_engine_name(engine)} {engine['Version']}",
-        built_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        built_at=image.labels["org.opencontainers.image.created"],
     )
 
 
@@ -122,12 +122,20 @@ def _extra(name: str) -> Iterator[tuple[str, Path]]:
         yield "toolkit", fetch_toolkit(folder.parent / "toolkit.deb.json")
 
 
+def _arguments(base: Base, toolkit: str | None) -> dict[str, str]:
+    """What the Containerfile is told. pip needs no network: all packages are in the context."""
+    proxies = {key: os.environ[key] for key in PROXIES if key in os.environ}
+    return proxies | {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
+
+
 def _labels(name: str, content: str, base: Base) -> dict[str, str]:
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
     return {
         "org.opencontainers.image.title": f"resireduce {name}",
         "org.opencontainers.image.revision": commit.stdout.strip() or "unknown",
+        "org.opencontainers.image.base.name": base.name,
         "org.opencontainers.image.base.digest": base.digest,
+        "org.opencontainers.image.created": datetime.now(UTC).isoformat(timespec="seconds"),
         "org.resireduce.content": content,
         "org.resireduce.lock": file_hash((ROOT / containerfile(name)).with_name("requirements.lock")),
     }

@@ -33,6 +33,11 @@ class Image:
         return f"{IMAGES}/{self.name}-{self.content}.json"
 
     @property
+    def is_built(self) -> bool:
+        """Whether it is there; only then its digest is known."""
+        return Path(self.entry).exists()
+
+    @property
     def sif(self) -> str | None:
         """File that apptainer reads; None for others, which have a store."""
         return f"{IMAGES}/{self.name}-{self.content}.sif" if self.runtime == "apptainer" else None
@@ -54,7 +59,7 @@ class Image:
 
     def state(self) -> str:
         """Return what a cell's results depend on: digest, once it is built, runtime and network."""
-        digest = load_json(Path(self.entry))["digest"] if Path(self.entry).exists() else "not built"
+        digest = load_json(Path(self.entry))["digest"] if self.is_built else "not built"
         return f"image {digest}, {self.runtime}, network {self.network}"
 
     def __str__(self) -> str:

@@ -16,9 +16,12 @@ def get_image_files(wildcards):
     return [ancient(path) if os.path.exists(path) else path for path in (IMAGE.files if IMAGE else [])]
 
 
-# Called again when the image is built, and that is what Snakemake keeps. It does not keep, nor compare, what functions of
-# `input` return.
+# Called again when the image is built; Snakemake neither keeps nor compares what functions of `input` return. For a cell that
+# has run before it would keep what this said when nothing was built yet, which it remembers: it is made to ask again.
 def get_digest(wildcards):
+    remembered = getattr(type(workflow.persistence), "_params", None)
+    if IMAGE.is_built and hasattr(remembered, "cache_clear"):
+        remembered.cache_clear()
     return IMAGE.state()
 
 

@@ -119,12 +119,15 @@ def test_without_a_registry_the_default_base_is_made_from_packages(monkeypatch: 
 
 
 def test_what_an_image_is_comes_from_inside_it() -> None:
-    image = SimpleNamespace(id=ID, attrs={"Size": 5})
+    names = ("base.name", "base.digest", "created")
+    values = ("Debian", PINNED, "2026-01-01T00:00:00+00:00")
+    labels = {f"org.opencontainers.image.{name}": value for name, value in zip(names, values, strict=True)}
+    image = SimpleNamespace(id=ID, attrs={"Size": 5}, labels=labels)
     engine = client(**{"resireduce/cpu:abc": image})
     engine.version = lambda: {"Version": "1.2", "Components": [{"Name": "Podman Engine"}]}
     engine.containers = SimpleNamespace(run=lambda *_, **__: b'{"torch": "2.13.0", "cuda": null}')
-    entry = describe(engine, "cpu", "abc", Base("base", "base", PINNED))
-    assert (entry.digest, entry.size_bytes, entry.engine) == (ID, 5, "podman 1.2")
+    entry = describe(engine, "cpu", "abc")
+    assert (entry.digest, entry.size_bytes, entry.engine, entry.base) == (ID, 5, "podman 1.2", "Debian")
     assert entry.versions == {"torch": "2.13.0", "cuda": None}
 
 

@@ -80,6 +80,10 @@ def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
         assert planned(tree, *PODMAN) == whole
         (tree / file).write_text(before)
 
+    (tree / "containers/cpu/Containerfile").write_text(f"{before}# another image\n")
+    assert call(tree, *RUN, "--config", *PODMAN).returncode == 0
+    assert planned(tree, *PODMAN) == {}, "a cell that ran before, too, is known by the digest that it ran with"
+
 
 def test_apptainer_needs_a_file_of_the_image(tree):
     assert planned(tree, "runtime=apptainer", "image=cuda12") == {
