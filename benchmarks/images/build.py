@@ -53,7 +53,8 @@ def build_image(
     """
     file, content = containerfile(name), image_content(name, base)
     check_locks(name)
-    if not again and client.images.list(filters={"reference": f"resireduce/{name}:{content}"}):
+    wanted = {"reference": f"resireduce/{name}:{content}", "label": "org.opencontainers.image.base.name"}
+    if not again and client.images.list(filters=wanted):
         return describe(client, name, content)
     check_disk(name, client)
     found = find_base(client, base)
