@@ -97,6 +97,8 @@ def test_it_says_itself_whether_it_can_run_cells(client: docker.DockerClient, en
         read_only=True,
         remove=True,
         shm_size="1g",
+        hostname="here",
+        extra_hosts={"here": "127.0.0.1"},
         tmpfs={"/tmp": "exec"},
         environment={"HOME": "/tmp"},
     )
