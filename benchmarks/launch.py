@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
 from benchmarks.measure.oom import count_all_oom_kills, count_oom_kills
-from benchmarks.ranks import LIMITS, POLL_SECONDS, RankProcess, Start, rank_arguments, rank_variables, starting
+from benchmarks.runtimes.ranks import LIMITS, POLL_SECONDS, RankProcess, Start, rank_arguments, rank_variables, starting
 from benchmarks.training.limits import Limits
 
 if TYPE_CHECKING:
-    from benchmarks.images.runtime import Runtime
+    from benchmarks.runtimes.runtime import Runtime
 
 TIMEOUT_SECONDS = 3600.0
 """How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""

@@ -19,9 +19,9 @@ from benchmarks.files import load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch
 from benchmarks.measure.provenance import provenance
 from benchmarks.outcomes import summary, to_result
-from benchmarks.ranks import run_python
 from benchmarks.record import CellResult, RecordError
-from benchmarks.runtimes import add_runtime_arguments, asked_runtime
+from benchmarks.runtimes.options import add_runtime_arguments, asked_runtime
+from benchmarks.runtimes.ranks import run_python
 from benchmarks.training.devices import wanted_device
 from benchmarks.training.horovod import check_backend
 from benchmarks.training.limits import (
@@ -38,7 +38,7 @@ from benchmarks.workflow.settings import get_pretrained
 from resireduce.errors import ConfigError
 
 if TYPE_CHECKING:
-    from benchmarks.images.runtime import Runtime
+    from benchmarks.runtimes.runtime import Runtime
 
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""

@@ -5,7 +5,6 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.files import writable
-from benchmarks.images import execute
 from benchmarks.images.base import DEFAULT, PACKAGES, check_runs, make_base
 from benchmarks.images.build import build_image
 from benchmarks.images.context import IMAGES, check_locks, image_content
@@ -13,6 +12,7 @@ from benchmarks.images.engine import ENGINES, engine
 from benchmarks.images.entry import LOCK, ImageEntry, add_image, read_images
 from benchmarks.images.export import export_oci, export_packages, export_sif
 from benchmarks.images.tools import TOOLS, command
+from benchmarks.runtimes import execute
 from resireduce.errors import ConfigError, choose
 
 

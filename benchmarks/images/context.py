@@ -14,7 +14,12 @@ SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.p
 """Files of `containers` that every image is built with."""
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")
 """What the suite is installed from."""
-DOCTOR = ("benchmarks/doctor", "benchmarks/images/facts.py", "benchmarks/images/supervise.py", "benchmarks/pretrain.py")
+INSIDE = (
+    "benchmarks/doctor",
+    "benchmarks/images/facts.py",
+    "benchmarks/runtimes/supervise.py",
+    "benchmarks/pretrain.py",
+)
 """What runs in images beside the library and the training."""
 LEFT_OUT = ("__pycache__", ".pytest_cache")
 
@@ -45,7 +50,7 @@ def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
 
 def source_content(root: Path = ROOT) -> str:
     """Return 12 hex digits over the code that runs in images."""
-    return content_hash((*LIBRARY, *TRAINING, *DOCTOR), root)
+    return content_hash((*LIBRARY, *TRAINING, *INSIDE), root)
 
 
 def write_context(name: str, extra: Iterable[tuple[str, Path]], file: BinaryIO, root: Path = ROOT) -> None:

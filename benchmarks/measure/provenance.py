@@ -22,7 +22,7 @@ OWN_FACTS = ("host", "gpu_uuid")
 def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Commit, versions and machine; what cannot be found out is None.
 
-    image: that of the ranks, whose versions count then: `benchmarks.images.runtime.Runtime.facts`.
+    image: that of the ranks, whose versions count then: `benchmarks.runtimes.runtime.Runtime.facts`.
     """
     return {
         "commit": _git("rev-parse", "HEAD"),

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.files import load_json
 from benchmarks.images.context import IMAGES as NAMES
 from benchmarks.images.context import image_content
-from benchmarks.runtimes import NETWORKS, RUNTIMES, has_nvidia
+from benchmarks.runtimes.options import NETWORKS, RUNTIMES, has_nvidia
 from benchmarks.workflow.settings import IMAGES
 from resireduce.errors import ConfigError, choose
 

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from benchmarks.files import save_json
-from benchmarks.images.choose import find_runtime
 from benchmarks.images.context import image_content
 from benchmarks.images.entry import ImageEntry, read_images
 from benchmarks.images.tools import command
-from benchmarks.ranks import run_python
+from benchmarks.runtimes.choose import find_runtime
+from benchmarks.runtimes.ranks import run_python
 from benchmarks.workflow.settings import IMAGES
 
 CELL = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4}
@@ -174,7 +174,7 @@ def test_a_rank_that_is_killed_inside_ends_the_cell(tmp_path, image):
     def ranks() -> list[int]:
         """Not the supervisor, which names the rank's module too."""
         lines = subprocess.check_output(top, text=True).splitlines()[1:]
-        return [int(line.split()[0]) for line in lines if "benchmarks.images.supervise" not in line]
+        return [int(line.split()[0]) for line in lines if "benchmarks.runtimes.supervise" not in line]
 
     assert wait_until(ranks)
     os.kill(ranks()[0], signal.SIGKILL)

@@ -19,8 +19,8 @@ from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.launch import launch, overall
 from benchmarks.outcomes import summary, to_result
-from benchmarks.ranks import RankProcess
 from benchmarks.record import CellResult
+from benchmarks.runtimes.ranks import RankProcess
 from benchmarks.training.limits import Limits
 from benchmarks.training.rank import run_rank
 from benchmarks.workloads import SMALL, WORKLOADS

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.images.binds import Bind, bind_all
 from benchmarks.images.entry import ImageEntry
-from benchmarks.images.environment import for_apptainer, passed
-from benchmarks.images.runtime import Container, Runtime
+from benchmarks.runtimes.binds import Bind, bind_all
+from benchmarks.runtimes.environment import for_apptainer, passed
+from benchmarks.runtimes.runtime import Container, Runtime
 from resireduce.errors import ConfigError
 
 DIGEST = "sha256:" + "ab" * 32
@@ -24,7 +24,7 @@ ENTRY = ImageEntry(
     built_at="today",
 )
 RUN = ["python", "-m", "benchmarks.training.rank"]
-INSIDE = ["python", "-m", "benchmarks.images.supervise", *RUN]
+INSIDE = ["python", "-m", "benchmarks.runtimes.supervise", *RUN]
 VARIABLES = {"RANK": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/bin", "RESIREDUCE_IMAGE_DIGEST": "another"}
 FIRST, SECOND = Container(name="cell-0"), Container(name="cell-1", leader="cell-0")
 CLOSED = [
@@ -105,7 +105,7 @@ def test_apptainer_has_the_hosts_processes_memory_and_variables():
 
 def test_a_rank_that_a_scheduler_starts_is_not_ended_by_an_empty_input():
     line = runtime("apptainer", sif=Path("/cpu.sif")).command(RUN, replace(FIRST, supervised=False), {})
-    assert line[-3:] == RUN and "benchmarks.images.supervise" not in line
+    assert line[-3:] == RUN and "benchmarks.runtimes.supervise" not in line
 
 
 HOST = {

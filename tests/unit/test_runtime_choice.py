@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
-from benchmarks.images import choose
 from benchmarks.images.entry import add_image
-from benchmarks.runtimes import asked_runtime
+from benchmarks.runtimes import choose
+from benchmarks.runtimes.options import asked_runtime
 from benchmarks.training.limits import content_of
 from resireduce.errors import ConfigError
 from tests.unit.test_runtime import DIGEST, ENTRY

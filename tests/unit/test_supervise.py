@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.images import containers as module
-from benchmarks.images.client import Client
-from benchmarks.images.isolation import isolated
 from benchmarks.launch import _outcome
+from benchmarks.runtimes import containers as module
+from benchmarks.runtimes.client import Client
+from benchmarks.runtimes.isolation import isolated
 from resireduce.errors import ConfigError
 from tests.unit.test_runtime import runtime
 
-SUPERVISE = [sys.executable, "-m", "benchmarks.images.supervise", sys.executable, "-c"]
+SUPERVISE = [sys.executable, "-m", "benchmarks.runtimes.supervise", sys.executable, "-c"]
 WAITS = """
 import signal, sys, time
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.images.binds import TMP, Bind
 from benchmarks.images.entry import ImageEntry
-from benchmarks.images.environment import for_apptainer, passed
+from benchmarks.runtimes.binds import TMP, Bind
+from benchmarks.runtimes.environment import for_apptainer, passed
 
 SHARED_MEMORY = "1g"
 """Of all ranks of a cell together, for NCCL and for loaders of data; an engine's default is 64 MiB."""
-SUPERVISED = ("python", "-m", "benchmarks.images.supervise")
+SUPERVISED = ("python", "-m", "benchmarks.runtimes.supervise")
 HOSTS = "hosts"
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 """Read by `benchmarks.measure.provenance`."""
@@ -28,7 +28,7 @@ class Container:
     """Of the launch, bound and writable: HOME under apptainer, where /tmp is that of all users of the machine."""
     binds: tuple[Bind, ...] = ()
     supervised: bool = True
-    """Whether its standard input is a pipe from the launcher: `benchmarks.images.supervise`."""
+    """Whether its standard input is a pipe from the launcher: `benchmarks.runtimes.supervise`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ CLIENT_PREFIXES = ("APPTAINER_", "http_", "https_")
 def passed(variables: Mapping[str, str]) -> list[str]:
     """Return the names of these variables that a container gets. PATH, PYTHONPATH and LD_LIBRARY_PATH never are.
 
-    TMPDIR is, if the folder is bound: `Bind` of `benchmarks.images.binds`.
+    TMPDIR is, if the folder is bound: `Bind` of `benchmarks.runtimes.binds`.
     """
     return sorted(name for name in variables if name in NAMES or name.startswith(PREFIXES))
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.ranks import RankProcess, die_with_parent
+from benchmarks.runtimes.ranks import RankProcess, die_with_parent
 
 ENGINE_FAILED = (125, 126, 127, 255)
 """Exit statuses by which docker and podman, or apptainer (the last), say that they could not start the command."""
@@ -17,7 +17,7 @@ SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
 
 
 class Client(RankProcess):
-    """Signals go through a pipe to `benchmarks.images.supervise`, which no killed client and no late start can lose.
+    """Signals go through a pipe to `benchmarks.runtimes.supervise`, which no killed client and no late start can lose.
 
     Args:
         command: the whole command line.

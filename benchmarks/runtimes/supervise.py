@@ -1,4 +1,4 @@
-"""The first process in a container: `python -m benchmarks.images.supervise [--last] COMMAND`. Standard library only.
+"""The first process in a container: `python -m benchmarks.runtimes.supervise [--last] COMMAND`. Standard library only.
 
 Its standard input comes from the launcher: a byte is the number of a signal for the command, and the end of it says
 that the launcher has died, so that the command must end too. An engine's client that is killed leaves its container

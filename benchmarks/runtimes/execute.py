@@ -4,8 +4,8 @@ import argparse
 import subprocess
 from pathlib import Path
 
-from benchmarks.ranks import run_python
-from benchmarks.runtimes import add_runtime_arguments, asked_runtime
+from benchmarks.runtimes.options import add_runtime_arguments, asked_runtime
+from benchmarks.runtimes.ranks import run_python
 from resireduce.errors import ConfigError
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from benchmarks.files import file_hash, load_json, save_json
 from benchmarks.images.context import image_content
 from benchmarks.images.entry import LOCK, ImageEntry, read_images
-from benchmarks.images.isolation import isolated
-from benchmarks.images.runtime import Runtime
 from benchmarks.images.tools import command
-from benchmarks.runtimes import has_nvidia
+from benchmarks.runtimes.isolation import isolated
+from benchmarks.runtimes.options import has_nvidia
+from benchmarks.runtimes.runtime import Runtime
 from benchmarks.training.devices import wanted_device
 from benchmarks.workflow.settings import IMAGES
 from resireduce.errors import ConfigError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from resireduce.errors import ConfigError, choose
 
 if TYPE_CHECKING:
-    from benchmarks.images.runtime import Runtime
+    from benchmarks.runtimes.runtime import Runtime
 
 RUNTIMES = ("none", "docker", "podman", "apptainer")
 """none: this machine's own python."""
@@ -32,7 +32,7 @@ def asked_runtime(args: argparse.Namespace) -> "Runtime | None":
     """Return what the options ask for; None: this machine's own python.
 
     Raises ConfigError, one line with the cure, for options that contradict each other and for whatever is in the way of
-    using them here: `benchmarks.images.choose.find_runtime`.
+    using them here: `benchmarks.runtimes.choose.find_runtime`.
     """
     name = choose("runtime", args.runtime, RUNTIMES)
     if name == "none":
@@ -48,6 +48,6 @@ def asked_runtime(args: argparse.Namespace) -> "Runtime | None":
         raise ConfigError(
             f"image: missing with --runtime {name}; give a name in containers/images.lock.json, or an image's JSON"
         )
-    from benchmarks.images.choose import find_runtime
+    from benchmarks.runtimes.choose import find_runtime
 
     return find_runtime(name, args.image, network)

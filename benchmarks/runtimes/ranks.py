@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from benchmarks.cell import Cell
 
 if TYPE_CHECKING:
-    from benchmarks.images.runtime import Runtime
+    from benchmarks.runtimes.runtime import Runtime
 
 LIMITS = "limits.json"
 POLL_SECONDS = 0.1
@@ -48,7 +48,7 @@ def starting(
     if runtime is None:
         yield start_here
         return
-    from benchmarks.images.containers import containers
+    from benchmarks.runtimes.containers import containers
 
     with containers(runtime, folder, writable, readable) as start:
         yield start

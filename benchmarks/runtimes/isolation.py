@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from benchmarks.images.tools import command
-from benchmarks.ranks import die_with_parent
+from benchmarks.runtimes.ranks import die_with_parent
 from resireduce.errors import ConfigError
 
 # linux/sockios.h and linux/if.h

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from benchmarks.images.binds import bind_all
-from benchmarks.images.client import Client
-from benchmarks.images.isolation import isolated
-from benchmarks.images.runtime import HOSTS, Container, Runtime
-from benchmarks.ranks import Start
+from benchmarks.runtimes.binds import bind_all
+from benchmarks.runtimes.client import Client
+from benchmarks.runtimes.isolation import isolated
+from benchmarks.runtimes.ranks import Start
+from benchmarks.runtimes.runtime import HOSTS, Container, Runtime
 
 LOOK_SECONDS = 0.05
 START_SECONDS = 60.0
