@@ -9,8 +9,10 @@ from pathlib import Path
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound
+from docker.utils import parse_repository_tag
 
 from benchmarks.images.debian import cache_folder
+from benchmarks.images.entry import ImageEntry
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError
 
@@ -37,17 +39,18 @@ class Base:
     """sha256:...; of the registry's manifest, or, for one made here, of its root file system as tar."""
 
 
-def find_base(client: docker.DockerClient, given: str | None) -> Base:
+def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry | None = None) -> Base:
     """Return the base to build from, pulled or made if the engine does not have it.
 
-    Without a given one: the Containerfiles' own, or one from packages where no registry can be reached.
-    Raises ConfigError, one line, for one that cannot be had.
+    Without a given one: the Containerfiles' own, or one from packages where no registry can be reached. If the image
+    was built from it before, `locked`, it is the same to the digest. Raises ConfigError, one line, for one that cannot
+    be had.
     """
     if given == PACKAGES:
         return make_base(client)
     name = given or DEFAULT
     try:
-        return _pulled(client, name)
+        return _pulled(client, name, locked.base_digest if locked and locked.base == name else None)
     except DockerException as error:
         said = getattr(error, "explanation", None) or str(error)
     try:
@@ -64,10 +67,12 @@ def find_base(client: docker.DockerClient, given: str | None) -> Base:
     )
 
 
-def _pulled(client: docker.DockerClient, name: str) -> Base:
-    print(f"Pulling {name} ...", file=sys.stderr, flush=True)
-    client.images.pull(name, **({} if ":" in name.rsplit("/", 1)[-1] or "@" in name else {"tag": "latest"}))
-    return _described(client.images.get(name), name)
+def _pulled(client: docker.DockerClient, name: str, digest: str | None) -> Base:
+    repository, tag = parse_repository_tag(name)
+    wanted = f"{repository}@{digest}" if digest else name
+    print(f"Pulling {wanted} ...", file=sys.stderr, flush=True)
+    client.images.pull(repository, tag=digest or tag or "latest")
+    return _described(client.images.get(wanted), name)
 
 
 def _described(image: docker.models.images.Image, name: str) -> Base:

@@ -38,7 +38,12 @@ class BuildError(ConfigError):
 
 
 def build_image(
-    client: docker.DockerClient, name: str, base: str | None = None, toolkit: str | None = None, again: bool = False
+    client: docker.DockerClient,
+    name: str,
+    base: str | None = None,
+    toolkit: str | None = None,
+    locked: ImageEntry | None = None,
+    again: bool = False,
 ) -> ImageEntry:
     """Build an image, unless it is there, and return what it is. Progress goes to the error stream.
 
@@ -47,6 +52,7 @@ def build_image(
         name: one of IMAGES.
         base: a name that can be pulled, `packages`, or None: the Containerfile's own.
         toolkit: an image with the CUDA toolkit in /usr/local/cuda; None: the base if it has one, else from packages.
+        locked: what an earlier build was: of the same base, to the digest.
         again: build it even if the engine has one of the same files: its Debian packages may be older ones.
 
     Raises ConfigError before the build for what is wrong, BuildError if it fails; neither leaves an image behind.
@@ -57,7 +63,7 @@ def build_image(
     if not again and client.images.list(filters=wanted):
         return describe(client, name, content)
     check_disk(name, client)
-    found = find_base(client, base)
+    found = find_base(client, base, None if again else locked)
     with tempfile.TemporaryFile(dir=cache_folder()) as archive:
         write_context(name, _extra(name), archive)
         archive.seek(0)

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     base = f"an image to build from, or {PACKAGES} (default: {DEFAULT}, or {PACKAGES} where no registry answers)"
     build.add_argument("--base", metavar="IMAGE", help=base)
     build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
-    build.add_argument("--again", action="store_true", help="even if it is there, with today's Debian packages")
+    build.add_argument("--again", action="store_true", help="even if it is there, with today's base and packages")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
     build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
     made = commands.add_parser("base", help="make a base image from Debian's packages, and see that it runs")
@@ -52,10 +52,10 @@ def _build(args: argparse.Namespace) -> int:
     choose("image", args.name, IMAGES)
     if args.entry:
         writable("entry", args.entry)
-    read_images(args.lock)
+    locked = read_images(args.lock).get(args.name)
     check_locks(args.name)
     with engine(args.engine) as client:
-        entry = build_image(client, args.name, args.base, args.toolkit, args.again)
+        entry = build_image(client, args.name, args.base, args.toolkit, locked, args.again)
     add_image(entry, args.lock)
     if args.entry:
         entry.save(args.entry)

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ from benchmarks.images.build import BuildError, check_disk, describe, follow
 from benchmarks.images.toolkit import fetch_toolkit
 from benchmarks.images.wheels import fetch_wheels
 from resireduce.errors import ConfigError
+from tests.unit.test_image_entry import ENTRY
 
 ID = f"sha256:{'1' * 64}"
 PINNED = f"sha256:{'2' * 64}"
@@ -33,7 +35,7 @@ class Images:
     def __init__(self, **known: Any):
         self.known, self.removed = known, list[str]()
 
-    def pull(self, name: str, **_: str) -> None:
+    def pull(self, repository: str, tag: str) -> None:
         raise NotFound("no such host")
 
     def get(self, name: str) -> Any:
@@ -97,8 +99,13 @@ def test_a_full_disk_is_told_before_the_build(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_base_from_a_registry_is_pinned_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = client(**{"debian:12": SimpleNamespace(id=ID, attrs={"RepoDigests": [f"debian@{PINNED}"]})})
-    monkeypatch.setattr(engine.images, "pull", lambda name, **_: None)
-    assert find_base(engine, "debian:12") == Base("debian:12", f"debian@{PINNED}", PINNED)
+    pulled = []
+    monkeypatch.setattr(engine.images, "pull", lambda repository, tag: pulled.append((repository, tag)))
+    found = Base("debian:12", f"debian@{PINNED}", PINNED)
+    assert find_base(engine, "debian:12") == found
+    engine.images.known[f"debian@{PINNED}"] = engine.images.known.pop("debian:12")
+    assert find_base(engine, "debian:12", replace(ENTRY, base="debian:12", base_digest=PINNED)) == found
+    assert pulled == [("debian", "12"), ("debian", PINNED)], "what was built from it before is built from the same"
 
 
 def test_a_base_that_only_the_engine_has_is_pinned_by_its_id() -> None:
