@@ -108,7 +108,7 @@ def make_base(client: docker.DockerClient, again: bool = False) -> Base:
             said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
             raise ConfigError(f"base: mmdebstrap could not make one: {said}; look at the network and the disk")
         try:
-            client.api.import_image_from_file(str(tar), repository="resireduce/base", tag=SUITE)
+            client.api.import_image_from_file(str(tar), repository=OWN_TAG)
         except APIError as error:
             raise ConfigError(f"base: the engine does not take it: {error.explanation}") from None
     return _own(client)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,9 @@ from resireduce.errors import ConfigError
 NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda12": 35 * 10**9}
 """Free disk that a build from nothing takes: packages, context, layers of the builder, the image."""
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+STEP = re.compile(r"step \d+/\d+ ?: ", re.IGNORECASE)
+MADE = re.compile(r" ?--+> ([0-9a-f]{11,12})$")
+"""How Docker (Step 1/2 : RUN, ---> ID) and podman (STEP 1/2: RUN, --> ID) tell of a step."""
 TAIL = 25
 """Lines of a failed build that are shown."""
 
@@ -158,9 +162,9 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
                 raise BuildError(f"image: {name} could not be built; the end of what the build said:\n  {said}")
             for line in str(message.get("stream", "")).splitlines():
                 lines.append(line)
-                if line.startswith("Step "):
+                if STEP.match(line):
                     print(f"  {time.monotonic() - started:5.0f} s  {line[:110]}", file=sys.stderr, flush=True)
-                made += [line[6:]] if is_new(lines) else []
+                made += new_image(lines)
     except BaseException as error:
         for image in reversed(made):
             with suppress(DockerException):
@@ -170,11 +174,12 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
         raise
 
 
-def is_new(lines: Sequence[str]) -> bool:
-    """Say whether the last line names an image that its step made, not one of FROM or of an earlier build."""
-    step = next((line for line in reversed(lines) if line.startswith("Step ")), "")
-    taken = " : FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])
-    return lines[-1].startswith(" ---> ") and len(lines[-1]) == 18 and not taken
+def new_image(lines: Sequence[str]) -> list[str]:
+    """Return the image that the last line says its step made; none if FROM names it, or an earlier build made it."""
+    made = MADE.match(lines[-1])
+    step = next((line for line in reversed(lines) if STEP.match(line)), "")
+    taken = ": FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])
+    return [made[1]] if made and not taken else []
 
 
 def _engine_name(version: Mapping[str, Any]) -> str:

@@ -58,6 +58,14 @@ def test_a_failed_step_ends_the_build_with_what_it_said_and_leaves_no_image() ->
     assert engine.images.removed == ["cccccccccccc"]  # not the base, nor what an earlier build made
 
 
+def test_of_a_build_by_podman_nothing_is_left_either() -> None:
+    engine, said = client(), ["STEP 1/3: FROM base", "--> aaaaaaaaaaa", "STEP 2/3: RUN true", "--> Using cache 1234"]
+    said += ["STEP 3/3: RUN false", "--> ccccccccccc"]
+    with pytest.raises(BuildError):
+        follow(engine, "cpu", iter([*({"stream": f"{line}\n"} for line in said), {"error": "exit status 1"}]))
+    assert engine.images.removed == ["ccccccccccc"]
+
+
 def test_an_engine_that_goes_away_is_one_error_too() -> None:
     def steps() -> Iterator[dict[str, str]]:
         yield from STEPS
