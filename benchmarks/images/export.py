@@ -15,6 +15,9 @@ from benchmarks.images.entry import ImageEntry
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError
 
+FAST = "-comp gzip -Xcompression-level 1"
+"""What every installation of apptainer reads, in a third of the time of the default, an eighth larger."""
+
 
 def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as an OCI archive. Raises ConfigError."""
@@ -36,7 +39,8 @@ def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
         archive, new = Path(folder) / "image.tar", Path(folder) / output.name
         _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
-        _call([*command("apptainer", wrapped=False), "build", str(new), f"docker-archive:{archive}"], folder, output)
+        build = [*command("apptainer", wrapped=False), "build", "--mksquashfs-args", FAST]
+        _call([*build, str(new), f"docker-archive:{archive}"], folder, output)
         os.replace(new, output)  # last, so that what is there is whole
 
 
