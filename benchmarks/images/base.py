@@ -23,6 +23,7 @@ PACKAGES = "packages"
 SUITE = "bookworm"
 INCLUDED = ("python3", "python3-venv", "ca-certificates")
 OWN_TAG = f"resireduce/base:{SUITE}"
+STRICT = ("-o", "APT::Update::Error-Mode=any")
 EPOCH = "1700000000"
 """Time of every file in a base made here: the same packages give the same bytes."""
 
@@ -114,15 +115,19 @@ def make_base(client: docker.DockerClient, again: bool = False) -> Base:
     return _own(client)
 
 
-def check_runs(client: docker.DockerClient, base: Base) -> None:
-    """Raise ConfigError, one line, if the engine cannot run a container of a base."""
-    try:
-        client.containers.run(base.reference, ["python3", "--version"], network_mode="none", remove=True)
-    except DockerException as error:
-        said = " ".join(str(error).split())
-        raise ConfigError(
-            f"engine: it does not run a container of {base.name}: {said[:300]}; look at its log"
-        ) from None
+def check_builds(client: docker.DockerClient, base: Base) -> None:
+    """Raise ConfigError, one line, if the engine cannot do with a base what every build does: run it, and fetch."""
+    for what, command_line, network in (
+        ("runs no container", ["python3", "--version"], "none"),
+        ("runs containers that do not reach Debian's packages", ["apt-get", "-qq", "update", *STRICT], "host"),
+    ):
+        try:
+            client.containers.run(base.reference, command_line, network_mode=network, remove=True)
+        except DockerException as error:
+            said = " ".join(str(error).split())
+            raise ConfigError(
+                f"engine: it {what} of {base.name}: {said[-300:]}; look at its log, and the network"
+            ) from None
 
 
 def _own(client: docker.DockerClient) -> Base:

@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 
 from benchmarks.files import writable
-from benchmarks.images.base import DEFAULT, PACKAGES, check_runs, make_base
-from benchmarks.images.build import build_image
+from benchmarks.images.base import DEFAULT, PACKAGES, check_builds, make_base
+from benchmarks.images.build import build_image, check_disk
 from benchmarks.images.context import IMAGES, check_locks, image_content
 from benchmarks.images.engine import ENGINES, engine
 from benchmarks.images.entry import LOCK, ImageEntry, add_image, read_images
@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--again", action="store_true", help="even if it is there, with today's base and packages")
     build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
     build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
-    made = commands.add_parser("base", help="make a base image from Debian's packages, and see that it runs")
+    made = commands.add_parser(
+        "base", help="make a base image from Debian's packages, and see that images can be built"
+    )
     made.add_argument("--again", action="store_true", help="with today's packages, even if one was made earlier")
     export = commands.add_parser("export", help="write a built image to a file, or what the audit asks of it")
     export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
@@ -66,7 +68,8 @@ def _build(args: argparse.Namespace) -> int:
 def _base(args: argparse.Namespace) -> int:
     with engine(args.engine) as client:
         base = make_base(client, args.again)
-        check_runs(client, base)
+        check_builds(client, base)
+        check_disk("cpu", client)
     print(f"{base.name}: {base.digest}")
     return 0
 
