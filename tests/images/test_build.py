@@ -2,11 +2,7 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import docker
@@ -16,10 +12,10 @@ from packaging.utils import canonicalize_name
 from benchmarks.images.base import make_base
 from benchmarks.images.build import BuildError, follow
 from benchmarks.images.context import image_content
-from benchmarks.images.engine import engine
 from benchmarks.images.entry import ImageEntry, read_images
 from benchmarks.images.requirements import read_lock
 from benchmarks.workflow.content import ROOT
+from tests.images.conftest import Call
 
 LIST = """
 import json
@@ -29,27 +25,9 @@ print(json.dumps([(it.name, it.version) for it in distributions()]))
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[docker.DockerClient]:
-    with engine() as client:
-        yield client
-
-
-def image(*arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Call `python -m benchmarks image ...`."""
-    command = [sys.executable, "-m", "benchmarks", "image", *map(str, arguments)]
-    environment = os.environ | variables
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
-
-
-@pytest.fixture(scope="module")
-def entry(client: docker.DockerClient, tmp_path_factory: pytest.TempPathFactory) -> ImageEntry:
-    """The image, built as a user would."""
-    file = tmp_path_factory.mktemp("entry") / "cpu.json"
-    lock = file.with_name("images.lock.json")
-    done = image("build", "cpu", "--entry", file, "--lock", lock)
-    assert done.returncode == 0, done.stderr
-    assert read_images(lock) == {"cpu": ImageEntry.load(file)}
-    return ImageEntry.load(file)
+def entry(image: Path) -> ImageEntry:
+    assert read_images(image.with_name("images.lock.json")) == {"cpu": ImageEntry.load(image)}
+    return ImageEntry.load(image)
 
 
 def everything(client: docker.DockerClient) -> set[str]:
@@ -71,8 +49,8 @@ def test_the_entry_says_what_is_in_the_image(client: docker.DockerClient, entry:
     assert entry.versions["horovod built with"] == "MPI, Gloo" and "Open MPI" in str(entry.versions["mpi"])
 
 
-def test_built_again_from_the_same_files_it_is_the_same_image(entry: ImageEntry, tmp_path: Path) -> None:
-    assert image("build", "cpu", "--entry", tmp_path / "again.json", "--lock", tmp_path / "lock.json").returncode == 0
+def test_built_again_from_the_same_files_it_is_the_same_image(entry: ImageEntry, call: Call, tmp_path: Path) -> None:
+    assert call("build", "cpu", "--entry", tmp_path / "again.json", "--lock", tmp_path / "lock.json").returncode == 0
     assert ImageEntry.load(tmp_path / "again.json").digest == entry.digest
 
 
@@ -135,17 +113,17 @@ def test_a_step_that_fails_leaves_neither_image_nor_container(client: docker.Doc
     ],
 )
 def test_what_is_wrong_is_one_line_and_leaves_nothing(
-    client: docker.DockerClient, entry: ImageEntry, arguments: list[str], said: str
+    client: docker.DockerClient, entry: ImageEntry, call: Call, arguments: list[str], said: str
 ) -> None:
     before = everything(client)
-    done = image(*arguments)
+    done = call(*arguments)
     assert done.returncode == 2 and said in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr
     assert everything(client) == before
 
 
-def test_an_oci_archive_names_the_image(entry: ImageEntry, tmp_path: Path) -> None:
+def test_an_oci_archive_names_the_image(entry: ImageEntry, call: Call, tmp_path: Path) -> None:
     entry.save(tmp_path / "cpu.json")
-    done = image("export", "cpu", "--entry", tmp_path / "cpu.json", "--oci", tmp_path / "cpu.tar")
+    done = call("export", "cpu", "--entry", tmp_path / "cpu.json", "--oci", tmp_path / "cpu.tar")
     assert done.returncode == 0, done.stderr
     with tarfile.open(tmp_path / "cpu.tar") as archive:
         index = json.load(archive.extractfile("index.json"))  # type: ignore[arg-type]

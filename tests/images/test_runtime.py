@@ -13,15 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks.files import save_json
-from benchmarks.images.context import image_content
-from benchmarks.images.entry import ImageEntry, read_images
+from benchmarks.files import file_hash, save_json
+from benchmarks.images.entry import ImageEntry
 from benchmarks.images.tools import command
 from benchmarks.runtimes.choose import find_runtime
 from benchmarks.runtimes.ranks import run_python
-from benchmarks.workflow.settings import IMAGES
 
 CELL = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4}
 ENDLESS = {**CELL, "steps": 10**6}
@@ -49,27 +45,11 @@ json.dump({
 """
 
 
-@pytest.fixture(scope="module")
-def image() -> Path:
-    """The JSON of the image to run."""
-    content = image_content("cpu")
-    given = os.environ.get("RESIREDUCE_TEST_IMAGE")
-    path = Path(given or IMAGES / f"cpu-{content}.json").absolute()
-    entry = read_images().get("cpu")
-    if not path.exists() and entry is not None and entry.content == content:
-        return _saved(entry, path)
-    assert path.exists(), "there is no image of this checkout's code: python -m benchmarks image build cpu"
-    return path
-
-
-def _saved(entry: ImageEntry, path: Path) -> Path:
-    entry.save(path)
-    return path
-
-
-def start(folder: Path, cell: dict[str, Any], image: Path | None, *more: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, cell: dict[str, Any], image: Path | None, *more: str, runtime: str = "docker"
+) -> subprocess.Popen[str]:
     save_json(cell, folder / "cell.json")
-    options = ["--runtime", "docker", "--image", str(image)] if image else []
+    options = ["--runtime", runtime, "--image", str(image)] if image else []
     line = [sys.executable, "-m", "benchmarks", "run", "--cell", "cell.json", "--output", "cells/out.json"]
     return subprocess.Popen(
         [*line, *options, *more],
@@ -81,9 +61,11 @@ def start(folder: Path, cell: dict[str, Any], image: Path | None, *more: str) ->
     )
 
 
-def run(folder: Path, cell: dict[str, Any], image: Path | None, *more: str) -> tuple[int, str, dict[str, Any]]:
+def run(
+    folder: Path, cell: dict[str, Any], image: Path | None, *more: str, runtime: str = "docker"
+) -> tuple[int, str, dict[str, Any]]:
     """Exit status, what was said, and the record."""
-    process = start(folder, cell, image, *more)
+    process = start(folder, cell, image, *more, runtime=runtime)
     said = "".join(process.communicate(timeout=300))
     files = sorted((folder / "cells").glob("out*.json"), reverse=True)  # out.json before out.failed.json
     return process.returncode, said, json.loads(files[0].read_text()) if files else {}
@@ -120,6 +102,21 @@ def test_a_cell_trains_as_on_the_host_and_its_record_names_the_image(tmp_path, i
         assert record["metric_history"] == host["metric_history"]
     owned = [path for path in tmp_path.rglob("*") if path.stat().st_uid != os.getuid()]
     assert (owned, containers(image), list(tmp_path.glob("checkpoints"))) == ([], [], [])
+
+
+def test_a_cell_trains_under_apptainer_as_under_docker(tmp_path, image, call):
+    sif = image.with_suffix(".sif")
+    done = call("export", "cpu", "--entry", image, "--sif", sif)
+    assert done.returncode == 0, done.stderr
+    horovod = {**CELL, "backend": "horovod"}
+    _, said, record = run(tmp_path, horovod, image, runtime="apptainer")
+    assert record.get("status") == "ok", said
+    assert record["provenance"]["image"]["sif_sha256"] == file_hash(sif)
+    assert record["provenance"]["image"]["digest"] == digest(image)
+    (tmp_path / "docker").mkdir()
+    _, said, docker = run(tmp_path / "docker", horovod, image)
+    assert docker.get("status") == "ok", said
+    assert record["metric_history"] == docker["metric_history"]
 
 
 def test_what_a_command_in_an_image_sees(tmp_path, image, monkeypatch):

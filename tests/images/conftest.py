@@ -1,0 +1,41 @@
+"""The image without CUDA, built as a user would: minutes the first time, seconds from the engine's cache."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from benchmarks.images.engine import engine
+from benchmarks.workflow.content import ROOT
+
+Call = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[docker.DockerClient]:
+    with engine() as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def call() -> Call:
+    """What calls `python -m benchmarks image ...`."""
+
+    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, "-m", "benchmarks", "image", *map(str, arguments)]
+        return subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT, env=os.environ)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def image(client: docker.DockerClient, call: Call, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the JSON of the image; beside it is a list of images with it alone."""
+    file = tmp_path_factory.mktemp("image") / "cpu.json"
+    done = call("build", "cpu", "--entry", file, "--lock", file.with_name("images.lock.json"))
+    assert done.returncode == 0, done.stderr
+    return file
