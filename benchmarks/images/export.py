@@ -8,12 +8,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import docker
+from docker.errors import ImageNotFound
 
 from benchmarks.files import save_bytes
 from benchmarks.images.engine import HOST
 from benchmarks.images.entry import ImageEntry
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError
+
+
+def check_stored(client: docker.DockerClient, entry: ImageEntry) -> None:
+    """Raise ConfigError if the engine has not this very image: its tag may be that of a later build."""
+    try:
+        found = client.images.get(entry.tag).id
+    except ImageNotFound:
+        found = None
+    if found != entry.digest:
+        there = "is not in the engine's store" if found is None else f"is another build in the engine's store, {found}"
+        raise ConfigError(
+            f"image: {entry.tag} of {entry.digest[:19]}... {there}; python -m benchmarks image build {entry.name}, "
+            "with the same --entry if there was one"
+        )
 
 
 def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
