@@ -35,8 +35,9 @@ def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
     """Write an image of the engine that DOCKER_HOST names as an OCI archive. Raises ConfigError."""
     line = [*command("skopeo"), "--insecure-policy", "copy", "--quiet", "--src-daemon-host", os.environ[HOST]]
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
-        new = Path(folder) / output.name
-        _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new}:{entry.tag}"], folder, output)
+        new = Path(folder) / "image.tar"
+        # Called in the folder: what follows a colon would be no part of a path.
+        _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new.name}:{entry.tag}"], folder, output)
         os.replace(new, output)
 
 
@@ -49,9 +50,11 @@ def export_packages(client: docker.DockerClient, entry: ImageEntry, output: Path
 def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as a SIF. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
-        archive, new = Path(folder) / "image.tar", Path(folder) / output.name
+        archive, new = Path(folder) / "image.tar", Path(folder) / "image.sif"
         _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
-        _call([*command("apptainer", wrapped=False), "build", str(new), f"docker-archive:{archive}"], folder, output)
+        _call(
+            [*command("apptainer", wrapped=False), "build", new.name, f"docker-archive:{archive.name}"], folder, output
+        )
         os.replace(new, output)  # last, so that what is there is whole
 
 
@@ -59,7 +62,7 @@ def _call(line: Sequence[str], folder: str, output: Path) -> None:
     # The system's folder for temporary files is often too small for an image.
     places = dict.fromkeys(("TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), folder)
     done = subprocess.run(
-        line, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+        line, cwd=folder, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

@@ -13,7 +13,7 @@ from benchmarks.images import base, build
 from benchmarks.images.base import Base, find_base
 from benchmarks.images.build import BuildError, check_disk, describe, follow
 from benchmarks.images.entry import ImageEntry
-from benchmarks.images.export import check_stored
+from benchmarks.images.export import check_stored, export_oci, export_sif
 from benchmarks.images.toolkit import fetch_toolkit
 from benchmarks.images.wheels import fetch_wheels
 from resireduce.errors import ConfigError
@@ -209,3 +209,22 @@ def test_an_entry_of_another_image_is_not_exported(tmp_path: Path, capsys: pytes
 def test_a_toolkit_for_an_image_without_cuda_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["image", "build", "cpu", "--toolkit", "nvidia/cuda"]) == 2
     assert "toolkit: 'nvidia/cuda' is of no use for cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("export", [export_oci, export_sif])
+def test_an_image_is_exported_to_a_path_with_a_colon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, export: Any
+) -> None:
+    """skopeo, docker and apptainer as a script that is called with files' names only, and writes them."""
+    script = tmp_path / "program"
+    script.write_text("#!/bin/sh\nfor it; do case $it in *archive:/*) exit 1;; esac; done\ntouch image.tar image.sif\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("benchmarks.images.export.command", lambda name, wrapped=True: [str(script)])
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x")
+    entry = ImageEntry(
+        name="cpu", digest=ID, content="0" * 12, base="b", base_digest=ID, size_bytes=1, engine="e", built_at="t"
+    )
+    output = tmp_path / "a:b c/x:y"
+    output.parent.mkdir()
+    export(client(), entry, output)
+    assert output.exists() and list(output.parent.iterdir()) == [output]
