@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.doctor.finding import Finding, failed, gibibytes, ok, warning
 from benchmarks.doctor.folders import existing, free_bytes, why_not_writable
 from benchmarks.images.debian import cache_folder
+from resireduce.errors import ConfigError
 
 NAME = "disk"
 GIB = 1 << 30
@@ -83,7 +84,7 @@ def _own_engine() -> Path | None:
     """Where images.engine keeps the images of its own."""
     try:
         return cache_folder() / "engine"
-    except RuntimeError:  # neither HOME nor a user of this number
+    except ConfigError:  # neither HOME nor a user of this number
         return None
 
 

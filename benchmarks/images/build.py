@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import docker
-from docker.errors import APIError, ContainerError, DockerException
+from docker.errors import APIError, ContainerError
 
 from benchmarks.files import file_hash
 from benchmarks.images.base import Base, find_base
 from benchmarks.images.context import check_locks, containerfile, image_content, write_context
 from benchmarks.images.debian import cache_folder
+from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
 from benchmarks.images.entry import ImageEntry
 from benchmarks.images.toolkit import fetch_toolkit
 from benchmarks.images.wheels import fetch_source, fetch_wheels
@@ -68,24 +69,20 @@ def build_image(
         return describe(client, name, content)
     check_disk(name, client)
     found = find_base(client, base, None if again else locked)
+    cache_folder().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=cache_folder()) as archive:
         write_context(name, _extra(name), archive)
         archive.seek(0)
-        messages = client.api.build(
-            fileobj=archive,
-            custom_context=True,
-            dockerfile=file,
-            tag=f"resireduce/{name}:{content}",
-            buildargs=_arguments(found, toolkit),
-            labels=_labels(name, content, found),
-            network_mode="host",
-            nocache=again,
-            rm=True,
-            forcerm=True,
-            decode=True,
-        )
-        follow(client, name, messages)
+        options: dict[str, Any] = {"network_mode": "host", "nocache": again, "rm": True, "forcerm": True}
+        options |= {"buildargs": _arguments(found, toolkit), "labels": _labels(name, content, found)}
+        options |= {"dockerfile": file, "tag": f"resireduce/{name}:{content}"}
+        follow(client, name, _messages(client, fileobj=archive, **options))
     return describe(client, name, content)
+
+
+def _messages(client: docker.DockerClient, **options: Any) -> Iterator[Mapping[str, Any]]:
+    """What the engine says of a build, which begins when the first message is asked for."""
+    yield from client.api.build(custom_context=True, decode=True, **options)
 
 
 def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry:
@@ -167,10 +164,10 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
                 made += new_image(lines)
     except BaseException as error:
         for image in reversed(made):
-            with suppress(DockerException):
+            with suppress(*ENGINE_ERRORS):
                 client.images.remove(image, noprune=True)
-        if isinstance(error, DockerException):
-            raise BuildError(f"image: the engine gave up building {name}: {error}") from None
+        if isinstance(error, ENGINE_ERRORS):
+            raise BuildError(f"image: the engine gave up building {name}: {what_engine_said(error)}") from None
         raise
 
 

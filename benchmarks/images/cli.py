@@ -1,8 +1,11 @@
 """`python -m benchmarks image`: builds images, takes them to files, and runs commands with an engine."""
 
 import argparse
+import signal
 import subprocess
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from benchmarks.files import writable
 from benchmarks.images.base import DEFAULT, PACKAGES, check_builds, make_base
@@ -10,7 +13,7 @@ from benchmarks.images.build import build_image, check_disk
 from benchmarks.images.context import IMAGES, check_locks, image_content
 from benchmarks.images.engine import ENGINES, engine
 from benchmarks.images.entry import LOCK, ImageEntry, add_image, read_images
-from benchmarks.images.export import export_oci, export_packages, export_sif
+from benchmarks.images.export import check_stored, export_oci, export_packages, export_sif
 from benchmarks.images.tools import TOOLS, command
 from benchmarks.runtimes import execute
 from resireduce.errors import ConfigError, choose
@@ -46,14 +49,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run one action. The exit status."""
-    return int(ACTIONS[args.action](args))
+    """Run one action. The exit status. Asked to end by a signal, it leaves no more behind than with Ctrl-C."""
+    earlier = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return int(ACTIONS[args.action](args))
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """Leave all blocks, which clear away what is theirs."""
+    sys.exit(128 + number)
 
 
 def _build(args: argparse.Namespace) -> int:
     choose("image", args.name, IMAGES)
-    if args.entry:
-        writable("entry", args.entry)
+    if args.toolkit and args.name == "cpu":
+        raise ConfigError(f"toolkit: {args.toolkit!r} is of no use for cpu, which has no CUDA; leave it out")
+    for field in ("entry", "lock"):
+        if getattr(args, field):
+            writable(field, getattr(args, field))
     locked = read_images(args.lock).get(args.name)
     check_locks(args.name)
     with engine(args.engine) as client:
@@ -79,13 +95,14 @@ def _export(args: argparse.Namespace) -> int:
     if not given:
         raise ConfigError(f"export: give one or more of {', '.join(f'--{form} FILE' for form in FORMS)}")
     entry = ImageEntry.load(args.entry) if args.entry else _of_lock(args.name)
+    if entry.name != args.name:
+        raise ConfigError(
+            f"entry: {args.entry} is of image {entry.name!r}, not of {args.name!r}; give that of the same"
+        )
     for form, path in given.items():
         writable(form, path)
     with engine(args.engine) as client:
-        if not client.images.list(filters={"reference": entry.tag}):
-            raise ConfigError(
-                f"image: {entry.tag} is not in the engine's store; python -m benchmarks image build {args.name}"
-            )
+        check_stored(client, entry)
         for form, path in given.items():
             FORMS[form](client, entry, path)
             print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from benchmarks.images.requirements import read_lock
 from benchmarks.workflow.content import LIBRARY, ROOT, TRAINING, content_hash, text_hash
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 
 IMAGES = ("cpu", "cuda12")
 SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.py")
@@ -31,21 +31,35 @@ def containerfile(name: str) -> str:
 
 def check_locks(name: str, root: Path = ROOT) -> None:
     """Raise ConfigError, one line, if a lock file that an image is built with does not hold its packages fast."""
-    for lock in sorted([*root.glob("containers/*.lock"), *root.glob(f"containers/{name}/*.lock")]):
-        if lock.name in SHARED or lock.parent.name == name:
-            read_lock(lock)
+    shared = [root / "containers" / file for file in SHARED if file.endswith(".lock")]
+    own = {root / f"containers/{name}/requirements.lock", *root.glob(f"containers/{name}/*.lock")}
+    for lock in (*shared, *sorted(own)):
+        read_lock(lock)
 
 
 def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
     """Return 12 hex digits over all that an image is built from: another Containerfile, lock or code, another image.
 
-    Not over README and what only the host runs. Raises ConfigError for an unknown name.
+    Not over README and what only the host runs. Raises ConfigError for an unknown name, and for files that are missing.
     """
     folder = (root / containerfile(name)).parent
-    files = [*sorted(path for path in folder.iterdir() if path.is_file()), *(root / "containers" / it for it in SHARED)]
-    texts = [f"{file.relative_to(root)}\0{file.read_text(encoding='utf-8')}" for file in files]
-    texts += [(root / "pyproject.toml").read_text(encoding="utf-8"), source_content(root), base or ""]
+    _text(folder / "Containerfile")
+    own = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
+    files = [*sorted(own), *(root / "containers" / it for it in SHARED)]
+    texts = [f"{file.relative_to(root)}\0{_text(file)}" for file in files]
+    texts += [_text(root / "pyproject.toml"), source_content(root), base or ""]
     return text_hash("\0".join(texts))
+
+
+def _text(file: Path) -> str:
+    """What is in a file of the project. Raises ConfigError, one line."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = getattr(error, "strerror", None) or "it is not text"
+        raise ConfigError(
+            f"image: {file} cannot be read: {problem}; it is part of the project: git checkout brings it back"
+        ) from None
 
 
 def source_content(root: Path = ROOT) -> str:
@@ -79,5 +93,6 @@ def _files(path: Path, name: str) -> Iterator[tuple[Path, str]]:
         yield path, name
         return
     for file in sorted(path.rglob("*")):
-        if file.is_file() and not set(file.parts) & set(LEFT_OUT):
+        # Hidden ones are an editor's; they are not in the content either.
+        if file.is_file() and not file.name.startswith(".") and not set(file.parts) & set(LEFT_OUT):
             yield file, f"{name}/{file.relative_to(path).as_posix()}"

@@ -87,9 +87,17 @@ def relocate(root: Path, programs: Sequence[str], final: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for what can be had again: $XDG_CACHE_HOME/resireduce, else ~/.cache/resireduce."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "resireduce"
+    """Return the user's folder for what can be had again: $XDG_CACHE_HOME/resireduce, else ~/.cache/resireduce.
+
+    Raises ConfigError for a user without a home.
+    """
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(home):  # others are to be ignored, says the XDG base directory specification
+        return Path(home) / "resireduce"
+    try:
+        return Path.home() / ".cache/resireduce"
+    except RuntimeError:
+        raise ConfigError("HOME: this user has none; set it, or XDG_CACHE_HOME, to a folder of yours") from None
 
 
 def _codename() -> str:

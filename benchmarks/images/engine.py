@@ -11,19 +11,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 import docker
 from docker.errors import DockerException
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from benchmarks.images.debian import cache_folder
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError, choose
 
 ENGINES = ("docker", "podman")
+ENGINE_ERRORS = (DockerException, RequestException, HTTPError)
+"""What the SDK raises if the engine refuses something, or goes away: in its answer, or (the last) within a stream."""
 HOST = "DOCKER_HOST"
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
@@ -55,6 +59,12 @@ class OwnEngine:
         return self.folder / "docker.pid"
 
     @property
+    def processes(self) -> dict[Path, Path]:
+        """Files with the numbers of dockerd and of its containerd, and an argument that only they are called with."""
+        containerd = self.folder / "exec/containerd"
+        return {self.pid_file: self.pid_file, containerd / "containerd.pid": containerd / "containerd.toml"}
+
+    @property
     def log(self) -> Path:
         """What it said since it was started last."""
         return self.folder / "log"
@@ -68,16 +78,37 @@ def engine(kind: str = "docker") -> Iterator[docker.DockerClient]:
     """
     choose("engine", kind, ENGINES)
     if (address := find_running(kind)) is not None:
-        with _at(address) as client:
+        with _at(address) as client, _one_line():
             yield client
         return
     if kind != "docker":
         raise ConfigError(
             f"engine: {kind!r} does not answer; start its service: podman system service --time 0 {podman_socket()}"
         )
+    if os.geteuid() != 0:
+        raise ConfigError(
+            "engine: no Docker Engine runs, and only root can start one; start one, or give --engine podman"
+        )
     own = OwnEngine(cache_folder() / "engine")
-    with _held(own), _at(f"unix://{own.socket}") as client:
+    with _held(own), _at(f"unix://{own.socket}") as client, _one_line():
         yield client
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    """What an engine refuses, and that it has gone away, as ConfigError."""
+    try:
+        yield
+    except ENGINE_ERRORS as error:
+        raise ConfigError(
+            f"engine: {what_engine_said(error)}; look at its log, and give the same command again"
+        ) from None
+
+
+def what_engine_said(error: BaseException) -> str:
+    """Return one line: the engine's own words, without the request that it refused."""
+    said = getattr(error, "explanation", None) or error
+    return " ".join(str(said).split())[:300]
 
 
 def find_running(kind: str) -> str | None:
@@ -100,7 +131,7 @@ def podman_socket() -> str:
 def _answers(address: str) -> bool:
     try:
         client = docker.DockerClient(base_url=address, timeout=10)
-    except DockerException:
+    except (DockerException, ValueError):  # ValueError: a port or an IPv6 address that cannot be one
         return False
     try:
         return bool(client.ping())
@@ -156,13 +187,13 @@ def _is_last(users: TextIO) -> bool:
 
 
 def _start(own: OwnEngine) -> None:
-    if os.geteuid() != 0:
-        raise ConfigError(
-            "engine: no Docker Engine runs, and only root can start one; start one, or give --engine podman"
-        )
     if len(str(own.longest_socket)) > LONGEST_SOCKET:
         raise ConfigError(f"engine: {own.folder} is too long for its sockets; set XDG_CACHE_HOME to a shorter folder")
     own.socket.unlink(missing_ok=True)
+    was_killed = own.pid_file.exists()
+    for file, argument in own.processes.items():  # dockerd takes whoever has such a number now for itself
+        if _process(file, argument) is None:
+            file.unlink(missing_ok=True)
     arguments = ["--data-root", own.folder / "data", "--exec-root", own.folder / "exec", "--pidfile", own.pid_file]
     # It changes nothing of the machine's network: containers have the host's, or none.
     arguments += ["--host", f"unix://{own.socket}", "--bridge=none", "--iptables=false", "--ip6tables=false"]
@@ -172,21 +203,39 @@ def _start(own: OwnEngine) -> None:
         # In a session of its own: Ctrl-C is for those who use it.
         process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + START_SECONDS
-    while not _answers(f"unix://{own.socket}"):
-        if process.poll() is not None or time.monotonic() > deadline:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
-            said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
-            raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
-        time.sleep(0.1)
+    try:
+        while not _answers(f"unix://{own.socket}"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
+                raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
+            time.sleep(0.1)
+    except BaseException:  # Ctrl-C, too: nobody else would stop it
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+        process.wait()
+        raise
+    if was_killed:  # in the middle of a build, perhaps
+        client = docker.DockerClient(base_url=f"unix://{own.socket}", timeout=START_SECONDS)
+        with closing(client), suppress(*ENGINE_ERRORS):
+            client.containers.prune()
 
 
 def _stop(own: OwnEngine) -> None:
-    try:
-        number = int(own.pid_file.read_text(encoding="utf-8"))
-        os.kill(number, signal.SIGTERM)
-    except (OSError, ValueError):
-        return
     deadline = time.monotonic() + STOP_SECONDS
-    while own.pid_file.exists() and time.monotonic() < deadline:
+    if (number := _process(own.pid_file, own.pid_file)) is not None:
+        os.kill(number, signal.SIGTERM)
+    while _process(own.pid_file, own.pid_file) is not None and time.monotonic() < deadline:
         time.sleep(0.1)
+
+
+def _process(file: Path, argument: Path) -> int | None:
+    """The process whose number is in a file, if it has that argument.
+
+    One that was killed leaves the file behind; its number may be another's now, or that of what is left of it.
+    """
+    try:
+        number = int(file.read_text(encoding="utf-8"))
+        line = Path(f"/proc/{number}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return number if os.fsencode(argument) in line.split(b"\0") else None

@@ -1,5 +1,7 @@
 """What is known of a built image, and `containers/images.lock.json`, which lists all. Imports no torch."""
 
+import fcntl
+import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -11,7 +13,8 @@ from resireduce.errors import ConfigError, is_count
 LOCK = Path("containers/images.lock.json")
 SCHEMA_VERSION = 1
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-CURE = "build it again: python -m benchmarks image build NAME"
+BUILD = "build it again: python -m benchmarks image build NAME"
+CURE = f"delete the file and {BUILD}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,23 +83,37 @@ def read_images(path: Path = LOCK) -> dict[str, ImageEntry]:
     values = _read(path)
     if not isinstance(values, dict) or values.get("schema_version") != SCHEMA_VERSION:
         raise ConfigError(f"{path}: schema_version is not {SCHEMA_VERSION}; {CURE}")
-    try:
-        return {name: ImageEntry.from_dict(entry) for name, entry in values["images"].items()}
-    except (ConfigError, KeyError, AttributeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+    images = values.get("images")
+    if not isinstance(images, dict):
+        raise ConfigError(f"{path}: images is no mapping of names to images; {CURE}")
+    found = {}
+    for name, entry in images.items():
+        try:
+            found[name] = ImageEntry.from_dict(entry)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {name}: {error}") from None
+        if found[name].name != name:
+            raise ConfigError(f"{path}: {name}: the image there is {found[name].name!r}; {CURE}")
+    return found
 
 
 def add_image(entry: ImageEntry, path: Path = LOCK) -> None:
-    """Put an entry into a lock, in the place of an earlier one of its name."""
-    images = read_images(path) | {entry.name: entry}
-    plain = {name: asdict(images[name]) for name in sorted(images)}
-    save_json({"schema_version": SCHEMA_VERSION, "images": plain}, path)
+    """Put an entry into a lock, in the place of an earlier one of its name. One process does so at a time."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        images = read_images(path) | {entry.name: entry}
+        plain = {name: asdict(images[name]) for name in sorted(images)}
+        save_json({"schema_version": SCHEMA_VERSION, "images": plain}, path)
+    finally:
+        os.close(handle)
 
 
 def _read(path: Path) -> Any:
     try:
         return load_json(path)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; {CURE}") from None
+        raise ConfigError(f"{path}: {error.strerror}; {BUILD}") from None
     except ValueError as error:
-        raise ConfigError(f"{path}: half written or not JSON ({error}); delete it and {CURE}") from None
+        raise ConfigError(f"{path}: half written or not JSON ({error}); {CURE}") from None

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import docker
+from docker.errors import ImageNotFound
 
 from benchmarks.files import save_bytes
 from benchmarks.images.engine import HOST
@@ -19,12 +20,27 @@ FAST = "-comp gzip -Xcompression-level 1"
 """What every installation of apptainer reads, in a third of the time of the default, an eighth larger."""
 
 
+def check_stored(client: docker.DockerClient, entry: ImageEntry) -> None:
+    """Raise ConfigError if the engine has not this very image: its tag may be that of a later build."""
+    try:
+        found = client.images.get(entry.tag).id
+    except ImageNotFound:
+        found = None
+    if found != entry.digest:
+        there = "is not in the engine's store" if found is None else f"is another build in the engine's store, {found}"
+        raise ConfigError(
+            f"image: {entry.tag} of {entry.digest[:19]}... {there}; python -m benchmarks image build {entry.name}, "
+            "with the same --entry if there was one"
+        )
+
+
 def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as an OCI archive. Raises ConfigError."""
     line = [*command("skopeo"), "--insecure-policy", "copy", "--quiet", "--src-daemon-host", os.environ[HOST]]
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
-        new = Path(folder) / output.name
-        _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new}:{entry.tag}"], folder, output)
+        new = Path(folder) / "image.tar"
+        # Called in the folder: what follows a colon would be no part of a path.
+        _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new.name}:{entry.tag}"], folder, output)
         os.replace(new, output)
 
 
@@ -37,10 +53,10 @@ def export_packages(client: docker.DockerClient, entry: ImageEntry, output: Path
 def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> None:
     """Write an image of the engine that DOCKER_HOST names as a SIF. Raises ConfigError."""
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
-        archive, new = Path(folder) / "image.tar", Path(folder) / output.name
+        archive, new = Path(folder) / "image.tar", Path(folder) / "image.sif"
         _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
         build = [*command("apptainer", wrapped=False), "build", "--mksquashfs-args", FAST]
-        _call([*build, str(new), f"docker-archive:{archive}"], folder, output)
+        _call([*build, new.name, f"docker-archive:{archive.name}"], folder, output)
         os.replace(new, output)  # last, so that what is there is whole
 
 
@@ -48,7 +64,7 @@ def _call(line: Sequence[str], folder: str, output: Path) -> None:
     # The system's folder for temporary files is often too small for an image.
     places = dict.fromkeys(("TMPDIR", "APPTAINER_TMPDIR", "APPTAINER_CACHEDIR"), folder)
     done = subprocess.run(
-        line, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
+        line, cwd=folder, env=os.environ | places, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
     )
     if done.returncode:
         said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]

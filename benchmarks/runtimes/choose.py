@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shlex
 import socket
 import subprocess
 import sys
@@ -30,11 +31,12 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     have, an engine that does not answer, a network that is not to be had.
     """
     entry, beside = _find_entry(image)
-    _check_content(name, entry)
+    build = _build(name, entry, image)
+    _check_content(entry, build)
     program = tuple(command(name))
-    sif = _check_sif(beside, entry) if name == "apptainer" else None
+    sif = _check_sif(beside, entry, image) if name == "apptainer" else None
     if sif is None:
-        _check_engine(name, program, entry)
+        _check_engine(name, program, entry, build)
     elif network == "none":
         with isolated():  # or it says why not
             pass
@@ -63,13 +65,13 @@ def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, 
     )
 
 
-def _check_content(name: str, entry: ImageEntry) -> None:
+def _check_content(entry: ImageEntry, build: str) -> None:
     """Raise ConfigError if the code in an image, or what else it is built from, is not that of this checkout."""
     here = image_content(entry.name)
     if entry.content not in (here, image_content(entry.name, entry.base)):  # the base is the default, or was given
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
-            f"this checkout ({here}); build it again: {_build(name, entry.name)}"
+            f"this checkout ({here}); build it again: {build}"
         )
 
 
@@ -86,35 +88,40 @@ def _find_entry(given: str) -> tuple[ImageEntry, Path]:
     return images[given], IMAGES / f"{given}-{images[given].content}.sif"
 
 
-def _check_sif(sif: Path, entry: ImageEntry) -> Path:
+def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
     if not sif.is_file():
         raise ConfigError(
             f"image: {sif} is not there, which apptainer needs; make it: "
-            f"python -m benchmarks image export {entry.name} --sif {sif}"
+            f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
         )
     return sif.absolute()
 
 
-def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry) -> None:
+def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:
     """Raise ConfigError if the engine does not answer, or has not, or no longer, the image of this digest."""
     try:
         found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
     except ConfigError as error:
         if "no such image" in str(error).lower() or "image not known" in str(error).lower():
             raise ConfigError(
-                f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; "
-                f"build it: {_build(name, entry.name)}"
+                f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
             ) from None
         raise ConfigError(f"runtime: {name} does not answer: {error}; start it, or choose another runtime") from None
     if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
-        raise ConfigError(
-            f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {_build(name, entry.name)}"
-        )
+        raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
 
 
-def _build(name: str, image: str) -> str:
-    """The command that builds an image for a runtime; apptainer's are exported from an engine."""
-    return f"python -m benchmarks image build {image}" + (" --engine podman" if name == "podman" else "")
+def _build(name: str, entry: ImageEntry, given: str) -> str:
+    """The command that builds an image for a runtime, and writes the file that it is known by, if it is by one.
+
+    Apptainer's are exported from an engine.
+    """
+    engine = " --engine podman" if name == "podman" else ""
+    return f"python -m benchmarks image build {entry.name}{engine}{_own_file(given)}"
+
+
+def _own_file(given: str) -> str:
+    return f" --entry {shlex.quote(given)}" if given.endswith(".json") else ""
 
 
 def _ask(line: list[str]) -> str:

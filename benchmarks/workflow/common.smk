@@ -67,6 +67,8 @@ onstart:
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
             if IMAGE and IMAGE.needs_engine(jobs):
                 LOCKS.append(start_engine())
+            if IMAGE:
+                IMAGE.check_stored(jobs)
         except (ConfigError, FolderInUse) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())

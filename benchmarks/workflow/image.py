@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.files import load_json
 from benchmarks.images.context import IMAGES as NAMES
 from benchmarks.images.context import image_content
+from benchmarks.images.entry import ImageEntry
 from benchmarks.runtimes.options import NETWORKS, RUNTIMES, has_nvidia
 from benchmarks.workflow.settings import IMAGES
 from resireduce.errors import ConfigError, choose
@@ -57,9 +57,24 @@ class Image:
         in_image = {"cell", "pretrained_in_image"} if self.runtime == "docker" else set()
         return self.runtime != "podman" and bool(set(jobs) & ({"image", "sif"} | in_image))
 
+    def check(self) -> None:
+        """Raise ConfigError, one line, if what is known of it cannot be used: half written, or of another image."""
+        if self.is_built:
+            entry = ImageEntry.load(Path(self.entry))
+            if (entry.name, entry.content) != (self.name, self.content):
+                raise ConfigError(f"image: {self.entry} is of {entry.tag}, another image; delete that file")
+
+    def check_stored(self, jobs: Collection[str]) -> None:
+        """Raise ConfigError, one line, if jobs of these rules need it, none of them makes it, and it is not there."""
+        made = {"image", "sif"} & set(jobs)
+        if not made and {"cell", "pretrained_in_image"} & set(jobs):
+            from benchmarks.runtimes.choose import find_runtime
+
+            find_runtime(self.runtime, self.entry, self.network)
+
     def state(self) -> str:
         """Return what a cell's results depend on: digest, once it is built, runtime and network."""
-        digest = load_json(Path(self.entry))["digest"] if self.is_built else "not built"
+        digest = ImageEntry.load(Path(self.entry)).digest if self.is_built else "not built"
         return f"image {digest}, {self.runtime}, network {self.network}"
 
     def __str__(self) -> str:
@@ -80,7 +95,9 @@ def get_image(config: Mapping[str, Any]) -> Image | None:
         return None
     network = choose("network", _text(config, "network"), NETWORKS)
     name = choose("image", str(config.get("image") or ("cuda12" if has_nvidia() else "cpu")), NAMES)
-    return Image(name, runtime, network, image_content(name), "image" in config)
+    image = Image(name, runtime, network, image_content(name), "image" in config)
+    image.check()
+    return image
 
 
 def start_engine() -> ExitStack:

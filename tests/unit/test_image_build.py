@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 from docker.errors import APIError, ImageNotFound, NotFound
+from requests.exceptions import ConnectionError as RefusedConnection
+from urllib3.exceptions import ProtocolError
 
+from benchmarks.__main__ import main
 from benchmarks.images import base, build
 from benchmarks.images.base import Base, find_base
 from benchmarks.images.build import BuildError, check_disk, describe, follow
+from benchmarks.images.entry import ImageEntry
+from benchmarks.images.export import check_stored, export_oci, export_sif
 from benchmarks.images.toolkit import fetch_toolkit
 from benchmarks.images.wheels import fetch_wheels
 from resireduce.errors import ConfigError
@@ -164,3 +169,77 @@ def test_a_broken_file_of_the_toolkit_is_one_line(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=r"toolkit\.deb\.json"):
             fetch_toolkit(path)
+
+
+class Gone:
+    """An engine that takes nothing any more."""
+
+    def remove(self, image: str, noprune: bool) -> None:
+        raise RefusedConnection("('Connection aborted.', ConnectionRefusedError(111))")
+
+
+def test_an_engine_that_is_killed_in_a_step_is_one_error_though_nothing_can_be_removed() -> None:
+    def steps() -> Iterator[dict[str, str]]:
+        yield from STEPS
+        raise ProtocolError("Connection broken: IncompleteRead(0 bytes read)")
+
+    engine: Any = SimpleNamespace(images=Gone())
+    with pytest.raises(BuildError, match="the engine gave up building cpu: Connection broken"):
+        follow(engine, "cpu", steps())
+
+
+def refusing(**_: Any) -> Any:
+    raise APIError("500 Server Error for http+docker://x?long=request", explanation="dockerfile parse error line 3")
+
+
+def test_a_build_that_the_engine_refuses_has_its_words_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    engine = client(**{"python:3": SimpleNamespace(attrs={}, id=ID)})
+    engine.images.list, engine.api = (lambda **_: []), SimpleNamespace(build=refusing)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "not/made/yet")
+    monkeypatch.setattr(build, "check_disk", lambda *_: None)
+    monkeypatch.setattr(build, "write_context", lambda *_: None)
+    with pytest.raises(BuildError, match=r"gave up building cpu: dockerfile parse error line 3$"):
+        build.build_image(engine, "cpu", "python:3")
+
+
+@pytest.mark.parametrize("found", [None, PINNED])
+def test_only_the_very_image_of_an_entry_is_exported(found: str | None) -> None:
+    entry = ImageEntry(
+        name="cpu", digest=ID, content="0" * 12, base="b", base_digest=ID, size_bytes=1, engine="e", built_at="t"
+    )
+    check_stored(client(**{entry.tag: SimpleNamespace(id=ID)}), entry)
+    engine = client(**({entry.tag: SimpleNamespace(id=found)} if found else {}))
+    with pytest.raises(ConfigError, match=f"image: {entry.tag} of {ID[:19]}.*in the engine's store.*image build cpu"):
+        check_stored(engine, entry)
+
+
+def test_an_entry_of_another_image_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ImageEntry(
+        name="cpu", digest=ID, content="0" * 12, base="b", base_digest=ID, size_bytes=1, engine="e", built_at="t"
+    ).save(tmp_path / "cpu.json")
+    assert main(["image", "export", "cuda12", "--entry", f"{tmp_path}/cpu.json", "--sif", f"{tmp_path}/x.sif"]) == 2
+    assert "is of image 'cpu', not of 'cuda12'" in capsys.readouterr().err
+
+
+def test_a_toolkit_for_an_image_without_cuda_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "build", "cpu", "--toolkit", "nvidia/cuda"]) == 2
+    assert "toolkit: 'nvidia/cuda' is of no use for cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("export", [export_oci, export_sif])
+def test_an_image_is_exported_to_a_path_with_a_colon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, export: Any
+) -> None:
+    """skopeo, docker and apptainer as a script that is called with files' names only, and writes them."""
+    script = tmp_path / "program"
+    script.write_text("#!/bin/sh\nfor it; do case $it in *archive:/*) exit 1;; esac; done\ntouch image.tar image.sif\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("benchmarks.images.export.command", lambda name, wrapped=True: [str(script)])
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x")
+    entry = ImageEntry(
+        name="cpu", digest=ID, content="0" * 12, base="b", base_digest=ID, size_bytes=1, engine="e", built_at="t"
+    )
+    output = tmp_path / "a:b c/x:y"
+    output.parent.mkdir()
+    export(client(), entry, output)
+    assert output.exists() and list(output.parent.iterdir()) == [output]

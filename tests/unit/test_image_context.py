@@ -101,3 +101,37 @@ def test_a_broken_lock_is_refused_before_anything_is_built(project: Path, path: 
     (project / path).write_text("numpy==2.0.0\n")
     with pytest.raises(ConfigError, match=r"line 1: numpy has no hash"):
         check_locks("cpu", project)
+
+
+@pytest.mark.parametrize("name", ["horovod.lock", "cpu/Containerfile", "cpu/requirements.lock", "check_image.py"])
+@pytest.mark.parametrize("bad", [None, b"\xff\xfe"])
+def test_a_file_that_is_missing_or_no_text_is_one_line_with_the_cure(
+    project: Path, name: str, bad: bytes | None
+) -> None:
+    file = project / "containers" / name
+    file.unlink()
+    if bad:
+        file.write_bytes(bad)
+    if bad is None and name.endswith(".lock"):
+        with pytest.raises(ConfigError, match=rf"{file} cannot be read: No such file"):
+            check_locks("cpu", project)
+    if bad or name != "cpu/requirements.lock":
+        with pytest.raises(ConfigError, match=rf"{file} cannot be read: .*git checkout brings it back"):
+            image_content("cpu", root=project)
+
+
+def test_an_image_whose_folder_is_gone_is_one_line(project: Path) -> None:
+    shutil.rmtree(project / "containers/cpu")
+    with pytest.raises(ConfigError, match=r"cpu/Containerfile cannot be read: No such file"):
+        image_content("cpu", root=project)
+
+
+def test_files_that_an_editor_has_open_are_no_part_of_it(project: Path) -> None:
+    before = image_content("cpu", root=project)
+    (project / "containers/cpu/.Containerfile.swp").write_bytes(b"b0VIM\xff\x00")
+    assert image_content("cpu", root=project) == before
+    with (project / "context.tar").open("w+b") as file:
+        write_context("cpu", [], file, project)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            assert not [name for name in archive.getnames() if name.endswith(".swp")]

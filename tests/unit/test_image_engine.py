@@ -1,15 +1,25 @@
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from docker.errors import APIError
+from requests.exceptions import ConnectionError as Refused
+from urllib3.exceptions import ProtocolError
 
+from benchmarks.images import cli, tools
 from benchmarks.images import engine as module
-from benchmarks.images import tools
-from benchmarks.images.engine import engine, find_running
+from benchmarks.images.debian import cache_folder
+from benchmarks.images.engine import OwnEngine, engine, find_running
 from resireduce.errors import ConfigError
 
 
 def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    for address in ("unix:///nosuch.sock", "tcp://127.0.0.1:1", "nonsense"):
+    for address in ("unix:///nosuch.sock", "tcp://127.0.0.1:1", "nonsense", "tcp://localhost:abc", "tcp://::1::"):
         monkeypatch.setenv("DOCKER_HOST", address)
         with pytest.raises(ConfigError, match=f"DOCKER_HOST: no engine answers at '{address}'"), engine():
             pass
@@ -30,10 +40,11 @@ def test_an_unknown_engine_names_those_there_are() -> None:
 
 def test_without_an_engine_and_without_root_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "find_running", lambda kind: None)
-    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "made")
     monkeypatch.setattr(module.os, "geteuid", lambda: 1000)
     with pytest.raises(ConfigError, match="only root can start one"), engine():
         pass
+    assert not (tmp_path / "made").exists()  # it may be nobody's, who can make none
 
 
 def test_a_folder_too_deep_for_a_socket_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -75,3 +86,108 @@ def test_a_root_that_lacks_a_capability_runs_apptainer_in_a_namespace(
     unshare = [str(tmp_path / "unshare"), "--user", "--map-root-user"] if wrapped else []
     assert tools.command("apptainer") == [*unshare, str(tmp_path / "apptainer")]
     assert tools.command("apptainer", wrapped=False) == [str(tmp_path / "apptainer")]
+
+
+def own_engine(folder: Path, number: int) -> OwnEngine:
+    (folder / "docker.pid").write_text(str(number))
+    return OwnEngine(folder)
+
+
+def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
+    begun = time.monotonic()
+    own = own_engine(tmp_path, os.getpid())
+    module._stop(own)  # this process, if it were taken for the engine
+    assert time.monotonic() - begun < 1
+    line = [sys.executable, "-c", "import time; time.sleep(60)", str(own.pid_file)]
+    with subprocess.Popen(line) as process:
+        own_engine(tmp_path, process.pid)
+        while str(own.pid_file).encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+            time.sleep(0.01)
+        assert module._process(own.pid_file, own.pid_file) == process.pid
+        os.kill(process.pid, signal.SIGTERM)
+
+
+def test_what_a_killed_engine_left_does_not_keep_the_next_from_starting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own = own_engine(tmp_path, os.getpid())
+    containerd = tmp_path / "exec/containerd/containerd.pid"
+    containerd.parent.mkdir(parents=True)
+    containerd.write_text(str(os.getpid()))
+    pruned, there = list[bool](), iter([False, True])
+    client = SimpleNamespace(containers=SimpleNamespace(prune=lambda: pruned.append(True)), close=lambda: None)
+    monkeypatch.setattr(module, "command", lambda name: ["sh", "-c", f"test ! -e {own.pid_file}; exit", "sh"])
+    monkeypatch.setattr(module, "_answers", lambda address: next(there))
+    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: client)
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    module._start(own)
+    assert not own.pid_file.exists() and not containerd.exists() and pruned == [True]
+
+
+def test_ctrl_c_while_an_engine_starts_leaves_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    started = list[subprocess.Popen[bytes]]()
+    popen = subprocess.Popen
+
+    def remember(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
+        started.append(popen(*arguments, **options))  # type: ignore[call-overload]
+        return started[-1]
+
+    monkeypatch.setattr(module, "command", lambda name: ["sh", "-c", "sleep 60", "sh"])
+    monkeypatch.setattr(module, "_answers", lambda address: False)
+    monkeypatch.setattr(module.subprocess, "Popen", remember)
+    monkeypatch.setattr(module.time, "sleep", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        module._start(OwnEngine(tmp_path))
+    assert started[0].returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ProtocolError("Connection broken: IncompleteRead"), "Connection broken"),
+        (Refused("('Connection aborted.', RemoteDisconnected())"), "Connection aborted"),
+        (APIError("500 Server Error for http+docker://x?long=request", explanation="no space\nleft"), "no space left"),
+    ],
+)
+def test_an_engine_that_goes_away_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
+    monkeypatch.setattr(module, "find_running", lambda kind: "unix:///nosuch.sock")
+    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
+    with pytest.raises(ConfigError, match=f"^engine: .*{said}.*look at its log") as raised, engine():
+        raise error
+    assert "\n" not in str(raised.value) and "http+docker" not in str(raised.value)
+
+
+def test_a_user_without_a_home_is_told_which_variable_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # the specification: to be ignored
+    with pytest.raises(ConfigError, match="HOME: this user has none; set it, or XDG_CACHE_HOME"):
+        cache_folder()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "resireduce"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end_a_command_clears_away_what_is_its_own(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    cleared = list[bool]()
+
+    def act(args: object) -> int:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(1)
+        finally:
+            cleared.append(True)
+        return 0
+
+    before = signal.getsignal(number)
+    monkeypatch.setitem(cli.ACTIONS, "list", act)
+    with pytest.raises(SystemExit) as ended:
+        cli.main(SimpleNamespace(action="list"))  # type: ignore[arg-type]
+    assert ended.value.code == 128 + number and cleared == [True] and signal.getsignal(number) is before

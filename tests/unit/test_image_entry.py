@@ -1,4 +1,5 @@
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -93,3 +94,32 @@ def test_a_broken_lock_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         add_image(ENTRY, lock)
     assert lock.read_text() == "<<<<<<< ours"
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schema_version": 1},
+        {"schema_version": 2, "images": {}},
+        {"schema_version": 1, "images": []},
+        {"schema_version": 1, "images": {"cuda12": asdict(ENTRY)}},
+        {"schema_version": 1, "images": {"cpu": {"name": "cpu"}}},
+    ],
+)
+def test_a_lock_that_a_build_would_refuse_too_is_to_be_deleted(tmp_path: Path, values: object) -> None:
+    lock = tmp_path / "images.lock.json"
+    lock.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"images.lock.json: .*delete the file and build it again") as raised:
+        read_images(lock)
+    assert "\n" not in str(raised.value)
+
+
+def _add(name: str, lock: Path) -> None:
+    add_image(replace(ENTRY, name=name), lock)
+
+
+def test_two_builds_that_end_at_once_both_get_into_the_lock(tmp_path: Path) -> None:
+    names = [f"image{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: _add(name, tmp_path / "lock.json"), names))
+    assert set(read_images(tmp_path / "lock.json")) == set(names)

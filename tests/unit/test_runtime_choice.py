@@ -14,6 +14,7 @@ from benchmarks.images.entry import add_image
 from benchmarks.runtimes import choose
 from benchmarks.runtimes.options import asked_runtime
 from benchmarks.training.limits import content_of
+from benchmarks.workflow.image import Image, get_image
 from resireduce.errors import ConfigError
 from tests.unit.test_runtime import DIGEST, ENTRY
 
@@ -68,7 +69,8 @@ def test_without_options_there_is_no_image():
         (("docker", "nosuch.json"), "nosuch.json: No such file or directory; build it again: "),
         (
             ("apptainer",),
-            "image: cpu.sif is not there, which apptainer needs; make it: python -m benchmarks image export",
+            "image: cpu.sif is not there, which apptainer needs; make it: python -m benchmarks image export cpu "
+            "--entry cpu.json --sif ",
         ),
     ],
 )
@@ -83,7 +85,8 @@ def test_options_that_cannot_be_used_are_named_with_the_cure(here, options, mess
     [
         (
             "Error: No such image: x",
-            f"image: docker has no image cpu of {DIGEST[:19]}...; build it: python -m benchmarks",
+            f"image: docker has no image cpu of {DIGEST[:19]}...; "
+            "build it: python -m benchmarks image build cpu --entry cpu.json",
         ),
         ("Cannot connect to the daemon", "runtime: docker does not answer: Cannot connect to the daemon; start it"),
     ],
@@ -102,7 +105,10 @@ def test_an_image_of_other_code_is_refused_before_anything_starts(here, capsys):
     assert main(line) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: image: cpu holds other code, or was built from other files (ffffffffffff), than ")
-    assert said.endswith("build it again: python -m benchmarks image build cpu\n") and said.count("\n") == 1
+    assert (
+        said.endswith("build it again: python -m benchmarks image build cpu --entry old.json\n")
+        and said.count("\n") == 1
+    )
     assert not (here / "out.json").exists()
 
 
@@ -146,3 +152,32 @@ def test_a_checkpoint_belongs_to_the_packages_of_the_image():
     host, inside = content_of(cell, None), content_of(cell, None, {"digest": DIGEST})
     assert [key for key in host if host[key] != inside[key]] == ["packages"]
     assert inside["packages"] == f"image {DIGEST}"
+
+
+def known_image(**changes: object) -> Image:
+    image = Image("cpu", "docker", "none", ENTRY.content, True)
+    replace(ENTRY, **changes).save(Path(image.entry))
+    return image
+
+
+def test_the_workflow_says_that_an_image_is_gone_before_its_cells_fail(here):
+    image = known_image()
+    image.check_stored({"report"})
+    image.check_stored({"cell", "image"})
+    engine(here, says="Error: No such image: x")
+    with pytest.raises(ConfigError, match=f"docker has no image cpu .*image build cpu --entry {image.entry}$"):
+        image.check_stored({"cell", "report"})
+
+
+@pytest.mark.parametrize("changes", [{"name": "cuda12"}, {"content": "ffffffffffff"}])
+def test_the_workflow_refuses_what_is_known_of_another_image(here, changes):
+    with pytest.raises(ConfigError, match="another image; delete that file"):
+        known_image(**changes).check()
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"digest": '])
+def test_what_the_workflow_knows_of_an_image_is_not_half_written(here, monkeypatch, text):
+    monkeypatch.setattr("benchmarks.workflow.image.image_content", lambda name: ENTRY.content)
+    Path(known_image().entry).write_text(text)
+    with pytest.raises(ConfigError, match=r"cpu-.*json: .*delete the file and build it again"):
+        get_image({"runtime": "docker", "image": "cpu"})
