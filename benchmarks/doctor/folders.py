@@ -6,9 +6,9 @@ from pathlib import Path
 
 
 def existing(path: Path) -> Path:
-    """Return the folder, or that above it which is there: where it would be made."""
+    """Return the folder, or that above it which is there: where it would be made; or the file in the way."""
     path = path.expanduser().absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
+    return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
 def why_not_writable(folder: Path) -> str | None:

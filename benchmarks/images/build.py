@@ -1,5 +1,6 @@
 """Builds an image with a Docker Engine, looks into it, and writes down what it is."""
 
+import fcntl
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,9 @@ from benchmarks.files import file_hash
 from benchmarks.images.base import Base, find_base
 from benchmarks.images.context import check_locks, containerfile, image_content, write_context
 from benchmarks.images.debian import cache_folder
-from benchmarks.images.engine import ENGINE_ERRORS, what_engine_said
+from benchmarks.images.engine import what_engine_said
 from benchmarks.images.entry import ImageEntry
+from benchmarks.images.own_engine import ENGINE_ERRORS
 from benchmarks.images.toolkit import fetch_toolkit
 from benchmarks.images.wheels import fetch_source, fetch_wheels
 from benchmarks.workflow.content import ROOT
@@ -62,22 +64,37 @@ def build_image(
 
     Raises ConfigError before the build for what is wrong, BuildError if it fails; neither leaves an image behind.
     """
-    file, content = containerfile(name), image_content(name, base)
+    content = image_content(name, base)
     check_locks(name)
     wanted = {"reference": f"resireduce/{name}:{content}", "label": "org.opencontainers.image.base.name"}
-    if not again and client.images.list(filters=wanted):
+    with _one_at_a_time(name):
+        if again or not client.images.list(filters=wanted):
+            check_disk(name, client)
+            _build(client, name, content, find_base(client, base, None if again else locked), toolkit, again)
         return describe(client, name, content)
-    check_disk(name, client)
-    found = find_base(client, base, None if again else locked)
+
+
+@contextmanager
+def _one_at_a_time(name: str) -> Iterator[None]:
+    """Two builds of the same image would give two digests. The kernel drops the lock, however this process ends."""
     cache_folder().mkdir(parents=True, exist_ok=True)
+    with (cache_folder() / f".building-{name}").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"Waiting for another process that builds {name} ...", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _build(client: docker.DockerClient, name: str, content: str, base: Base, toolkit: str | None, again: bool) -> None:
     with tempfile.TemporaryFile(dir=cache_folder()) as archive:
         write_context(name, _extra(name), archive)
         archive.seek(0)
         options: dict[str, Any] = {"network_mode": "host", "nocache": again, "rm": True, "forcerm": True}
-        options |= {"buildargs": _arguments(found, toolkit), "labels": _labels(name, content, found)}
-        options |= {"dockerfile": file, "tag": f"resireduce/{name}:{content}"}
+        options |= {"buildargs": _arguments(base, toolkit), "labels": _labels(name, content, base)}
+        options |= {"dockerfile": containerfile(name), "tag": f"resireduce/{name}:{content}"}
         follow(client, name, _messages(client, fileobj=archive, **options))
-    return describe(client, name, content)
 
 
 def _messages(client: docker.DockerClient, **options: Any) -> Iterator[Mapping[str, Any]]:

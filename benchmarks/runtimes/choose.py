@@ -4,6 +4,7 @@ import os
 import resource
 import shlex
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import suppress
@@ -21,6 +22,8 @@ from benchmarks.workflow.settings import IMAGES
 from resireduce.errors import ConfigError
 
 INFINIBAND = Path("/dev/infiniband")
+SIF_HEADER_BYTES = 128
+"""They end with offset and length of the data, 8 bytes each."""
 ANSWER_SECONDS = 60.0
 
 
@@ -94,7 +97,22 @@ def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
             f"image: {sif} is not there, which apptainer needs; make it: "
             f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
         )
+    if not is_whole(sif):
+        raise ConfigError(
+            f"image: {sif} is no whole SIF; delete it and make it again: "
+            f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
+        )
     return sif.absolute()
+
+
+def is_whole(sif: Path) -> bool:
+    """Say whether a file begins as a SIF does and is as long as it says (sylabs/sif, header of version 01)."""
+    with sif.open("rb") as file:
+        head = file.read(SIF_HEADER_BYTES)
+    if len(head) < SIF_HEADER_BYTES or head[32:41] != b"SIF_MAGIC":
+        return False
+    offset, size = struct.unpack_from("<qq", head, SIF_HEADER_BYTES - 16)
+    return sif.stat().st_size >= int(offset + size)
 
 
 def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:

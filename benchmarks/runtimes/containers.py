@@ -65,9 +65,11 @@ def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
     command = [*runtime.program, "container", "inspect", "--format", "{{.State.Running}}", name]
     deadline = time.monotonic() + START_SECONDS
     while client.poll() is None and time.monotonic() < deadline:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.stdout.strip() == "true":
-            return
+        left = max(LOOK_SECONDS, deadline - time.monotonic())
+        with suppress(subprocess.TimeoutExpired):  # an engine that hangs
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
+            if done.stdout.strip() == "true":
+                return
         time.sleep(LOOK_SECONDS)
 
 

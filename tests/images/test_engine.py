@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.images import engine as module
-from benchmarks.images.engine import HOST, OwnEngine, engine
+from benchmarks.images.engine import HOST, engine
+from benchmarks.images.own_engine import OwnEngine
 from benchmarks.images.tools import command
 from resireduce.errors import ConfigError
 

@@ -236,3 +236,10 @@ def test_limits_of_files_and_of_locked_memory(gpus, files, locked, status):
 def test_limits_of_this_process_are_read():
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert limits.check()[0].detail.startswith("unlimited" if files == resource.RLIM_INFINITY else str(files))
+
+
+def test_results_below_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    need = Need("results", tmp_path / "file/runs", 0, 0, "nothing", "cure")
+    (found,) = disk.check([need])
+    assert found.status == FAILED and "file cannot be written: Not a directory" in found.detail

@@ -1,4 +1,6 @@
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -243,3 +245,22 @@ def test_an_image_is_exported_to_a_path_with_a_colon(
     output.parent.mkdir()
     export(client(), entry, output)
     assert output.exists() and list(output.parent.iterdir()) == [output]
+
+
+def test_two_builds_of_an_image_at_once_make_it_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = list[str]()
+
+    def make(client: Any, name: str, *_: object) -> None:
+        time.sleep(0.3)
+        made.append(name)
+
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "not/made/yet")
+    monkeypatch.setattr(build, "_build", make)
+    monkeypatch.setattr(build, "describe", lambda *_: made[-1])
+    engine: Any = SimpleNamespace(images=SimpleNamespace(list=lambda filters: made))
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: build.build_image(engine, "cpu"), range(2)))
+    assert found == ["cpu", "cpu"] and made == ["cpu"]
+    assert capsys.readouterr().err == "Waiting for another process that builds cpu ...\n"

@@ -11,10 +11,11 @@ from docker.errors import APIError
 from requests.exceptions import ConnectionError as Refused
 from urllib3.exceptions import ProtocolError
 
-from benchmarks.images import cli, tools
+from benchmarks.images import cli, own_engine, tools
 from benchmarks.images import engine as module
 from benchmarks.images.debian import cache_folder
-from benchmarks.images.engine import OwnEngine, engine, find_running
+from benchmarks.images.engine import engine, find_running
+from benchmarks.images.own_engine import OwnEngine
 from resireduce.errors import ConfigError
 
 
@@ -88,39 +89,39 @@ def test_a_root_that_lacks_a_capability_runs_apptainer_in_a_namespace(
     assert tools.command("apptainer", wrapped=False) == [str(tmp_path / "apptainer")]
 
 
-def own_engine(folder: Path, number: int) -> OwnEngine:
+def left_engine(folder: Path, number: int) -> OwnEngine:
     (folder / "docker.pid").write_text(str(number))
     return OwnEngine(folder)
 
 
 def test_the_number_of_a_killed_engine_is_nobody_elses(tmp_path: Path) -> None:
     begun = time.monotonic()
-    own = own_engine(tmp_path, os.getpid())
-    module._stop(own)  # this process, if it were taken for the engine
+    own = left_engine(tmp_path, os.getpid())
+    own_engine._stop(own)  # this process, if it were taken for the engine
     assert time.monotonic() - begun < 1
     line = [sys.executable, "-c", "import time; time.sleep(60)", str(own.pid_file)]
     with subprocess.Popen(line) as process:
-        own_engine(tmp_path, process.pid)
+        left_engine(tmp_path, process.pid)
         while str(own.pid_file).encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():
             time.sleep(0.01)
-        assert module._process(own.pid_file, own.pid_file) == process.pid
+        assert own_engine._process(own.pid_file, own.pid_file) == process.pid
         os.kill(process.pid, signal.SIGTERM)
 
 
 def test_what_a_killed_engine_left_does_not_keep_the_next_from_starting(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    own = own_engine(tmp_path, os.getpid())
+    own = left_engine(tmp_path, os.getpid())
     containerd = tmp_path / "exec/containerd/containerd.pid"
     containerd.parent.mkdir(parents=True)
     containerd.write_text(str(os.getpid()))
     pruned, there = list[bool](), iter([False, True])
     client = SimpleNamespace(containers=SimpleNamespace(prune=lambda: pruned.append(True)), close=lambda: None)
-    monkeypatch.setattr(module, "command", lambda name: ["sh", "-c", f"test ! -e {own.pid_file}; exit", "sh"])
-    monkeypatch.setattr(module, "_answers", lambda address: next(there))
-    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: client)
-    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
-    module._start(own)
+    monkeypatch.setattr(own_engine, "command", lambda name: ["sh", "-c", f"test ! -e {own.pid_file}; exit", "sh"])
+    monkeypatch.setattr(own_engine, "answers", lambda address: next(there))
+    monkeypatch.setattr(own_engine.docker, "DockerClient", lambda **_: client)
+    monkeypatch.setattr(own_engine.time, "sleep", lambda seconds: None)
+    own_engine._start(own)
     assert not own.pid_file.exists() and not containerd.exists() and pruned == [True]
 
 
@@ -135,12 +136,12 @@ def test_ctrl_c_while_an_engine_starts_leaves_none(monkeypatch: pytest.MonkeyPat
         started.append(popen(*arguments, **options))  # type: ignore[call-overload]
         return started[-1]
 
-    monkeypatch.setattr(module, "command", lambda name: ["sh", "-c", "sleep 60", "sh"])
-    monkeypatch.setattr(module, "_answers", lambda address: False)
-    monkeypatch.setattr(module.subprocess, "Popen", remember)
-    monkeypatch.setattr(module.time, "sleep", interrupted)
+    monkeypatch.setattr(own_engine, "command", lambda name: ["sh", "-c", "sleep 60", "sh"])
+    monkeypatch.setattr(own_engine, "answers", lambda address: False)
+    monkeypatch.setattr(own_engine.subprocess, "Popen", remember)
+    monkeypatch.setattr(own_engine.time, "sleep", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        module._start(OwnEngine(tmp_path))
+        own_engine._start(OwnEngine(tmp_path))
     assert started[0].returncode == -signal.SIGKILL
 
 
@@ -154,7 +155,7 @@ def test_ctrl_c_while_an_engine_starts_leaves_none(monkeypatch: pytest.MonkeyPat
 )
 def test_an_engine_that_goes_away_is_one_line(monkeypatch: pytest.MonkeyPatch, error: Exception, said: str) -> None:
     monkeypatch.setattr(module, "find_running", lambda kind: "unix:///nosuch.sock")
-    monkeypatch.setattr(module.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(own_engine.docker, "DockerClient", lambda **_: SimpleNamespace(close=lambda: None))
     with pytest.raises(ConfigError, match=f"^engine: .*{said}.*look at its log") as raised, engine():
         raise error
     assert "\n" not in str(raised.value) and "http+docker" not in str(raised.value)

@@ -1,17 +1,20 @@
 """From options to a runtime: what is refused, and with which cure. The engine is a script."""
 
 import os
+import struct
 import sys
+import time
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.images.entry import add_image
-from benchmarks.runtimes import choose
+from benchmarks.runtimes import choose, containers
 from benchmarks.runtimes.options import asked_runtime
 from benchmarks.training.limits import content_of
 from benchmarks.workflow.image import Image, get_image
@@ -181,3 +184,24 @@ def test_what_the_workflow_knows_of_an_image_is_not_half_written(here, monkeypat
     Path(known_image().entry).write_text(text)
     with pytest.raises(ConfigError, match=r"cpu-.*json: .*delete the file and build it again"):
         get_image({"runtime": "docker", "image": "cpu"})
+
+
+def test_a_sif_that_was_cut_off_is_told_before_anything_starts(here):
+    sif = here / "cpu.sif"
+    head = b"#!/usr/bin/env run-singularity\n\0SIF_MAGIC\0".ljust(112, b"\0") + struct.pack("<qq", 4096, 1000)
+    sif.write_bytes(head.ljust(5096, b"x"))
+    assert choose.is_whole(sif)
+    for content in (b"", b"text" * 100, head.ljust(5095, b"x")):
+        sif.write_bytes(content)
+        with pytest.raises(ConfigError, match=r"cpu.sif is no whole SIF; .*image export cpu --entry cpu.json --sif "):
+            ask("apptainer")
+
+
+def test_an_engine_that_hangs_does_not_hold_a_launch_up(here, monkeypatch):
+    (here / "docker").write_text("#!/bin/sh\nexec sleep 30\n")
+    (here / "docker").chmod(0o755)
+    monkeypatch.setattr(containers, "START_SECONDS", 0.3)
+    begun = time.monotonic()
+    asked = SimpleNamespace(name="docker", program=(str(here / "docker"),))
+    containers._wait_for(asked, SimpleNamespace(poll=lambda: None), "x-0")
+    assert time.monotonic() - begun < 5
