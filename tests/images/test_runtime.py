@@ -188,7 +188,7 @@ def test_an_image_that_was_deleted_is_named_before_anything_starts(tmp_path, ima
     assert (status, record) == (2, {})
     assert said == (
         "error: image: docker has no image cpu of sha256:111111111111...; "
-        "build it: python -m benchmarks image build cpu\n"
+        f"build it: python -m benchmarks image build cpu --entry {tmp_path / 'gone.json'}\n"
     )
 
 
