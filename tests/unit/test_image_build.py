@@ -258,6 +258,8 @@ def test_two_builds_of_an_image_at_once_make_it_once(
 
     monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "not/made/yet")
     monkeypatch.setattr(build, "_build", make)
+    monkeypatch.setattr(build, "check_disk", lambda *_: None)
+    monkeypatch.setattr(build, "find_base", lambda *_: None)
     monkeypatch.setattr(build, "describe", lambda *_: made[-1])
     engine: Any = SimpleNamespace(images=SimpleNamespace(list=lambda filters: made))
     with ThreadPoolExecutor(2) as pool:
