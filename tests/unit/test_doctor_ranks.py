@@ -127,7 +127,7 @@ def test_ranks_that_met_are_no_failure():
         ("application was not built with SLURM's PMI support and therefore cannot execute", "PMIx does not match"),
         ("srun: error: cannot find mpi plugin for mpi/pmix", "Slurm has no PMIx"),
         ("ImportError: mpi_lib_v2.so: undefined symbol: _ZN3c10", "built for another torch"),
-        ("FileNotFoundError: [Errno 2] No such file or directory: '/root/.horovod'", "HOME cannot be written"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/home/me/.horovod'", "HOME cannot be written"),
         ("RuntimeError: could not connect to some hosts via ssh", "localhost is not reached"),
         ("There are not enough slots available in the system", "too few slots"),
         ("RuntimeError: CUDA error: no kernel image is available for execution", "torch has no kernels for this GPU"),
