@@ -19,6 +19,8 @@ if not workflow.configfiles:
 include: "benchmarks/workflow/common.smk"
 # What cells may run in.
 include: "benchmarks/workflow/images.smk"
+# What jobs of a cluster ask for.
+include: "benchmarks/workflow/slurm.smk"
 # What some cells start from.
 include: "benchmarks/workflow/pretrained.smk"
 # One training run each.

@@ -36,6 +36,8 @@ class Cell:
     """Share of elements sent; with a compressor that sends all it is always 1."""
     seed: int = 0
     world_size: int = 2
+    nodes: int | None = None
+    """Machines that its ranks are spread over evenly; None: as few as hold them. More than one needs Slurm."""
     backend: str = "torch"
     steps: int | None = None
     """Optimizer steps; None takes the workload's."""
@@ -63,6 +65,8 @@ class Cell:
         object.__setattr__(self, "density", check_share("density", self.density))
         integer("seed", self.seed, 0, 2**32 - 1)
         integer("world_size", self.world_size, 1, 128)
+        if self.nodes is not None:
+            integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
@@ -95,6 +99,12 @@ class Cell:
             )
         if self.backend == "local" and self.world_size != 1:
             raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
+        if self.nodes is not None and self.world_size % self.nodes:
+            allowed = ", ".join(str(count) for count in range(1, self.world_size + 1) if self.world_size % count == 0)
+            raise ConfigError(
+                f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
+                f"allowed: {allowed}"
+            )
 
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS)
@@ -145,6 +155,7 @@ class Cell:
         parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []
         parts += [f"s{self.seed}"]
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
+        parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [self.data] if self.data != "real" else []

@@ -3,17 +3,18 @@
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json, save_json
 from benchmarks.measure.oom import count_all_oom_kills, count_oom_kills
-from benchmarks.runtimes.ranks import LIMITS, POLL_SECONDS, RankProcess, Start, rank_arguments, rank_variables, starting
+from benchmarks.runtimes.ranks import LIMITS, POLL_SECONDS, Rank, Start, rank_arguments, rank_variables, starting
 from benchmarks.training.limits import Limits
 
 if TYPE_CHECKING:
+    from benchmarks.cluster.launcher import Job
     from benchmarks.runtimes.runtime import Runtime
 
 TIMEOUT_SECONDS = 3600.0
@@ -37,23 +38,23 @@ def launch(
     timeout_seconds: float = TIMEOUT_SECONDS,
     limits: Limits | None = None,
     runtime: "Runtime | None" = None,
+    job: "Job | None" = None,
 ) -> list[dict[str, Any]]:
     """Run all ranks to their end, for `timeout_seconds` and until the deadline of `limits` at most.
 
     Returns each rank's outcome. One that left none has status error, timeout if it was stopped for that, or oom if the
     kernel killed it. `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
-    With `runtime` each rank is in a container of its own.
+    With `runtime` each rank is in a container of its own; with `job` they are on the nodes of that Slurm job.
     SIGTERM and SIGINT are passed on to the ranks, which save and stop; a second SIGINT kills them.
     """
     limits = limits or Limits()
     save_json(cell.to_dict(), folder / "cell.json")
     save_json(limits.to_dict(), folder / LIMITS)
-    kills, ranks = _oom_kills(runtime), list[RankProcess]()
-    read = [weights, *(root / name for name in cell.needs)]
-    with _passing_on(ranks) as signals, starting(runtime, folder, [limits.folder], read) as start:
+    kills, ranks = _oom_kills(runtime), list[Rank]()
+    with _passing_on(ranks) as signals, ExitStack() as stack:
         try:
-            for rank in range(cell.world_size):
-                ranks.append(_start(cell, rank, folder, weights, root, start))
+            for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
+                ranks.append(process)
             in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
             running = [process.poll() is None for process in ranks]
             late = _late(timeout_seconds, limits)
@@ -94,7 +95,7 @@ def _late(timeout_seconds: float, limits: Limits) -> dict[str, Any]:
     return {"status": "timeout", "reason": f"not done after {timeout_seconds:g} s; its log says how far it came"}
 
 
-def _ask_to_stop(ranks: list[RankProcess]) -> None:
+def _ask_to_stop(ranks: list[Rank]) -> None:
     """Ranks that do not hang write a checkpoint, and what they have measured so far."""
     for process in ranks:
         if process.poll() is None:
@@ -105,7 +106,7 @@ def _ask_to_stop(ranks: list[RankProcess]) -> None:
 
 
 @contextmanager
-def _passing_on(ranks: list[RankProcess]) -> Iterator[list[int]]:
+def _passing_on(ranks: list[Rank]) -> Iterator[list[int]]:
     """Within it, signals that ask this process to end go to the ranks; the list is of those that came."""
     came: list[int] = []
 
@@ -124,11 +125,31 @@ def _passing_on(ranks: list[RankProcess]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _start(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path, start: Start) -> RankProcess:
+def _start_all(
+    stack: ExitStack,
+    cell: Cell,
+    folder: Path,
+    weights: Path | None,
+    root: Path,
+    limits: Limits,
+    runtime: "Runtime | None",
+    job: "Job | None",
+) -> Iterator[Rank]:
+    """Start the ranks, which are known one by one; none is left when `stack` is closed."""
+    if job is not None:
+        yield from stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
+        return
+    read = [weights, *(root / name for name in cell.needs)]
+    start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
+    for rank in range(cell.world_size):
+        yield _start(cell, rank, folder, weights, root, start)
+
+
+def _start(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path, start: Start) -> Rank:
     return start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
 
 
-def _wait(ranks: list[RankProcess], folder: Path, timeout_seconds: float) -> bool:
+def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
     """Until all have ended; once one has failed the others have GRACE_SECONDS. False if the time was over before."""
     deadline, failed = time.monotonic() + timeout_seconds, False
     while any(process.poll() is None for process in ranks):
@@ -140,12 +161,12 @@ def _wait(ranks: list[RankProcess], folder: Path, timeout_seconds: float) -> boo
     return True
 
 
-def _has_failed(folder: Path, rank: int, process: RankProcess) -> bool:
+def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
     """Whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
     return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process)["status"] != "ok")
 
 
-def _outcome(folder: Path, rank: int, process: RankProcess, killed_by_kernel: bool = False) -> dict[str, Any]:
+def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> dict[str, Any]:
     """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
     path = folder / f"rank{rank}.json"
     if path.exists():
@@ -153,8 +174,11 @@ def _outcome(folder: Path, rank: int, process: RankProcess, killed_by_kernel: bo
         return outcome
     if killed_by_kernel and process.returncode in KILLED:
         return {"status": "oom", "reason": f"rank {rank} was killed by the kernel, whose memory was full"}
+    if verdict := process.verdict():
+        return verdict
     if said := process.complaint():
         return {"status": "error", "reason": f"rank {rank} was not started: {said}; {DOCTOR}"}
+    assert process.returncode is not None
     return {"status": "error", "reason": f"rank {rank} {how_ended(process.returncode)}; its log says more"}
 
 

@@ -14,6 +14,9 @@ from zipfile import is_zipfile
 
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
+from benchmarks.cluster.launcher import Job
+from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.working import find_kept, keep, working_folder
 from benchmarks.data.prepared import check_prepared, find_root
 from benchmarks.files import load_json, writable
 from benchmarks.launch import TIMEOUT_SECONDS, how_ended, launch
@@ -35,11 +38,12 @@ from benchmarks.training.limits import (
     saved_step,
 )
 from benchmarks.workflow.settings import get_pretrained
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 
 if TYPE_CHECKING:
     from benchmarks.runtimes.runtime import Runtime
 
+LAUNCHERS = ("here", "srun")
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
 
@@ -61,15 +65,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoint-every", metavar="SECONDS", default=SAVE_EVERY_SECONDS, help=often)
     place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
     parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
+    text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
+    parser.add_argument("--launcher", default="here", help=f"what starts the ranks: {text} (default: %(default)s)")
+    parser.add_argument("--site", type=Path, default=SITE_FILE, help="YAML file of the cluster (default: %(default)s)")
+    text = (
+        "JSON file for a copy of the record, from which it is taken again if the cell was finished but not seen to be"
+    )
+    parser.add_argument("--keep", metavar="FILE", type=Path, help=text)
     add_runtime_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Return 0 if the record says something of the cell, 1 if it could not be run or is to be gone on with."""
-    cell, timeout_seconds = read_cell(args.cell), _timeout(args)
-    limits = _limits(args, cell)
+    cell, job = read_cell(args.cell), None
+    if choose("launcher", args.launcher, LAUNCHERS) == "srun":
+        job = _find_job(args, cell)
+    elif cell.nodes is not None and cell.nodes > 1:
+        raise ConfigError(f"nodes: {cell.nodes} needs several machines; run it on a cluster: snakemake --profile slurm")
+    timeout_seconds, limits = _timeout(args), _limits(args, cell)
     wanted_device()
     runtime = asked_runtime(args)
+    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
+        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
     image = runtime.facts() if runtime else None
     check_backend(cell.backend, image)
     _check_places(args)
@@ -84,16 +101,33 @@ def main(args: argparse.Namespace) -> int:
     limits = replace(limits, content=content_of(cell, weights, image))
     started = time.monotonic()
     place = room_for_checkpoint(limits.folder if runtime else None)
-    with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as folder, place:
-        outcomes = launch(cell, Path(folder), weights, root, timeout_seconds, limits, runtime)
+    with working_folder(cell, args.output, shared=job is not None) as folder, place:
+        if (kept := find_kept(args.keep, limits.content)) is not None:
+            return _leave(kept, args.output)
+        outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)
     baseline_bytes = outcomes[0].pop("baseline_bytes", None)
     result = to_result(cell, outcomes, time.monotonic() - started, weights, image)
+    source = {"content": limits.content, "slurm": job.facts() if job else None}
+    result = replace(result, provenance=result.provenance | source)
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
     status = _leave(result, args.output, baseline_bytes)
+    if status == 0 and args.keep is not None:
+        keep(result, args.keep)
     if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
         remove_checkpoint(limits.folder)
     return status
+
+
+def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
+    """The Slurm job that this runs in; what is not asked for otherwise is as its site says."""
+    site = Site.load(args.site)
+    job = Job.find(
+        cell, site, args.image and os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
+    )
+    if args.deadline is None and job.deadline_seconds is not None:
+        args.deadline = str(max(job.deadline_seconds, RECORD_SECONDS + 1))
+    return job
 
 
 def _check_places(args: argparse.Namespace) -> None:

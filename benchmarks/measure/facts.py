@@ -39,6 +39,7 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
         "device": properties.name if properties else "cpu",
         "device_memory_bytes": properties.total_memory if properties else None,
         "gpu_uuid": gpu_uuid(device),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "driver": driver,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if on_gpu else None,

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 IMAGE_FILE = Path("/etc/resireduce-image.json")
 """Left in an image by its build; `digest` is that of the image."""
-OWN_FACTS = ("host", "gpu_uuid")
+OWN_FACTS = ("host", "gpu_uuid", "visible_gpus")
 """Facts that differ between the ranks of a job."""
 
 
@@ -54,7 +54,8 @@ def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     hosts = [fact["host"] for fact in facts]
     shared = {key: value for key, value in facts[0].items() if key not in OWN_FACTS}
     places = {"hosts": list(dict.fromkeys(hosts)), "ranks_per_host": {host: hosts.count(host) for host in hosts}}
-    return shared | places | {"gpu_uuids": [fact["gpu_uuid"] for fact in facts]}
+    each = {"gpu_uuids": "gpu_uuid", "visible_gpus": "visible_gpus", "host_of_rank": "host"}
+    return shared | places | {name: [fact.get(key) for fact in facts] for name, key in each.items()}
 
 
 def image_digest() -> str | None:

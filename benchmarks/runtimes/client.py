@@ -3,12 +3,12 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from benchmarks.runtimes.ranks import RankProcess, die_with_parent
+from benchmarks.runtimes.logged import Logged
+from benchmarks.runtimes.ranks import die_with_parent
 
 ENGINE_FAILED = (125, 126, 127, 255)
 """Exit statuses by which docker and podman, or apptainer (the last), say that they could not start the command."""
@@ -16,7 +16,7 @@ SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
 """How the line begins that says why; advice may come after it."""
 
 
-class Client(RankProcess):
+class Client(Logged):
     """Signals go through a pipe to `benchmarks.runtimes.supervise`, which no killed client and no late start can lose.
 
     Args:
@@ -26,14 +26,12 @@ class Client(RankProcess):
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
-        self._written, self._read = log.open("wb"), log.open("rb")
-        self._said = b""
         # In a session of its own, so that Ctrl-C on a terminal reaches the launcher only.
         super().__init__(
             command,
+            log,
             env=environment,
             stdin=subprocess.PIPE,
-            stderr=self._written,
             start_new_session=True,
             preexec_fn=die_with_parent,  # this process has no threads
         )
@@ -46,25 +44,16 @@ class Client(RankProcess):
             with suppress(BrokenPipeError):
                 os.write(self.stdin.fileno(), bytes([sig]))
 
-    def poll(self) -> int | None:
-        """As Popen's, and shows what was said since."""
-        if not self._read.closed and (new := self._read.read()):
-            sys.stderr.write(new.decode(errors="replace"))
-            sys.stderr.flush()
-            self._said = (self._said + new)[-4096:]
-        return super().poll()
-
     def complaint(self) -> str | None:
         """What the engine said if it could not start the command."""
         if self.poll() not in ENGINE_FAILED:
             return None
-        lines = [" ".join(line.split()) for line in self._said.decode(errors="replace").splitlines() if line.strip()]
+        lines = self.said()
         told = [line for line in lines if line.startswith(SAID)] or lines or ["it said nothing"]
         return told[-1]
 
     def close(self) -> None:
-        """Show the last of what was said, and close files; the process has ended."""
-        self.poll()
-        for file in (self._written, self._read, self.stdin):
-            if file is not None:
-                file.close()
+        """As `Logged`'s, and its standard input."""
+        super().close()
+        if self.stdin is not None:
+            self.stdin.close()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.cell import Cell
 
@@ -21,11 +21,44 @@ LIMITS = "limits.json"
 POLL_SECONDS = 0.1
 
 
+class Rank(Protocol):
+    """One rank, as who has started it sees it: a process here, or one of many that another program has started."""
+
+    @property
+    def returncode(self) -> int | None:
+        """As Popen's."""
+
+    def poll(self) -> int | None:
+        """As Popen's."""
+
+    def wait(self) -> int:
+        """As Popen's."""
+
+    def send_signal(self, sig: int) -> None:
+        """As Popen's."""
+
+    def terminate(self) -> None:
+        """As Popen's."""
+
+    def kill(self) -> None:
+        """As Popen's."""
+
+    def complaint(self) -> str | None:
+        """Why it was not even started, in one line, as far as it is known."""
+
+    def verdict(self) -> dict[str, Any] | None:
+        """Status and reason of a rank that left nothing, where who has started it knows better than its exit status."""
+
+
 class RankProcess(subprocess.Popen[bytes]):
     """One rank, or what stands for it on this machine."""
 
     def complaint(self) -> str | None:
         """Why it was not even started, in one line, as far as it is known."""
+        return None
+
+    def verdict(self) -> dict[str, Any] | None:
+        """As `Rank`'s: its exit status says all that is known."""
         return None
 
 
@@ -74,7 +107,7 @@ def run_python(arguments: Sequence[str], runtime: "Runtime | None", writable: Se
 def rank_arguments(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path) -> list[str]:
     """Return what a rank's interpreter is called with; its files are in the launch's folder."""
     arguments = ["-m", "benchmarks.training.rank", "--cell", str(folder / "cell.json")]
-    arguments += ["--output", str(folder / f"rank{rank}.json"), "--rendezvous", str(folder / "rendezvous")]
+    arguments += ["--output", str(folder / f"rank{rank}.json"), "--rendezvous", str(folder)]
     arguments += ["--data", str(root.absolute()), "--limits", str(folder / LIMITS)]
     return arguments + (["--weights", str(weights.absolute())] if weights else [])
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.training.devices import LIKEWISE
-from benchmarks.training.meeting import address_of, come, serving, told, variables
+from benchmarks.training.interfaces import address_of
+from benchmarks.training.meeting import come, serving, told, variables
 from resireduce.errors import ConfigError
 
 MEETING_SECONDS = 120.0

@@ -1,5 +1,6 @@
-"""How the ranks of a Horovod job find each other through a folder that all of them see. Imports no torch."""
+"""How ranks find each other through a folder that all of them see: what one says, and others wait for."""
 
+import os
 import socket
 import threading
 import time
@@ -11,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.files import load_json, save_json
-from resireduce.errors import ConfigError
 
 POLL_SECONDS = 0.02
 MEETING = "horovod.json"
@@ -50,8 +50,16 @@ def serving(folder: Path, world_size: int, address: str, seconds: float) -> Iter
 
 def told(folder: Path, rank: int, seconds: float) -> dict[str, Any]:
     """What rank 0 says. Raises ConnectionError, one line, if it has said nothing after `seconds`."""
-    path, deadline = folder / MEETING, time.monotonic() + seconds
-    while not path.exists():
+    return wait_for(folder / MEETING, rank, seconds)
+
+
+def wait_for(path: Path, rank: int, seconds: float) -> dict[str, Any]:
+    """Return what another rank writes to a file. Raises ConnectionError, one line, if it is not there after `seconds`.
+
+    The folder is listed: on a network disk a file that was not there is remembered as missing, its folder is asked for.
+    """
+    deadline = time.monotonic() + seconds
+    while path.name not in os.listdir(path.parent):
         if time.monotonic() > deadline:
             raise ConnectionError(f"rank {rank} waited {seconds:g} s for {path}: a rank did not come, its log says why")
         time.sleep(POLL_SECONDS)
@@ -83,19 +91,6 @@ def variables(said: Mapping[str, Any], rank: int, interface: str) -> dict[str, s
     return slot | where | how
 
 
-def address_of(interface: str) -> str:
-    """The IPv4 address of a network interface of this machine. Raises ConfigError if it has none."""
-    from horovod.runner.util.network import get_driver_ip
-
-    try:
-        return str(get_driver_ip([interface]))
-    except (KeyError, RuntimeError):
-        names = ", ".join(name for _, name in socket.if_nameindex())
-        raise ConfigError(
-            f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address on {socket.gethostname()}; give one of: {names}"
-        ) from None
-
-
 def _place(folder: Path, rank: int) -> Path:
     return folder / f"horovod.rank{rank}.json"
 
@@ -103,7 +98,7 @@ def _place(folder: Path, rank: int) -> Path:
 def _places(folder: Path, world_size: int, seconds: float) -> list[dict[str, Any]]:
     """Where all ranks are, once they have come."""
     deadline, files = time.monotonic() + seconds, [_place(folder, rank) for rank in range(world_size)]
-    while missing := [rank for rank, file in enumerate(files) if not file.exists()]:
+    while missing := [rank for rank, file in enumerate(files) if file.name not in os.listdir(folder)]:
         if time.monotonic() > deadline:
             ranks = ", ".join(map(str, missing))
             raise ConnectionError(f"rank 0 waited {seconds:g} s in {folder}: a rank did not come ({ranks})")

@@ -21,6 +21,7 @@ from benchmarks.training.devices import Place, choose_place, from_launcher, sett
 from benchmarks.training.failures import outcome_of
 from benchmarks.training.horovod import horovod_facts, join, needs_own_gpu, shut_down
 from benchmarks.training.limits import Limits
+from benchmarks.training.rendezvous import STORES, find_store
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator
@@ -38,7 +39,8 @@ def run_rank(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Train where the probe measures. How it ended is a result too: with what had been measured until then."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // cell.world_size))
+    # Sums on a CPU depend on it: what the launcher says holds, else the machine is divided among the ranks.
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // cell.world_size)))
     probe = probe or Probe()
     settle_arithmetic(probe.meter.device)
     trainer: Trainer | None = None
@@ -63,18 +65,19 @@ def _find_checkpoints(trainer: Trainer) -> None:
         trainer.watch.checkpoints = checkpoints
 
 
-def connect(cell: Cell, rendezvous: Path, place: Place) -> Communicator:
-    """Join the other ranks; the environment says which rank this is."""
+def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:
+    """Join the other ranks, through a store of that kind and an empty folder that all see; the environment says which
+    rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
     if cell.backend == "horovod":
-        join(rendezvous.parent, cell.world_size)
+        join(folder, cell.world_size)
         return HorovodCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if place.process_group == "nccl":  # a communicator uses the current device
         torch.cuda.set_device(place.device)
-    meeting = f"file://{rendezvous}"
-    dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
+    meeting = find_store(store, folder, rank, world_size)
+    dist.init_process_group(place.process_group, store=meeting, rank=rank, world_size=world_size)
     return TorchCommunicator()
 
 
@@ -98,7 +101,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True)
     parser.add_argument("--output", required=True, help="{rank} in it stands for the rank's number")
-    parser.add_argument("--rendezvous", type=Path, required=True)
+    parser.add_argument("--rendezvous", type=Path, required=True, help="folder in which ranks find each other")
+    parser.add_argument("--store", choices=STORES, default="file", help="where those of torch.distributed meet")
     parser.add_argument("--limits", type=Path, required=True)
     parser.add_argument("--weights", type=Path)
     parser.add_argument("--data", type=Path, required=True)
@@ -109,7 +113,7 @@ def main() -> None:
     try:
         place = choose_place(own_gpu=needs_own_gpu(cell.backend))
         before = look_before_cuda(place)
-        communicator = connect(cell, args.rendezvous.resolve(), place)
+        communicator = connect(cell, args.rendezvous.resolve(), place, args.store)
     except (ConfigError, ConnectionError) as error:
         save_json(outcome_of(error, None), output)
         return

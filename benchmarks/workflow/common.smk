@@ -1,15 +1,18 @@
 # Config, checked before anything runs, and what the rules share.
 import os
+import shlex
 import sys
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cluster.placement import job_resources
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.image import get_image, start_engine
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.screen import hide_noise, stop
+from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
     RUNS,
     check_records,
@@ -30,7 +33,10 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
     config["run"] = get_run_name(config)
+    SITE = get_site(config, workflow.resource_settings.overwrite_resources)
     CELLS = get_cells(config)
+    if SITE is not None:
+        check_places(CELLS.values(), SITE)
     IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
@@ -46,6 +52,7 @@ LOCKS = []
 
 
 wildcard_constraints:
+    run=re.escape(config["run"]),
     cell="|".join(map(re.escape, CELLS)),
     model="[^/]+",
 

@@ -21,7 +21,7 @@ RUNS = Path("results/runs")
 CACHE = Path("results/cache")
 IMAGES = CACHE / "images"
 """Entries of images that the workflow built, their SIFs, and weights that were made in them."""
-CONFIG_KEYS = ("run", *IMAGE_KEYS, *KEYS)
+CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
 """What the data and the arithmetic come from."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

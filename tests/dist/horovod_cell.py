@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     deadline.LOOK_SECONDS = 0.0  # before every step
     place, backends = choose_place(), ("torch", "horovod")
-    over = {it: connect(replace(CELLS[0], backend=it), folder / "rendezvous", place) for it in backends}
+    over = {it: connect(replace(CELLS[0], backend=it), folder, place) for it in backends}
     assert {(it.rank, it.world_size) for it in over.values()} == {(dist.get_rank(), 2)}
     for number, cell in enumerate(CELLS):
         whole = train(replace(cell, backend="torch"), over["torch"], folder / f"whole{number}", ())

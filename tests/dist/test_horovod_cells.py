@@ -39,7 +39,7 @@ def test_ranks_that_horovodrun_has_started_need_no_meeting(tmp_path: Path) -> No
     cell, limits = tmp_path / "cell.json", tmp_path / "limits.json"
     save_json(Cell(model="vgg-digits", scheme="w", backend="horovod", world_size=3).to_dict(), cell)
     save_json(Limits().to_dict(), limits)
-    options = ["--cell", cell, "--limits", limits, "--rendezvous", tmp_path / "rendezvous", "--data", "data"]
+    options = ["--cell", cell, "--limits", limits, "--rendezvous", tmp_path, "--data", "data"]
     on_horovod("benchmarks.training.rank", tmp_path, *options, "--output", tmp_path / "rank{rank}.json")
     for rank in range(2):
         outcome = json.loads((tmp_path / f"rank{rank}.json").read_text())

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.training import horovod
-from benchmarks.training.meeting import MEETING, address_of, come, make_slots, serving, told, variables
+from benchmarks.training.interfaces import address_of
+from benchmarks.training.meeting import MEETING, come, make_slots, serving, told, variables
 from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", backend="horovod")

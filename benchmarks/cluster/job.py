@@ -1,0 +1,52 @@
+"""What the Slurm job that this process runs in knows of itself. Raises ConfigError where there is no such job."""
+
+import math
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from resireduce.errors import ConfigError
+
+ANSWER_SECONDS = 60.0
+TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+"""[days-][hours:]minutes:seconds, as squeue writes it."""
+
+
+def job_id(environment: Mapping[str, str] | None = None) -> str:
+    """Return the job's number."""
+    number = (environment if environment is not None else os.environ).get("SLURM_JOB_ID")
+    if not number:
+        raise ConfigError("launcher: 'srun' works within a Slurm job only; start it by: snakemake --profile slurm")
+    return number
+
+
+def seconds_left(said: str | None = None) -> float:
+    """Return the time until the job's limit, infinite without one; `said` is squeue's answer, which is asked otherwise.
+
+    squeue and not a variable: Snakemake takes most of Slurm's variables out of the environment of its jobs.
+    """
+    text = (said if said is not None else ask(["squeue", "--noheader", "--jobs", job_id(), "--format", "%L"])).strip()
+    if (found := TIME.fullmatch(text)) is None:
+        return math.inf  # UNLIMITED, NOT_SET, INVALID
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def host_names(nodes: str) -> list[str]:
+    """Return the names that a list such as node[1-2] stands for."""
+    return ask(["scontrol", "show", "hostnames", nodes]).split()
+
+
+def ask(command: Sequence[str]) -> str:
+    """Return what one of Slurm's programs answers. Raises ConfigError, one line, if it does not."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except FileNotFoundError:
+        raise ConfigError(f"{command[0]}: not on PATH; Slurm's commands are needed here") from None
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"{command[0]}: no answer in {ANSWER_SECONDS:g} s; is the controller up?") from None
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"{' '.join(command[:3])}: {said}")
+    return done.stdout

@@ -1,0 +1,112 @@
+"""What differs from one cluster to the next, read from one file: `slurm/partitions.yaml` explains it line by line."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from benchmarks.checks import known_keys
+from benchmarks.runtimes.options import NETWORKS, RUNTIMES
+from resireduce.errors import ConfigError, choose
+
+SITE_FILE = Path("slurm/partitions.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One cluster, as jobs of this suite use it. The defaults are those of a site that says nothing."""
+
+    account: str | None = None
+    """What jobs are charged to; None: Slurm's default."""
+    gres: str = "gpu"
+    """Name of GPUs in --gres, with their type if one is wanted: gpu, gpu:a100."""
+    gpus_per_node: int = 8
+    """0: ranks train on CPUs."""
+    ranks_per_node: int = 8
+    """At most, where there are no GPUs: with GPUs each rank has one."""
+    cpus_per_rank: int = 2
+    memory_mb_per_rank: int = 16_000
+    """Of the host. A job that is tried again asks for as many times as much as it is the try."""
+    minutes: int = 60
+    """Time limit of a job. A cell that needs more saves what it has before, and goes on in the next try."""
+    longest_minutes: int = 1440
+    """No try asks for more."""
+    checkpoint_minutes: float = 10.0
+    """How often a cell saves what it can go on from if it is killed."""
+    runtime: str = "none"
+    image: str | None = None
+    network: str = "host"
+    """Of containers. Ranks are each in their own, so that without the host's network none reaches another."""
+    modules: tuple[str, ...] = ()
+    """Environment modules that are loaded before a cell starts."""
+    scratch: str | None = None
+    """Folder for temporary files on each node, as TMPDIR; variables such as $SLURM_JOB_ID in it are filled in there."""
+    interface: str | None = None
+    """Network device over which nodes reach each other, for gloo and NCCL; None: that of the route to the others."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the first field that is not allowed."""
+        for name, (allowed, is_allowed) in ALLOWED.items():
+            if not is_allowed(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not allowed; give {allowed}")
+        choose("runtime", self.runtime, RUNTIMES)
+        choose("network", self.network, NETWORKS)
+        object.__setattr__(self, "modules", tuple(self.modules))
+
+    @classmethod
+    def load(cls, path: Path = SITE_FILE) -> Self:
+        """Read `site` in a file. Raises ConfigError, one line with the path, if it cannot be used."""
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"site: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"site: {path} is no YAML: {' '.join(str(error).split())}") from None
+        try:
+            if not isinstance(values, Mapping) or not isinstance(values.get("partitions"), Mapping):
+                raise ConfigError("partitions: missing; give the partitions' names and limits, or {}")
+            given = values.get("site") or {}
+            known_keys("site", given, [field.name for field in fields(cls)])
+            return cls(**given)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+
+
+def _whole(least: int) -> tuple[str, Callable[[Any], bool]]:
+    def check(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**7
+
+    return f"a whole number, {least} or more", check
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+
+
+def _texts(values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(map(_text, values))
+
+
+def _minutes(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 10**6
+
+
+_TEXT_OR_NONE = ("a text, or null", lambda value: value is None or _text(value))
+ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "account": _TEXT_OR_NONE,
+    "gres": ("gpu, or gpu:TYPE", lambda value: _text(value) and value.count(":") < 2 and not value[-1].isspace()),
+    "gpus_per_node": _whole(0),
+    "ranks_per_node": _whole(1),
+    "cpus_per_rank": _whole(1),
+    "memory_mb_per_rank": _whole(1),
+    "minutes": _whole(1),
+    "longest_minutes": _whole(1),
+    "checkpoint_minutes": ("a number of minutes above 0", _minutes),
+    "image": _TEXT_OR_NONE,
+    "modules": ("a list of names", _texts),
+    "scratch": _TEXT_OR_NONE,
+    "interface": _TEXT_OR_NONE,
+}
+"""For each field what is allowed, in words and as a check."""

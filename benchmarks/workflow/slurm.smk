@@ -1,0 +1,19 @@
+# Cells as jobs of a Slurm cluster: with the profile in slurm/, which sets the resource `launcher` of rule cell.
+
+
+# What a cell's job asks for, each a function of the cell and of how often it was tried.
+def get_job_resources():
+    def resource(name):
+        return lambda wildcards, attempt: job_resources(CELLS[wildcards.cell], SITE, attempt)[name]
+
+    if SITE is None:
+        return {}
+    return {name: resource(name) for name in job_resources(next(iter(CELLS.values())), SITE)}
+
+
+# What comes before a cell's command: modules, where the site has them.
+def get_setup():
+    if SITE is None or not SITE.modules:
+        return ""
+    find = "type module > /dev/null 2>&1 || for file in /etc/profile.d/*modules.sh /etc/profile.d/*lmod.sh; do "
+    return f"{find}if [ -r $file ]; then . $file; fi; done; module load {' '.join(map(shlex.quote, SITE.modules))}; "
