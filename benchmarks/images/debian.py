@@ -66,9 +66,12 @@ def archive() -> str:
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:
-    """Unpack packages below root, without running any of their scripts."""
+    """Unpack packages below root, without running any of their scripts; what they have in /bin or /lib is in usr too."""
     for file in files:
         subprocess.run(["dpkg-deb", "--extract", str(file), str(root)], check=True)
+    for name in ("bin", "sbin", "lib"):
+        if (root / name).is_dir():
+            shutil.copytree(root / name, root / "usr" / name, symlinks=True, dirs_exist_ok=True)
 
 
 def relocate(root: Path, programs: Sequence[str], final: Path) -> None:

@@ -61,7 +61,7 @@ def command(name: str, wrapped: bool = True) -> list[str]:
     if (found := shutil.which(name)) is not None:
         return [*wrapper, found]
     if name in TOOLS:
-        root = _unpacked(TOOLS[name])
+        root = unpacked(TOOLS[name])
         for folder in FOLDERS:
             if (root / folder / name).exists():
                 return [*wrapper, *_environment(TOOLS[name], root), str(root / folder / name)]
@@ -89,8 +89,8 @@ def _is_full_root() -> bool:
     return int(fields["CapEff"], 16) == 2 ** (last + 1) - 1
 
 
-def _unpacked(tool: Tool) -> Path:
-    """The folder of a tool's packages, fetched if it is not there. One process fetches, others wait for it."""
+def unpacked(tool: Tool) -> Path:
+    """Return the folder of a tool's packages, fetched if it is not there. One process fetches, others wait for it."""
     root = cache_folder() / "tools" / f"{tool.packages[0]}-{text_hash(repr(tool))}"
     root.parent.mkdir(parents=True, exist_ok=True)
     with (root.parent / ".lock").open("a") as lock:
