@@ -12,12 +12,12 @@ from resireduce.errors import ConfigError
 
 
 def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | None:
-    """Return the site, if the profile says that cells are started by srun; None on one machine.
+    """Return the site, if the profile says how cells are started, by srun; None on one machine.
 
     What the config does not say of the image that cells run in, the site does: both are entered into `config`.
     Raises ConfigError, one line.
     """
-    if "srun" not in str(overwritten.get("cell", "")):
+    if "launcher" not in overwritten.get("cell", {}):
         if "site" in config:
             raise ConfigError(f"site: {config['site']!r} is of no use without the profile: snakemake --profile slurm")
         return None
