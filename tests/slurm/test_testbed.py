@@ -103,7 +103,9 @@ def test_a_mount_on_the_login_node_is_seen_on_all_nodes_and_on_the_machine_not(c
 
 def test_a_crashed_node_is_noticed_and_comes_back(cluster, tmp_path):
     mark = tmp_path / "runs"
-    job = cluster.output(["sbatch", "--parsable", "--no-requeue", "-w", "node3", "--wrap", f"touch {mark}; sleep 300"], cwd=tmp_path)
+    job = cluster.output(
+        ["sbatch", "--parsable", "--no-requeue", "-w", "node3", "--wrap", f"touch {mark}; sleep 300"], cwd=tmp_path
+    )
     wait_until(mark.exists, 20)
     listener = cluster.output(["bash", "-c", "exec 3<> /dev/tcp/node3/6818; echo $?"])
     assert listener == "0"
