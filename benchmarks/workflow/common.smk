@@ -2,10 +2,12 @@
 import os
 import shlex
 import sys
+from pathlib import Path
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cluster.lost import lost_nodes
 from benchmarks.cluster.placement import job_resources
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.cluster import job, task
+from benchmarks.cluster.lost import has_failed, lost_nodes
 from benchmarks.cluster.placement import Placement, job_resources, place
 from benchmarks.cluster.site import SITE_FILE, Site
 from benchmarks.cluster.step import Task, judge, step
@@ -313,3 +315,35 @@ def test_a_record_is_taken_again_only_if_all_that_it_depends_on_is_the_same(tmp_
     assert find_kept(file, {**content, "code": "abd"}) is None
     file.write_text(file.read_text()[:100])
     assert find_kept(file, content) is None
+
+
+NODE = "NodeName=node1 Arch=x86_64 State={state} Boards=1 SlurmdStartTime={started} OS=Linux 6.1 #1 SMP Debian\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "failed"),
+    [
+        ("IDLE", "2026-01-01T12:00:00", False),
+        ("MIXED", "2026-01-01T12:00:59", False),
+        ("IDLE", "2026-01-01T12:02:00", True),
+        ("DOWN+NOT_RESPONDING", "2026-01-01T12:00:00", True),
+        ("ALLOCATED*", "2026-01-01T12:00:00", True),
+        ("IDLE", "None", False),
+    ],
+)
+def test_a_node_has_failed_that_is_down_or_was_started_since(state: str, started: str, failed: bool) -> None:
+    since = datetime(2026, 1, 1, 12, 1).timestamp()
+    assert has_failed("node1", since, NODE.format(state=state, started=started)) == failed
+
+
+def test_nodes_that_failed_are_avoided_by_all_cells_if_others_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = "2100-01-01T00:00:00"
+    answers = {"scontrol": NODE.format(state="IDLE", started=started), "sinfo": "node1\nnode2\nnode3\n"}
+    monkeypatch.setattr("benchmarks.cluster.lost.ask", lambda line: answers[line[0]])
+    assert lost_nodes(tmp_path, "x", 1) == []
+    save_json({"host": "node1"}, tmp_path / "working/x/rank0.place.json")
+    assert lost_nodes(tmp_path, "x", 2) == ["node1"]
+    assert lost_nodes(tmp_path, "another", 2) == ["node1"]
+    assert lost_nodes(tmp_path, "another", 3) == []
