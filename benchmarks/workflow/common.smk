@@ -1,10 +1,13 @@
 # Config, checked before anything runs, and what the rules share.
 import os
 import sys
+from pathlib import Path
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cells import read_yaml
+from benchmarks.extends import extend
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.image import get_image, start_engine
@@ -29,6 +32,9 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
+    whole = extend(config, Path(workflow.configfiles[-1]).parent, read_yaml)
+    config.clear()
+    config.update(whole)
     config["run"] = get_run_name(config)
     CELLS = get_cells(config)
     IMAGE = get_image(config)
