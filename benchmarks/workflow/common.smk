@@ -52,7 +52,7 @@ LOCKS = []
 
 
 wildcard_constraints:
-    cell="|".join(map(re.escape, CELLS)),
+    cell="[^/]+",
     model="[^/]+",
 
 
