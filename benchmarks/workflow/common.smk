@@ -1,6 +1,7 @@
 # Config, checked before anything runs, and what the rules share.
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
@@ -16,6 +17,7 @@ from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.settings import (
     RUNS,
     check_records,
+    find_cell,
     get_cells,
     get_config,
     get_packages,
@@ -40,10 +42,11 @@ try:
     IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
-validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
+# Not again in each job, which reads all of this too.
 if workflow.is_main_process:
+    validate(config, "../config/schema/run.schema.json")
     try:
         check_records(RUN, CELLS)
     except RecordError as error:
@@ -52,14 +55,21 @@ LOCKS = []
 
 
 wildcard_constraints:
+    # Not all of their names: Snakemake searches the pattern ten times for each cell, which took 20 s for 5,860 cells.
     cell="[^/]+",
     model="[^/]+",
+
+
+# Once for a model, not for each of its cells: it reads source files and the versions of packages.
+@cache
+def find_pretrained(model):
+    return get_pretrained(model, IMAGE.content if IMAGE else None)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model, IMAGE.content if IMAGE else None)
+    pretrained = find_pretrained(find_cell(CELLS, wildcards.cell).model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []

@@ -44,6 +44,15 @@ def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     return {cell.name: cell for cell in cells}
 
 
+def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
+    """Return the cell of a name. Raises ConfigError, one line, for one that the config does not have."""
+    if name not in cells:
+        raise ConfigError(
+            f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
+        )
+    return cells[name]
+
+
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what of config makes the matrix, and the image if there is one, as plain values.
 
