@@ -2,11 +2,14 @@
 import os
 import shlex
 import sys
+from functools import cache
 from pathlib import Path
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cells import read_yaml
+from benchmarks.extends import extend
 from benchmarks.cluster.lost import lost_nodes
 from benchmarks.cluster.placement import job_resources
 from benchmarks.record import RecordError
@@ -18,6 +21,7 @@ from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
     RUNS,
     check_records,
+    find_cell,
     get_cells,
     get_config,
     get_packages,
@@ -34,6 +38,9 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
+    whole = extend(config, Path(workflow.configfiles[-1]).parent, read_yaml)
+    config.clear()
+    config.update(whole)
     config["run"] = get_run_name(config)
     SITE = get_site(config, workflow.resource_settings.overwrite_resources)
     CELLS = get_cells(config)
@@ -42,10 +49,11 @@ try:
     IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
-validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
+# Not again in each job, which reads all of this too.
 if workflow.is_main_process:
+    validate(config, "../config/schema/run.schema.json")
     try:
         check_records(RUN, CELLS)
     except RecordError as error:
@@ -55,14 +63,21 @@ LOCKS = []
 
 wildcard_constraints:
     run=re.escape(config["run"]),
-    cell="|".join(map(re.escape, CELLS)),
+    # Not all of their names: Snakemake searches the pattern ten times for each cell, which took 20 s for 5,860 cells.
+    cell="[^/]+",
     model="[^/]+",
+
+
+# Once for a model, not for each of its cells: it reads source files and the versions of packages.
+@cache
+def find_pretrained(model):
+    return get_pretrained(model, IMAGE.content if IMAGE else None)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model, IMAGE.content if IMAGE else None)
+    pretrained = find_pretrained(find_cell(CELLS, wildcards.cell).model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []

@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from benchmarks.workflow.content import ROOT
-from tests.slurm.cluster import NODES, SCRIPT, Cluster, wait_until
+from tests.slurm.cluster import NODES, Cluster, wait_until
 from tests.slurm.conftest import Clusters
 
 MEBIBYTES = 2
