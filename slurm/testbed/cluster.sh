@@ -66,7 +66,7 @@ check_machine() {
 programs() {
   local needed=(munged slurmctld slurmd sinfo ip tc) program python=$ROOT/.venv/bin/python options=()
   [ "$ACCOUNTING" = off ] || {
-    needed+=(slurmdbd sacct mariadbd mariadb-install-db)
+    needed+=(slurmdbd sacct mariadbd)
     options=(--accounting)
   }
   [ -x "$python" ] || python=python3
