@@ -71,7 +71,8 @@ def test_an_interrupt_reaches_the_program(cluster, tmp_path, on):
     # As where the tests run in the background of a shell: programs would not be interrupted.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        code = "import time\ntry:\n print('up', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+        code = "import time\ntry:\n print('up', flush=True); time.sleep(60)\n"
+        code += "except KeyboardInterrupt: print('interrupted')"
         with cluster.popen([sys.executable, "-c", code], on, stdout=subprocess.PIPE) as program:
             assert program.stdout.readline() == "up\n"
             program.send_signal(signal.SIGINT)
@@ -84,6 +85,8 @@ def test_an_interrupt_reaches_the_program(cluster, tmp_path, on):
 def test_a_slow_link_is_slow_until_it_is_fast_again(cluster):
     fast = _copy_seconds(cluster)
     cluster.slow("20mbit", "node1")
+    cluster.crash("node1")
+    cluster.start("node1")
     slow = _copy_seconds(cluster)
     cluster.fast()
     again = _copy_seconds(cluster)
