@@ -68,7 +68,7 @@ def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
     """Return the cells of the run's config; without a readable one, those of the records, and a note that says so."""
     try:
         config = load_json(folder / "config.json")
-        return expand({key: value for key, value in config.items() if key not in ("run", *IMAGE_KEYS)}), []
+        return expand({key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}), []
     except (OSError, ValueError, AttributeError) as error:
         note = f"config.json cannot be read ({error}): what is missing is not known."
         cells = [result.cell for result in map(_try_load, sorted(folder.glob("cells/*.json"))) if result]
