@@ -84,7 +84,7 @@ def wait_until_gone(find: Callable[[], Sequence[QueuedJob]], limit_seconds: floa
 
 
 def name_jobs(jobs: Sequence[QueuedJob], most: int = 8) -> str:
-    """Return how many jobs there are, in which states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6."""
+    """Return how many jobs there are, their states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6"""
     states = [job.state.lower() for job in jobs]
     counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
     numbers = ", ".join(job.number for job in jobs[:most]) + (", ..." if len(jobs) > most else "")
