@@ -44,11 +44,10 @@ def main(args: argparse.Namespace) -> int:
 
 def command(folder: Path, profile: Sequence[str] | None, options: Sequence[str]) -> list[str]:
     """Return the arguments of Snakemake that go on with a run, from the config which is in its folder."""
-    start = list(profile) if profile is not None else list(HERE)
-    # !!str: without it Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The options, last: after a
-    # list of values one that begins with -- ends it.
+    # !!str: without it Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The config takes all words up
+    # to the next option, and is not last.
     config = ["--configfile", str(folder / "config.json"), "--config", f"run=!!str {folder.name}"]
-    return [*config, *start, *options]
+    return [*config, *(HERE if profile is None else profile), *options]
 
 
 def find_run(given: str) -> Path:

@@ -88,7 +88,7 @@ def find_kept(path: Path | None, content: Mapping[str, Any]) -> CellResult | Non
         return None
     with suppress(RecordError):
         found = CellResult.load(path)
-        # As JSON has it: what was saved has lists where there were tuples.
+        # As JSON has it: what was saved has texts where there were numbers as keys.
         if found.provenance.get("content") == json.loads(json.dumps(finite(content))):
             return found
     return None

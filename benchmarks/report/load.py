@@ -117,7 +117,7 @@ def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
 def _site_of(folder: Path) -> str | None:
     """The file of the cluster that the run was started on, if it was."""
     try:
-        return load_json(folder / "config.json").get("site")  # type: ignore[no-any-return]
+        return load_json(folder / "config.json").get("site")
     except (OSError, ValueError, AttributeError):
         return None
 
