@@ -2,7 +2,7 @@
 import os
 import shlex
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.logging import logger
@@ -10,12 +10,15 @@ from snakemake.utils import validate
 
 from benchmarks.cells import read_yaml
 from benchmarks.extends import extend
-from benchmarks.cluster.lost import lost_nodes
+from benchmarks.cluster.lost import LOST, lost_nodes
 from benchmarks.cluster.placement import job_resources
+from benchmarks.cluster.working import forget
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.image import get_image, start_engine
+from benchmarks.workflow.leftovers import check_leftovers
 from benchmarks.workflow.lock import FolderInUse, lock_folder
+from benchmarks.workflow.progress import FailedTries, Finished
 from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
@@ -30,6 +33,7 @@ from benchmarks.workflow.settings import (
     keep_earlier,
     write_specs,
 )
+from benchmarks.workflow.start import profile_options, remember_start, started_with
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.
@@ -59,6 +63,8 @@ if workflow.is_main_process:
     except RecordError as error:
         stop(error)
 LOCKS = []
+# What looks after cells that finish.
+WATCHERS = []
 
 
 wildcard_constraints:
@@ -88,6 +94,8 @@ onstart:
         try:
             check_syntax((*LIBRARY, *TRAINING))
             LOCKS.append(lock_folder(RUN))
+            if SITE is not None or started_with(Path(RUN)):
+                check_leftovers(Path(RUN), CELLS)
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
             if IMAGE and IMAGE.needs_engine(jobs):
                 LOCKS.append(start_engine())
@@ -96,10 +104,18 @@ onstart:
         except (ConfigError, FolderInUse) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())
-        to_run = [job.wildcards.cell for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"]
-        keep_earlier(RUN, to_run)
-        os.environ.update(CELLS_TO_RUN=str(len(to_run)))
+        remember_start(Path(RUN), None if SITE is None else profile_options(sys.argv[1:], os.environ))
+        cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
+        keep_earlier(RUN, cell_jobs)
+        (Path(RUN) / LOST).unlink(missing_ok=True)
+        forget(Path(RUN) / f"finished/{name}.json" for name in CELLS if name not in cell_jobs)
+        os.environ.update(CELLS_TO_RUN=str(len(cell_jobs)))
+        if SITE is not None:
+            logger.addHandler(FailedTries(workflow.execution_settings.retries))
+        ends = {name: partial(workflow.dag.finished, job) for name, job in cell_jobs.items()}
+        WATCHERS.append(Finished(Path(RUN), ends, say=SITE is not None))
+        again = "the same command goes on" if SITE is None else f"make resume RUN={config['run']} goes on"
         print(
-            f"{RUN}: {len(CELLS)} cells, {len(to_run)} to run{IMAGE or ''}. Ctrl-C stops; the same command goes on.",
+            f"{RUN}: {len(CELLS)} cells, {len(cell_jobs)} to run{IMAGE or ''}. Ctrl-C stops; {again}.",
             flush=True,
         )

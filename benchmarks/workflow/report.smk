@@ -29,10 +29,14 @@ rule report:
 
 
 onsuccess:
+    for watcher in WATCHERS:
+        watcher.look()
     if os.path.exists(f"{RUN}/report.html"):
         print(f"Report: {RUN}/report.html", flush=True)
 
 
 # Some cells failed: show what there is, and what is missing and why.
 onerror:
+    for watcher in WATCHERS:
+        watcher.look()
     shell("python -m benchmarks report --run {RUN:q} && python -m benchmarks report --run {RUN:q} --show")
