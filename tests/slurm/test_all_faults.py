@@ -28,6 +28,8 @@ MATRIX = [
     {"model": "vgg-digits", "steps": STEPS, "world_size": 4},
 ]
 CELLS = 13
+AT_ONCE = ("--jobs", "4")
+"""More on two cores, and none would be done within a minute."""
 DISK_BYTES = 600 * 2**20
 
 
@@ -46,7 +48,7 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def project(disk: Path, clusters: Clusters) -> Project:
     """Return the project on the small disk, after an undisturbed run called calm."""
     project = Project.make(disk / "project", clusters(), MATRIX, minutes=1, checkpoint_minutes=0.05)
-    assert project.start(run="calm").wait(900) == 0, project.screen
+    assert project.start(*AT_ONCE, run="calm").wait(900) == 0, project.screen
     assert len(project.records("calm")) == CELLS
     return project
 
@@ -107,7 +109,7 @@ def test_whatever_happens_the_tables_are_the_same(project: Project) -> None:
     with Watcher() as watcher:
         story = Story(project, watcher)
         rejected_sbatch(story)
-        running = project.resume()
+        running = project.resume(*AT_ONCE)
         killed_rank(story)
         cancelled_job(story)
         lost = crashed_node(story)
@@ -116,11 +118,11 @@ def test_whatever_happens_the_tables_are_the_same(project: Project) -> None:
         story.until(lambda: len(story.finished) >= 4)
         killed_snakemake(story, running)
         corrupted = corrupted_record(story)
-        running = project.resume()
+        running = project.resume(*AT_ONCE)
         story.until(lambda: len(story.finished) >= 7)
         interrupted(story, running)
         cluster.start(lost)
-        assert project.resume().wait(900) == 0, project.screen[-5000:]
+        assert project.resume(*AT_ONCE).wait(900) == 0, project.screen[-5000:]
         story.note()
     assert_equal_to_calm(project)
     assert not watcher.twice, "two processes trained the same rank of a cell at once"
@@ -133,7 +135,7 @@ def rejected_sbatch(story: Story) -> None:
     """The partition takes no jobs: each submission is refused, until it takes some again."""
     cluster, project = story.cluster, story.project
     cluster.output(["scontrol", "update", "partition=gpu", "state=drain"])
-    running = project.start()
+    running = project.start(*AT_ONCE)
     assert running.wait(240) == 1, "all cells failed"
     assert "sbatch" in project.screen.partition("mine: ")[2]
     assert not story.finished and not watched(story)
