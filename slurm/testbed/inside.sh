@@ -1,4 +1,4 @@
-# What cluster.sh calls inside the cluster's namespaces: bash inside.sh FOLDER init|node|on|start|crash|slow|fast|ctld|dbd ...
+# What cluster.sh calls inside the cluster's namespaces: bash inside.sh FOLDER COMMAND ...
 # Process ids in FOLDER/run are those of the cluster's own process namespace, but for holder.pid.
 set -eEuo pipefail
 T=$1
@@ -91,7 +91,8 @@ start() {
     sleep .01
   done
   pid=$(cat "$RUN/$node.pid")
-  ip link add "v$i" type veth peer name eth0 netns "$pid" ||
+  # A card of its own, the same after a crash: the others remember its address.
+  ip link add "v$i" type veth peer name eth0 address "02:00:0a:4d:00:1$i" netns "$pid" ||
     fail "veth: this kernel has none; modprobe veth, or take another kernel"
   ip link set "v$i" master br0 up
   (on "$node" ip link set lo up)

@@ -36,7 +36,10 @@ def _copy_seconds(cluster: Cluster) -> float:
     with cluster.popen([sys.executable, "-c", SERVE], on="node1", stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         server.stdout.readline()
-        return float(cluster.output([sys.executable, "-c", SEND], on="node2"))
+        try:
+            return float(cluster.output([sys.executable, "-c", SEND], on="node2"))
+        finally:
+            server.kill()
 
 
 def _state(cluster: Cluster, job: str) -> str:
