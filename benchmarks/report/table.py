@@ -82,8 +82,7 @@ def by_model(run: Run, texts: dict[Cell, str], headings: dict[str, str]) -> tupl
 
 def hole_text(run: Run, setting: Cell) -> str:
     """Return the status of a setting of which no seed finished: the first missing cell's."""
-    statuses = [hole.status for cell, hole in run.holes.items() if _same_setting(cell, setting)]
-    return statuses[0] if statuses else ABSENT
+    return next((hole.status for cell, hole in run.holes.items() if _same_setting(cell, setting)), ABSENT)
 
 
 def cell_texts(run: Run, records: Sequence[Record], text: Callable[[Record], str]) -> dict[Cell, str]:
