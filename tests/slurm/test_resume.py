@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.workflow.content import ROOT
 from tests.slurm.cluster import Cluster, Program, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher
