@@ -64,8 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", help=limit)
     limit = "seconds from now until the cell must have ended: it saves and stops before; run again, it goes on"
     parser.add_argument("--deadline", metavar="SECONDS", help=limit)
-    often = "seconds between two checkpoints, for a cell that is killed (default: %(default)g)"
-    parser.add_argument("--checkpoint-every", metavar="SECONDS", default=SAVE_EVERY_SECONDS, help=often)
+    often = (
+        f"seconds between two checkpoints, for a cell that is killed (default: {SAVE_EVERY_SECONDS:g}, or the site's)"
+    )
+    parser.add_argument("--checkpoint-every", metavar="SECONDS", help=often)
     place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
     parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
     text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
@@ -123,11 +125,12 @@ def main(args: argparse.Namespace) -> int:
 def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
     """The Slurm job that this runs in; what is not asked for otherwise is as its site says."""
     site = Site.load(args.site)
-    job = Job.find(
-        cell, site, args.image and os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
-    )
+    image = os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
+    job = Job.find(cell, site, image)
     if args.deadline is None and job.deadline_seconds is not None:
         args.deadline = str(max(job.deadline_seconds, RECORD_SECONDS + 1))
+    if args.checkpoint_every is None:
+        args.checkpoint_every = str(site.checkpoint_minutes * 60)
     return job
 
 
@@ -148,7 +151,9 @@ def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
     seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
     return Limits(
         ends_at=now + seconds_left if math.isfinite(seconds_left) else None,
-        save_every_seconds=seconds("checkpoint-every", args.checkpoint_every),
+        save_every_seconds=SAVE_EVERY_SECONDS
+        if args.checkpoint_every is None
+        else seconds("checkpoint-every", args.checkpoint_every),
         folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
         started_at=now,
     )

@@ -2,12 +2,15 @@
 import os
 import shlex
 import sys
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cells import read_yaml
+from benchmarks.extends import extend
+from benchmarks.cluster.lost import LOST, lost_nodes
 from benchmarks.cluster.placement import job_resources
 from benchmarks.cluster.working import forget
 from benchmarks.record import RecordError
@@ -21,6 +24,7 @@ from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
     RUNS,
     check_records,
+    find_cell,
     get_cells,
     get_config,
     get_packages,
@@ -38,6 +42,9 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
+    whole = extend(config, Path(workflow.configfiles[-1]).parent, read_yaml)
+    config.clear()
+    config.update(whole)
     config["run"] = get_run_name(config)
     SITE = get_site(config, workflow.resource_settings.overwrite_resources)
     CELLS = get_cells(config)
@@ -46,10 +53,11 @@ try:
     IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
-validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
+# Not again in each job, which reads all of this too.
 if workflow.is_main_process:
+    validate(config, "../config/schema/run.schema.json")
     try:
         check_records(RUN, CELLS)
     except RecordError as error:
@@ -61,14 +69,21 @@ WATCHERS = []
 
 wildcard_constraints:
     run=re.escape(config["run"]),
-    cell="|".join(map(re.escape, CELLS)),
+    # Not all of their names: Snakemake searches the pattern ten times for each cell, which took 20 s for 5,860 cells.
+    cell="[^/]+",
     model="[^/]+",
+
+
+# Once for a model, not for each of its cells: it reads source files and the versions of packages.
+@cache
+def find_pretrained(model):
+    return get_pretrained(model, IMAGE.content if IMAGE else None)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model, IMAGE.content if IMAGE else None)
+    pretrained = find_pretrained(find_cell(CELLS, wildcards.cell).model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []
@@ -92,6 +107,7 @@ onstart:
         remember_start(Path(RUN), None if SITE is None else profile_options(sys.argv[1:], os.environ))
         cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
         keep_earlier(RUN, cell_jobs)
+        (Path(RUN) / LOST).unlink(missing_ok=True)
         forget(Path(RUN) / f"finished/{name}.json" for name in CELLS if name not in cell_jobs)
         os.environ.update(CELLS_TO_RUN=str(len(cell_jobs)))
         if SITE is not None:

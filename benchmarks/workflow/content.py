@@ -21,7 +21,10 @@ TRAINING = (
     "benchmarks/runtimes/ranks.py",
     "benchmarks/runtimes/options.py",
     "benchmarks/runtimes/logged.py",
-    *(f"benchmarks/cluster/{name}.py" for name in ("job", "launcher", "placement", "site", "step", "task", "working")),
+    *(
+        f"benchmarks/cluster/{name}.py"
+        for name in ("__init__", "job", "launcher", "placement", "site", "step", "task", "working")
+    ),
     "benchmarks/cell.py",
     "benchmarks/observe",
     "benchmarks/options.py",

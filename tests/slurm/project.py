@@ -42,9 +42,9 @@ class Project:
         command = [sys.executable, "-m", "snakemake", "--profile", "slurm", "--configfile", "my.yaml"]
         return self.popen([*command, "--config", f"run={run}", *FAST, *options])
 
-    def resume(self, run: str = "mine") -> Program:
+    def resume(self, *options: object, run: str = "mine") -> Program:
         """Start `make resume`, but for the virtual environment, which is the one of this interpreter."""
-        return self.popen([sys.executable, "-m", "benchmarks", "resume", "--run", run, "--", *FAST])
+        return self.popen([sys.executable, "-m", "benchmarks", "resume", "--run", run, "--", *FAST, *options])
 
     def popen(self, command: Sequence[object]) -> Program:
         """Start a command in the copy, on the login node."""

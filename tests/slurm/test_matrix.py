@@ -11,12 +11,12 @@ from tests.slurm.project import Project
 FEW = {"model": "vgg-digits", "steps": 5}
 MATRIX = [{**FEW, "world_size": [1, 2, 4], "backend": ["torch", "horovod"]}, {**FEW, "nodes": 2}]
 PLACES = {
-    (1, None): (["A"], ["0"]),
-    (2, None): (["A", "A"], ["0,1"] * 2),
-    (2, 2): (["A", "B"], ["0"] * 2),
-    (4, None): (["A", "A", "B", "B"], ["0,1"] * 4),
+    (1, None): ("A", 1),
+    (2, None): ("AA", 2),
+    (2, 2): ("AB", 1),
+    (4, None): ("AABB", 2),
 }
-"""By ranks and nodes asked for: which ranks share a node, and the GPUs that each sees."""
+"""By ranks and nodes asked for: which ranks share a node, and how many GPUs each sees."""
 
 
 @pytest.fixture(scope="module")
@@ -36,11 +36,8 @@ def test_ranks_nodes_and_gpus_are_as_asked_for(project: Project) -> None:
         source = record.provenance
         letters = [names.setdefault(host, "ABC"[len(names)]) for host in source["host_of_rank"]]
         hosts, gpus = PLACES[record.cell.world_size, record.cell.nodes]
-        assert letters == hosts, record.cell.name
-        if record.cell.world_size > 1:
-            assert source["visible_gpus"] == gpus, record.cell.name
-        else:
-            assert source["visible_gpus"][0] in ("0", "1")
+        assert "".join(letters) == hosts, record.cell.name
+        assert all(seen in {1: ("0", "1"), 2: ("0,1",)}[gpus] for seen in source["visible_gpus"]), record.cell.name
         assert source["backend"] == record.cell.backend
         assert source["slurm"]["nodes"] == len(set(hosts))
 
