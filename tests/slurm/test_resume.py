@@ -13,7 +13,7 @@ from tests.slurm.watch import Watcher
 
 MATRIX = [
     {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 10},
-    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 150, "seed": [0, 1, 2]},
+    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 100, "seed": [0, 1, 2]},
 ]
 CELLS = 4
 
@@ -95,7 +95,7 @@ def test_jobs_of_a_killed_snakemake_end_before_the_run_goes_on(project: Project,
         assert project.start(run="killed").wait(60) == 2, project.screen
         assert "left by an earlier start; end them and go on: make resume RUN=killed\n" in project.screen
         assert len(project.cluster.jobs()) == known, "nothing was submitted"
-        assert project.resume("killed").wait(180) == 0, project.screen
+        assert project.resume(run="killed").wait(180) == 0, project.screen
     assert f"results/runs/killed: cancelling {len(left)} jobs (1 pending, " in project.screen
     check(project, watcher, "killed", finished)
 
@@ -104,6 +104,6 @@ def test_a_run_goes_on_after_ctrl_c(project: Project, narrow: Cluster) -> None:
     with Watcher() as watcher:
         finished = stop_in_the_middle(project, "interrupted", signal.SIGINT, {"RUNNING", "PENDING"})
         assert not states(project)
-        assert project.resume("interrupted").wait(180) == 0, project.screen
+        assert project.resume(run="interrupted").wait(180) == 0, project.screen
     check(project, watcher, "interrupted", finished)
     assert any(record.provenance["resumed_at_steps"] for record in project.records("interrupted").values())
