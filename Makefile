@@ -2,6 +2,7 @@
 # make test  everything that must pass before a change lands
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
+# make test-slurm  cells and faults on a Slurm cluster on this machine, as root (test-slurm-full: all of them)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
 # make audit  what is known against the packages in them, and bills of materials
 # make docs  pages of the library's interface, in docs/api
@@ -15,7 +16,7 @@ IMAGE ?= cpu
 UPGRADE ?=
 BIN := .venv/bin
 
-.PHONY: run test images test-images lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run test images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -46,6 +47,12 @@ images: .venv/installed
 
 test-images: .venv/installed
 	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest tests/images
+
+test-slurm: .venv/installed
+	$(BIN)/python -m pytest tests/slurm -m "not full"
+
+test-slurm-full: .venv/installed
+	$(BIN)/python -m pytest tests/slurm
 
 lint: .venv/installed
 	$(BIN)/ruff check .

@@ -117,7 +117,7 @@ up() {
     sleep .05
   done
   if [ ! -e "$T/run/ready" ]; then
-    said=$(cat "$T/run/failed" 2> /dev/null || echo "it did not start within a minute")
+    said=$(cat "$T/run/failed" 2> /dev/null || echo "it was not ready within a minute, or ended")
     down --keep-logs
     fail "$said; what was said is in $T/log"
   fi

@@ -1,6 +1,6 @@
 # What cluster.sh calls inside the cluster's namespaces: bash inside.sh FOLDER init|node|on|start|crash|slow|fast|ctld|dbd ...
 # Process ids in FOLDER/run are those of the cluster's own process namespace, but for holder.pid.
-set -euo pipefail
+set -eEuo pipefail
 T=$1
 RUN=$T/run
 NODES=(node1 node2 node3 node4)
@@ -83,9 +83,9 @@ start() {
   pid=$(cat "$RUN/$node.pid")
   ip link add "v$i" type veth peer name eth0 netns "$pid" || fail "veth: this kernel has none; modprobe veth, or take another kernel"
   ip link set "v$i" master br0 up
-  on "$node" bash -c "ip link set lo up; ip address add 10.77.0.1$i/24 dev eth0; ip link set eth0 up; ip route add default via 10.77.0.1"
+  (on "$node" bash -c "ip link set lo up; ip address add 10.77.0.1$i/24 dev eth0; ip link set eth0 up; ip route add default via 10.77.0.1")
   [ ! -e "$RUN/$node.rate" ] || shape "$node" "$(cat "$RUN/$node.rate")"
-  on "$node" nice -n -10 slurmd -N "$node"
+  (on "$node" nice -n -10 slurmd -N "$node")
 }
 
 # The first process of a node.
@@ -98,10 +98,12 @@ node() {
   sleep infinity & wait
 }
 
+# Ends this shell.
+# Becomes the command, as the last thing that this shell does.
 on() {
   local pid
   pid=$(cat "$RUN/$1.pid" 2> /dev/null) || fail "$1: is down; start it first"
-  nsenter --target "$pid" --mount --uts --ipc --net --pid bash -c 'cd "$0" 2> /dev/null || cd /; exec "$@"' "$PWD" "${@:2}"
+  exec nsenter --target "$pid" --mount --uts --ipc --net --pid bash -c 'cd "$0" 2> /dev/null || cd /; exec "$@"' "$PWD" "${@:2}"
 }
 
 # A power failure: nothing more is heard of the node, not even that its connections are closed.
@@ -129,14 +131,14 @@ fast() {
   for node in "${nodes[@]:-${NODES[@]}}"; do
     [ -e "$RUN/$node.rate" ] || continue
     rm "$RUN/$node.rate"
-    [ ! -e "$RUN/$node.pid" ] || { on "$node" tc qdisc delete dev eth0 root && tc qdisc delete dev "v${node#node}" root; }
+    [ ! -e "$RUN/$node.pid" ] || { (on "$node" tc qdisc delete dev eth0 root) && tc qdisc delete dev "v${node#node}" root; }
   done
 }
 
 # What leaves the node, and what is sent to it.
 shape() {
   local limit=(root tbf rate "$2" burst 64kb latency 50ms)
-  { on "$1" tc qdisc replace dev eth0 "${limit[@]}" && tc qdisc replace dev "v${1#node}" "${limit[@]}"; } ||
+  { (on "$1" tc qdisc replace dev eth0 "${limit[@]}") && tc qdisc replace dev "v${1#node}" "${limit[@]}"; } ||
     fail "tc: this kernel cannot limit rates; modprobe sch_tbf, or take another kernel"
 }
 

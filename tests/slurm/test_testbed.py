@@ -1,0 +1,141 @@
+"""What the cluster on one machine promises to the other tests on it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.workflow.content import ROOT
+from tests.slurm.cluster import NODES, SCRIPT, Cluster, wait_until
+from tests.slurm.conftest import Clusters
+
+MEBIBYTES = 2
+SERVE = f"""
+import socket
+with socket.create_server(("", 7000)) as server:
+    print("ready", flush=True)
+    link, _ = server.accept()
+    left = {MEBIBYTES} << 20
+    while left:
+        left -= len(link.recv(1 << 16))
+    link.sendall(b"all")
+"""
+SEND = f"""
+import socket, time
+with socket.create_connection(("node1", 7000)) as link:
+    start = time.monotonic()
+    link.sendall(bytes({MEBIBYTES} << 20))
+    assert link.recv(3) == b"all"
+    print(time.monotonic() - start)
+"""
+
+
+def _copy_seconds(cluster: Cluster) -> float:
+    """From node2 to node1."""
+    with cluster.popen([sys.executable, "-c", SERVE], on="node1", stdout=subprocess.PIPE) as server:
+        assert server.stdout is not None
+        server.stdout.readline()
+        return float(cluster.output([sys.executable, "-c", SEND], on="node2"))
+
+
+def test_nodes_show_their_gpus_to_a_task(cluster):
+    assert cluster.nodes() == dict.fromkeys(NODES, "idle")
+    seen = cluster.output(["srun", "--gres=gpu:2", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES; hostname"])
+    assert seen.splitlines()[0] == "0,1"
+    assert seen.splitlines()[1] in NODES
+
+
+def test_four_ranks_are_spread_over_two_nodes(cluster):
+    ranks = ["srun", "-N2", "--ntasks-per-node=2", "--gres=gpu:2", "bash", "-c", "echo $SLURM_PROCID $(hostname)"]
+    lines = sorted(cluster.output(ranks).splitlines())
+    assert [line.split()[0] for line in lines] == ["0", "1", "2", "3"]
+    first, second, third, fourth = (line.split()[1] for line in lines)
+    assert first == second != third == fourth
+
+
+def test_a_command_runs_in_the_folder_and_with_the_status_of_its_caller(cluster, tmp_path):
+    assert cluster.output(["pwd"], cwd=tmp_path) == str(tmp_path)
+    assert cluster.output(["pwd"], on="node2", cwd=tmp_path) == str(tmp_path)
+    assert cluster.run(["bash", "-c", "exit 7"]).returncode == 7
+    assert cluster.output(["hostname"]) == "head"
+    assert cluster.output(["hostname"], on="node3") == "node3"
+
+
+@pytest.mark.parametrize("on", [None, "node1"])
+def test_an_interrupt_reaches_the_program(cluster, tmp_path, on):
+    # As where the tests run in the background of a shell: programs would not be interrupted.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        code = "import time\ntry:\n print('up', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('interrupted')"
+        with cluster.popen([sys.executable, "-c", code], on, stdout=subprocess.PIPE) as program:
+            assert program.stdout.readline() == "up\n"
+            program.send_signal(signal.SIGINT)
+            assert program.stdout.read() == "interrupted\n"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert program.returncode == 0
+
+
+def test_a_slow_link_is_slow_until_it_is_fast_again(cluster):
+    fast = _copy_seconds(cluster)
+    cluster.slow("20mbit", "node1")
+    slow = _copy_seconds(cluster)
+    cluster.fast()
+    again = _copy_seconds(cluster)
+    least = (MEBIBYTES * 2**20 - 2 * 2**16) * 8 / 20e6  # two queues let a burst of 64 KiB through at once
+    assert least < slow < 4 * least
+    assert max(fast, again) < least / 2
+
+
+def test_a_mount_on_the_login_node_is_seen_on_all_nodes_and_on_the_machine_not(cluster, tmp_path):
+    cluster.output(["mount", "-t", "tmpfs", "-o", "size=1m", "small", tmp_path])
+    try:
+        for on in (None, *NODES):
+            assert os.fspath(tmp_path) in cluster.output(["df", tmp_path], on)
+        assert not tmp_path.is_mount()
+    finally:
+        cluster.output(["umount", tmp_path])
+
+
+def test_a_crashed_node_is_noticed_and_comes_back(cluster, tmp_path):
+    mark = tmp_path / "runs"
+    job = cluster.output(["sbatch", "--parsable", "--no-requeue", "-w", "node3", "--wrap", f"touch {mark}; sleep 300"], cwd=tmp_path)
+    wait_until(mark.exists, 20)
+    listener = cluster.output(["bash", "-c", "exec 3<> /dev/tcp/node3/6818; echo $?"])
+    assert listener == "0"
+    start = time.monotonic()
+    cluster.crash("node3")
+    wait_until(lambda: cluster.nodes()["node3"].startswith("down"), 40)
+    assert time.monotonic() - start < 40
+    wait_until(lambda: {one.id: one.state for one in cluster.jobs()}[job] == "NODE_FAIL", 20)
+    cluster.start("node3")
+    assert cluster.output(["srun", "-w", "node3", "hostname"]) == "node3"
+
+
+def test_a_killed_controller_comes_back_to_its_running_job(cluster, tmp_path):
+    go = tmp_path / "go"
+    wait = f"touch {tmp_path}/runs; until [ -e {go} ]; do sleep .1; done"
+    job = cluster.output(["sbatch", "--parsable", "--no-requeue", "--wrap", wait], cwd=tmp_path)
+    wait_until((tmp_path / "runs").exists, 20)
+    time.sleep(6)  # the controller writes its state down every five seconds
+    cluster.ctld("kill")
+    assert cluster.run(["squeue"], env=os.environ | {"SLURM_CLIENT_TIMEOUT": "1"}, timeout_seconds=60).returncode
+    cluster.ctld("start")
+    state = {}
+    wait_until(lambda: state.update({one.id: one.state for one in cluster.jobs()}) or job in state, 30)
+    assert state[job] == "RUNNING"
+    go.touch()
+    wait_until(lambda: {one.id: one.state for one in cluster.jobs()}[job] == "COMPLETED", 30)
+
+
+def test_two_clusters_at_once_know_nothing_of_each_other(cluster, clusters: Clusters, tmp_path):
+    with Cluster(tmp_path / "second") as second:
+        job = second.output(["sbatch", "--parsable", "--wrap", "sleep 60"], cwd=tmp_path)
+        second.crash("node1")
+        assert job in {one.id for one in second.jobs()}
+        assert cluster.nodes() == dict.fromkeys(NODES, "idle")
+        assert cluster.output(["srun", "-w", "node1", "hostname"]) == "node1"
