@@ -1,14 +1,12 @@
 """`doctor --slurm`: looks at the cluster, tries its partitions, and proposes or writes the site file."""
 
 import argparse
-import shlex
 import shutil
-import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,13 @@ import yaml
 from benchmarks.checks import seconds
 from benchmarks.cluster.site import SITE_FILE, Site
 from benchmarks.doctor.finding import FAILED, Finding, failed, not_run, ok, warning
-from benchmarks.doctor.slurm import jobs, settings
+from benchmarks.doctor.slurm import settings
 from benchmarks.doctor.slurm.fill import fill, shown, template
-from benchmarks.doctor.slurm.inventory import Inventory, Partition, Unanswered, look
-from benchmarks.doctor.slurm.judge import has_failed, judge, judge_rejected, load
-from benchmarks.doctor.slurm.programs import Ask, asking
+from benchmarks.doctor.slurm.inventory import Unanswered, look
+from benchmarks.doctor.slurm.programs import asking
 from benchmarks.doctor.slurm.proposal import Proposal, Tried, propose, tries_of
-from benchmarks.doctor.slurm.trial import TRIAL, Trial, command, plan, script
-from benchmarks.files import save_json, save_text, writable
+from benchmarks.doctor.slurm.trials import plans, try_out
+from benchmarks.files import save_text, writable
 from benchmarks.workflow.content import ROOT
 from resireduce.errors import ConfigError, choose
 
@@ -75,8 +72,7 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     """Yield findings as they come, and leave what was found out in `state`. Raises ConfigError before any work."""
     ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
     target = args.write or SITE_FILE
-    text = template(target)
-    current = Site.load(target if target.exists() else ROOT / SITE_FILE)
+    text, current = template(target), Site.load(target if target.exists() else ROOT / SITE_FILE)
     if args.write:
         writable("write", args.write)
     try:
@@ -84,73 +80,17 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     except Unanswered as error:
         yield state.add([failed("slurm", str(error), CONTROLLER)])
         return
-    names = [partition.name for partition in inventory.partitions]
     for name in args.partition:
-        choose("partition", name, names)
+        choose("partition", name, [partition.name for partition in inventory.partitions])
     yield state.add(settings.check(inventory))
-    wanted = [it for it in inventory.partitions if not args.partition or it.name in args.partition]
     with _folder(state) as folder:
-        yield from _try_all(wanted, inventory, current, folder, ask, limit, state)
+        trials, untried = plans(inventory.partitions, args.partition, current)
+        yield state.add(untried)
+        for found in try_out(trials, args.partition, folder, current.account, ask, limit, state.tried):
+            yield state.add(found)
+    if state.tried:
+        yield state.add([settings.check_accounting(inventory, ask)])
     yield state.add(_site_file(args, state, text, current))
-
-
-def _try_all(
-    wanted: Sequence[Partition],
-    inventory: Inventory,
-    current: Site,
-    folder: Path,
-    ask: Ask,
-    limit: float,
-    state: Examination,
-) -> Iterator[list[Finding]]:
-    """Submit all jobs, then wait for them together; none is left."""
-    with ExitStack() as stack:
-        submitted: list[tuple[Partition, Trial, jobs.Submitted]] = []
-        stack.callback(lambda: jobs.cancel([job for _, _, job in submitted], ask))
-        for partition in wanted:
-            trial = plan(partition)
-            if isinstance(trial, Finding):
-                yield state.add([trial])
-                continue
-            trial = Trial(
-                **asdict(trial) | {"runtime": current.runtime, "image": current.image, "interface": current.interface}
-            )
-            place = _prepare(folder, trial)
-            sbatch = _sbatch(trial, place)
-            job = jobs.submit(sbatch, trial.partition, ask, current.account)
-            if isinstance(job, jobs.Rejected):
-                yield state.add([judge_rejected(trial, job)])
-            else:
-                submitted.append((partition, trial, job))
-        begin = time.monotonic()
-        jobs.wait([job for _, _, job in submitted], ask, limit, _say)
-        for partition, trial, job in submitted:
-            yield state.add(_judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, state))
-        if submitted:
-            yield state.add([settings.check_accounting(inventory, ask, submitted[0][2].number)])
-
-
-def _sbatch(trial: Trial, place: Path) -> jobs.Command:
-    return lambda account: command(trial, place, account)
-
-
-def _prepare(folder: Path, trial: Trial) -> Path:
-    place = folder / trial.partition
-    save_json(asdict(trial), place / TRIAL)
-    save_text(script(place), place / "job.sh")
-    return place
-
-
-def _judge(
-    partition: Partition, trial: Trial, job: jobs.Submitted, place: Path, waited: float, state: Examination
-) -> list[Finding]:
-    reports = load(place)
-    found = judge(trial, job, reports, place, waited)
-    if not has_failed(found):
-        worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
-        interface = worked[0]["interface"] if worked else None
-        state.tried.append(Tried(partition, job.account, interface))
-    return found
 
 
 def _site_file(args: argparse.Namespace, state: Examination, text: str, current: Site) -> list[Finding]:
@@ -158,26 +98,21 @@ def _site_file(args: argparse.Namespace, state: Examination, text: str, current:
     target = args.write or SITE_FILE
     if not state.tried:
         return [not_run("site", f"nothing to write into {target}: no partition was found to work")]
-    proposal = propose(state.tried, args.partition, current, tries_of())
-    state.proposal = proposal
+    proposal = state.proposal = propose(state.tried, args.partition, current, tries_of())
     filled = fill(text, proposal.partitions, proposal.site)
     found = [ok("site", f"values of partition {proposal.main}{''.join(f'; {note}' for note in proposal.notes)}")]
-    unknown = [name for name in _listed(filled) if name not in proposal.partitions]
-    if unknown and not args.partition:
-        said = f"{target} lists partitions that were not found to work: {', '.join(unknown)}"
+    others = [str(name) for name in yaml.safe_load(filled)["partitions"] if name not in proposal.partitions]
+    if others and not args.partition:
+        said = f"{target} lists partitions that were not found to work: {', '.join(others)}"
         found.append(warning("site", said, "take them out of the file, or see what is said of them above"))
-    if args.write:
-        save_text(filled, args.write)
-        state.written = str(args.write)
-        found.append(ok("site", f"{args.write} is written; next: snakemake -n --profile slurm"))
-    else:
-        line = shlex.join(["python", "-m", "benchmarks", "doctor", "--slurm", "--write", str(SITE_FILE)])
-        found.append(not_run("site", f"nothing was written; to write it: {line}"))
-    return found
-
-
-def _listed(text: str) -> list[str]:
-    return [str(name) for name in yaml.safe_load(text)["partitions"]]
+    if not args.write:
+        line = f"python -m benchmarks doctor --slurm --write {SITE_FILE}"
+        return [*found, not_run("site", f"nothing was written; to write it: {line}")]
+    save_text(filled, args.write)
+    state.written = str(args.write)
+    own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
+    options = "" if own else f" --config site={args.write} --slurm-partition-config {args.write}"
+    return [*found, ok("site", f"{args.write} is written; next: snakemake -n --profile slurm{options}")]
 
 
 @contextmanager
@@ -185,14 +120,9 @@ def _folder(state: Examination) -> Iterator[Path]:
     """A folder of this examination; it stays if something failed, for its logs."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=FOLDER))
-    folder.chmod(0o755)
     yield folder
     if not any(finding.status == FAILED for finding in state.findings):
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _say(text: str) -> None:
-    print(f"... {text}", file=sys.stderr, flush=True)
 
 
 def values(state: Examination) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from benchmarks.workflow.content import ROOT
 from resireduce.errors import ConfigError
 
 KEY = re.compile(r"^(?P<indent> *)(?P<key>[^\s#'\"-][^:#]*|'[^']*'|\"[^\"]*\") *:(?= |$)(?P<value>.*)$")
-COMMENT = re.compile(r"(?:^|\s)\s*#.*$")
 Values = Mapping[str, Any]
 
 
@@ -95,9 +94,8 @@ def _set_in(lines: list[str], path: list[str], values: Values) -> list[str]:
             end += 1
         else:
             after = _section_end(lines, at + 1, end, indent)
-            match = KEY.match(lines[at])
-            comment = COMMENT.search(match["value"]) if match and not re.search(r"['\"]", match["value"]) else None
-            lines = [*lines[:at], line + (comment[0] if comment else ""), *lines[after:]]
+            comment = _comment(KEY.sub(r"\g<value>", lines[at]))
+            lines = [*lines[:at], line + comment, *lines[after:]]
             end -= after - at - 1
     return lines
 
@@ -115,14 +113,25 @@ def _open(lines: list[str], at: int, indent: int) -> list[str]:
     """Write what a key has on its own line, {} or more, below it."""
     match = KEY.match(lines[at])
     assert match is not None
-    comment = COMMENT.search(match["value"])
-    value = match["value"][: comment.start()] if comment else match["value"]
+    comment = _comment(match["value"])
+    value = match["value"].removesuffix(comment)
     values = yaml.safe_load(value) if value.strip() else None
     if value.strip() and not isinstance(values, dict) and values is not None:
         raise ConfigError(f"write: {match['key']} is no mapping; give the name of a new file")
-    head = lines[at][: match.end("key")] + ":" + (comment[0] if comment else "")
+    head = lines[at][: match.end("key")] + ":" + comment
     below = [f"{' ' * (indent + 2)}{_dump(key)}: {_dump(item)}" for key, item in (values or {}).items()]
     return [*lines[:at], head, *below, *lines[at + 1 :]]
+
+
+def _comment(value: str) -> str:
+    """The comment behind a value, with the space before it: it begins with # after a space, outside of quotes."""
+    quote = ""
+    for at, letter in enumerate(value):
+        if letter in "'\"" and quote in ("", letter):
+            quote = "" if quote else letter
+        elif letter == "#" and not quote and (at == 0 or value[at - 1] == " "):
+            return value[len(value[:at].rstrip()) :]
+    return ""
 
 
 def _section_end(lines: list[str], begin: int, end: int, indent: int) -> int:

@@ -13,6 +13,11 @@ ENDED = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
     *("REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
 )
+NEVER = (
+    *("AccountNotAllowed", "AccountingPolicy", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown"),
+    *("PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed"),
+)
+"""Reasons of pending jobs that do not go away by themselves."""
 GONE = "GONE"
 """The state of a job that squeue no longer knows: it has ended."""
 MOST_ACCOUNTS = 5
@@ -38,6 +43,11 @@ class Submitted:
     def has_ended(self) -> bool:
         """Whether it will not go on."""
         return self.state in (*ENDED, GONE)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it would wait for ever."""
+        return self.state == "PENDING" and self.reason in NEVER
 
     def __str__(self) -> str:
         why = f" ({self.reason})" if self.reason not in ("None", "") and self.state != "COMPLETED" else ""
@@ -89,7 +99,7 @@ def wait(
     say: Callable[[str], None],
     look_seconds: float = LOOK_SECONDS,
 ) -> None:
-    """Wait until all have ended, for so long at most, and say each change of one."""
+    """Wait until all have ended or never will start, for so long at most, and say each change of one."""
     deadline, said = time.monotonic() + seconds, dict[str, str]()
     while True:
         _update(jobs, ask)
@@ -97,7 +107,7 @@ def wait(
             if said.get(job.number) != str(job):
                 said[job.number] = str(job)
                 say(str(job))
-        if all(job.has_ended for job in jobs) or time.monotonic() > deadline:
+        if all(job.has_ended or job.is_stuck for job in jobs) or time.monotonic() > deadline:
             return
         time.sleep(look_seconds)
 

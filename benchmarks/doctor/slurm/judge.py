@@ -29,10 +29,12 @@ def load(folder: Path) -> Reports:
     return found
 
 
-def judge_rejected(trial: Trial, rejected: Rejected) -> Finding:
-    """Judge a job that sbatch refused."""
+def judge_rejected(trial: Trial, rejected: Rejected, is_needed: bool) -> Finding:
+    """Judge a job that sbatch refused: a failure, unless others were taken and nobody asked for this partition."""
     tried = f"; accounts tried: {', '.join(rejected.tried)}" if rejected.tried else ""
     said = f"partition {trial.partition}: {rejected.error}{tried}"
+    if not is_needed:
+        return not_run("job", one_line(f"{said}; it is left out", 300))
     if "account" in rejected.error.lower() or "association" in rejected.error.lower():
         cure = "set account in slurm/partitions.yaml to one of: sacctmgr show user $USER withassoc"
     elif "no answer" in rejected.error or "contact" in rejected.error.lower():
@@ -45,6 +47,10 @@ def judge_rejected(trial: Trial, rejected: Rejected) -> Finding:
 def judge(trial: Trial, job: Submitted, reports: Reports, folder: Path, waited_seconds: float) -> list[Finding]:
     """Judge a job that was submitted, and what it has left."""
     where = f"partition {trial.partition}"
+    if job.is_stuck:
+        said = f"{where}: job {job.number} would never start: {job.reason}; cancelled"
+        cure = f"see what it allows: scontrol show partition {trial.partition}; or name others: --partition"
+        return [failed("job", said, cure)]
     if job.state == "PENDING":
         said = f"{where}: job {job.number} still pending ({job.reason}) after {waited_seconds:.0f} s, cancelled"
         return [not_run("job", f"{said}; --seconds waits longer")]
@@ -136,7 +142,7 @@ def _failed_cell(name: str, what: str, cell: Mapping[str, Any], cells: list[Mapp
     cure = known.cure if known else "its log is beside the job's"
     later = [other for other in cells if other["status"] == "ok" and other["backend"] == cell["backend"] == "torch"]
     if any(other["interface"] != cell["interface"] for other in later):
-        cure = f"interface: {later[-1]['interface']} in slurm/partitions.yaml"
+        cure = f"interface: {later[-1]['interface'] or 'null'} in slurm/partitions.yaml"
         return warning(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)
     if any(other["device"] == "cpu" for other in later):
         cure = "gloo works, so it is the GPUs or NCCL: NCCL_DEBUG=INFO, and see the checks gpu and driver"

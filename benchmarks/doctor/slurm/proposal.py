@@ -14,8 +14,8 @@ from benchmarks.doctor.slurm.settings import PROFILE
 
 SHARE = 0.95
 """Of a node's memory: the rest is for Snakemake, which runs on the first node of each job, and for the system."""
-LEAST_MB = 2000
-"""For a rank, where a node has so much."""
+LEAST_MB = 1000
+"""For a rank, where a node has so much, even if the last tries then ask for more than there is."""
 MOST_CPUS = 16
 """For a rank."""
 RETRIES = 4
@@ -30,7 +30,9 @@ class Tried:
     account: str | None = None
     """The one that was needed."""
     interface: str | None = None
-    """The network device that cells need to be told."""
+    """The network device that cells were told; None: they found it themselves."""
+    trained: bool = False
+    """Whether a cell has trained, so that `interface` is right."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def propose(tried: Sequence[Tried], chosen: Sequence[str], current: Site, tries:
     if longest < current.minutes:
         site |= {"minutes": int(longest)}
     site |= {"account": main.account} if main.account else {}
-    site |= {"interface": main.interface} if main.interface else {}
+    site |= {"interface": main.interface} if main.trained and main.interface != current.interface else {}
     notes = _notes(main, tried)
     return Proposal({one.partition.name: limits(one.partition) for one in tried}, site, main.partition.name, notes)
 

@@ -64,12 +64,12 @@ def _describe(node: Node) -> str:
     return f"{node.name} {node.state}{f' ({node.reason})' if node.reason else ''}"
 
 
-def check_accounting(inventory: Inventory, ask: Ask, job: str) -> Finding:
+def check_accounting(inventory: Inventory, ask: Ask) -> Finding:
     """Judge whether sacct answers; cells do without."""
     kind = inventory.setting("AccountingStorageType").removeprefix("accounting_storage/") or "none"
     if kind in ("none", "(null)"):
         return ok("accounting", "off; not needed: the profile asks squeue")
-    answer = ask(["sacct", "--noheader", "--allocations", "--jobs", job, "--format", "State"])
+    answer = ask(["sacct", "--noheader", "--allocations", "--starttime=now-1hour", "--format=State"])
     if answer.error:
         cure = f"none is needed while {PROFILE} has {STATUS_KEY}: squeue"
         return warning("accounting", f"{kind} does not answer: {answer.error}", cure)

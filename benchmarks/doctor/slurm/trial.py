@@ -43,7 +43,7 @@ class Trial:
     @property
     def ranks_per_node(self) -> int:
         """Ranks of a cell: one for each GPU."""
-        return self.gpus or self.tasks_per_node
+        return min(self.gpus, self.tasks_per_node) or self.tasks_per_node
 
 
 def plan(partition: Partition) -> Trial | Finding:
