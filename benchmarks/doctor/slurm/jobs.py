@@ -92,13 +92,7 @@ def accounts(ask: Ask) -> list[str]:
     return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
 
 
-def wait(
-    jobs: Sequence[Submitted],
-    ask: Ask,
-    seconds: float,
-    say: Callable[[str], None],
-    look_seconds: float = LOOK_SECONDS,
-) -> None:
+def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str], None]) -> None:
     """Wait until all have ended or never will start, for so long at most, and say each change of one."""
     deadline, said = time.monotonic() + seconds, dict[str, str]()
     while True:
@@ -109,7 +103,7 @@ def wait(
                 say(str(job))
         if all(job.has_ended or job.is_stuck for job in jobs) or time.monotonic() > deadline:
             return
-        time.sleep(look_seconds)
+        time.sleep(LOOK_SECONDS)
 
 
 def cancel(jobs: Sequence[Submitted], ask: Ask) -> None:
