@@ -1,4 +1,5 @@
 # make run   the smoke matrix on this machine, to tables and a report
+# make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
 # make test  everything that must pass before a change lands
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
@@ -14,9 +15,10 @@ PART ?=
 RUNTIME ?= none
 IMAGE ?= cpu
 UPGRADE ?=
+OPTIONS ?=
 BIN := .venv/bin
 
-.PHONY: run test images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -36,6 +38,11 @@ run: .venv/installed
 	@$(BIN)/python -m benchmarks cells --config "$(CONFIG)" $(if $(PART),--part "$(PART)") > /dev/null
 	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="!!str $(RUN)" $(if $(PART),part="!!str $(PART)") $(if $(filter-out none,$(RUNTIME)),runtime="$(RUNTIME)" image="$(IMAGE)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
+
+# OPTIONS: more for snakemake.
+resume: .venv/installed
+	@$(BIN)/python -m benchmarks resume --run "$(RUN)" $(if $(OPTIONS),-- $(OPTIONS))
+	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
 
 test: .venv/installed horovod lint unit
 

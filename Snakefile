@@ -32,5 +32,5 @@ include: "benchmarks/workflow/report.smk"
 rule all:
     default_target: True
     input:
-        rules.report.input.cells,
+        get_records,
         rules.report.output,

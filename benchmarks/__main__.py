@@ -12,6 +12,7 @@ COMMANDS = {
     "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
     "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
     "run": ("benchmarks.run", "train one cell and write its record"),
+    "resume": ("benchmarks.resume", "go on with a run after whatever stopped it, on a cluster or here"),
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "doctor": ("benchmarks.doctor.cli", "check this machine or image, and say the cure of what is wrong"),

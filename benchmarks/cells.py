@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.extends import extend
 from benchmarks.files import once
 from benchmarks.workflow.settings import get_cells, get_run_name
 from resireduce.errors import ConfigError
@@ -47,10 +48,20 @@ def main(args: argparse.Namespace) -> int:
 
 
 def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with `part` put in if given.
+    """Return the mapping in a YAML file, with what it extends put together with it, and with `part` put in if given.
 
     Raises ConfigError, one line with the place of what is wrong.
     """
+    config = read_yaml(path)
+    try:
+        config = extend(config, path.parent, read_yaml)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    return config if part is None else config | {"part": part}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file as it stands there. Raises ConfigError as read_config does."""
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -64,4 +75,4 @@ def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
         raise ConfigError(f"config: {path}{where}: {problem}") from None
     if not isinstance(config, dict):
         raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix or parts")
-    return config if part is None else config | {"part": part}
+    return config

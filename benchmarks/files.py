@@ -20,6 +20,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def all_finite(value: Any) -> bool:
+    """Say whether there is no NaN and no infinity in value."""
+    if isinstance(value, dict):
+        return all(map(all_finite, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(all_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
 def save_json(values: Any, path: Path) -> None:
     """Write values as strict JSON under a temporary name in the same folder, flush it to disk, then rename."""
     save_text(json.dumps(values, indent=1, allow_nan=False) + "\n", path)

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from benchmarks.cell import Cell
 from benchmarks.checks import is_number, known_keys
-from benchmarks.files import finite, load_json, save_json
+from benchmarks.files import all_finite, finite, load_json, save_json
 from benchmarks.matrix import expand
 from benchmarks.measure.ladder import rung_problem
 from resireduce.errors import ConfigError, is_count
@@ -156,8 +156,7 @@ def _ok_problems(result: CellResult) -> list[str]:
     wrong = [f"{name}: missing, an ok record must have it" for name in needed if getattr(result, name) is None]
     if wrong:
         return wrong
-    plain = asdict(result) | {"cell": result.cell.to_dict()}
-    if finite(plain) != plain:
+    if not all_finite(vars(result) | {"cell": result.cell.to_dict()}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:

@@ -47,6 +47,9 @@ LAUNCHERS = ("here", "srun")
 RESULTS = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
 
+KEPT = " (finished before, not trained again)"
+"""Said of a cell whose record was there, unseen by Snakemake."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
@@ -61,8 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="SECONDS", help=limit)
     limit = "seconds from now until the cell must have ended: it saves and stops before; run again, it goes on"
     parser.add_argument("--deadline", metavar="SECONDS", help=limit)
-    often = "seconds between two checkpoints, for a cell that is killed (default: %(default)g)"
-    parser.add_argument("--checkpoint-every", metavar="SECONDS", default=SAVE_EVERY_SECONDS, help=often)
+    often = (
+        f"seconds between two checkpoints, for a cell that is killed (default: {SAVE_EVERY_SECONDS:g}, or the site's)"
+    )
+    parser.add_argument("--checkpoint-every", metavar="SECONDS", help=often)
     place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
     parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
     text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
@@ -103,7 +108,7 @@ def main(args: argparse.Namespace) -> int:
     place = room_for_checkpoint(limits.folder if runtime else None)
     with working_folder(cell, args.output, shared=job is not None) as folder, place:
         if (kept := find_kept(args.keep, limits.content)) is not None:
-            return _leave(kept, args.output)
+            return _leave(kept, args.output, note=KEPT)
         outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)
     baseline_bytes = outcomes[0].pop("baseline_bytes", None)
     result = to_result(cell, outcomes, time.monotonic() - started, weights, image)
@@ -111,9 +116,7 @@ def main(args: argparse.Namespace) -> int:
     result = replace(result, provenance=result.provenance | source)
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
-    status = _leave(result, args.output, baseline_bytes)
-    if status == 0 and args.keep is not None:
-        keep(result, args.keep)
+    status = _leave(result, args.output, baseline_bytes, args.keep)
     if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
         remove_checkpoint(limits.folder)
     return status
@@ -122,11 +125,12 @@ def main(args: argparse.Namespace) -> int:
 def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
     """The Slurm job that this runs in; what is not asked for otherwise is as its site says."""
     site = Site.load(args.site)
-    job = Job.find(
-        cell, site, args.image and os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
-    )
+    image = os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
+    job = Job.find(cell, site, image)
     if args.deadline is None and job.deadline_seconds is not None:
         args.deadline = str(max(job.deadline_seconds, RECORD_SECONDS + 1))
+    if args.checkpoint_every is None:
+        args.checkpoint_every = str(site.checkpoint_minutes * 60)
     return job
 
 
@@ -147,7 +151,9 @@ def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
     seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
     return Limits(
         ends_at=now + seconds_left if math.isfinite(seconds_left) else None,
-        save_every_seconds=seconds("checkpoint-every", args.checkpoint_every),
+        save_every_seconds=SAVE_EVERY_SECONDS
+        if args.checkpoint_every is None
+        else seconds("checkpoint-every", args.checkpoint_every),
         folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
         started_at=now,
     )
@@ -160,8 +166,14 @@ def _timeout(args: argparse.Namespace) -> float:
     return TIMEOUT_SECONDS if args.deadline is None else math.inf
 
 
-def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) -> int:
-    """Write the record and say how it went. The exit status.
+def _leave(
+    result: CellResult,
+    output: Path,
+    baseline_bytes: int | None = None,
+    copy: Path | None = None,
+    note: str = "",
+) -> int:
+    """Write the record, before it its `copy`, and say how it went, with a `note`. The exit status.
 
     If the cell could not be run, is to be gone on with, or did not end well and there is a record that did, the name
     has "failed" in it.
@@ -172,9 +184,11 @@ def _leave(result: CellResult, output: Path, baseline_bytes: int | None = None) 
         _save(result, failed)
         print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
+    if copy is not None:
+        keep(result, copy)
     _save(result, output)
     failed.unlink(missing_ok=True)
-    print(summary(result, baseline_bytes), flush=True)
+    print(summary(result, baseline_bytes) + note, flush=True)
     return 0
 
 

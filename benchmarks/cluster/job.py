@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from resireduce.errors import ConfigError
 
 ANSWER_SECONDS = 60.0
+DEFAULTS = ("SQUEUE_", "SCANCEL_")
 TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """[days-][hours:]minutes:seconds, as squeue writes it."""
 
@@ -39,9 +40,15 @@ def host_names(nodes: str) -> list[str]:
 
 
 def ask(command: Sequence[str]) -> str:
-    """Return what one of Slurm's programs answers. Raises ConfigError, one line, if it does not."""
+    """Return what one of Slurm's programs answers. Raises ConfigError, one line, if it does not.
+
+    Without the user's own defaults (SQUEUE_STATES, SCANCEL_INTERACTIVE ...), which would hide jobs or ask questions.
+    """
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False, env=variables
+        )
     except FileNotFoundError:
         raise ConfigError(f"{command[0]}: not on PATH; Slurm's commands are needed here") from None
     except subprocess.TimeoutExpired:

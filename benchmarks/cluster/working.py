@@ -2,17 +2,19 @@
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from benchmarks.cell import Cell
+from benchmarks.files import finite
 from benchmarks.record import CellResult, RecordError
 from resireduce.errors import ConfigError
 
@@ -74,7 +76,7 @@ def _lock(file: TextIO, cell: Cell) -> None:
 def keep(result: CellResult, path: Path) -> None:
     """Save a copy of a record where Snakemake, which deletes what a failed job leaves, does not know it.
 
-    A disk that has become full does not matter: the record itself is there.
+    A disk that has become full does not matter: the record itself will be there, or will say so.
     """
     with suppress(OSError):
         result.save(path)
@@ -86,6 +88,14 @@ def find_kept(path: Path | None, content: Mapping[str, Any]) -> CellResult | Non
         return None
     with suppress(RecordError):
         found = CellResult.load(path)
-        if found.provenance.get("content") == content:
+        # As JSON has it: what was saved has texts where there were numbers as keys.
+        if found.provenance.get("content") == json.loads(json.dumps(finite(content))):
             return found
     return None
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Delete copies of records, of cells that count as finished: without it a deleted record would come back."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -66,7 +66,7 @@ def archive() -> str:
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:
-    """Unpack packages below root, without running any of their scripts; what they have in /bin or /lib is in usr too."""
+    """Unpack packages below root, without running any of their scripts; what they have in bin or lib is in usr too."""
     for file in files:
         subprocess.run(["dpkg-deb", "--extract", str(file), str(root)], check=True)
     for name in ("bin", "sbin", "lib"):

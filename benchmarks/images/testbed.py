@@ -17,10 +17,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.images.testbed", description=main.__doc__)
     parser.add_argument("--accounting", action="store_true", help="with slurmdbd and MariaDB")
     args = parser.parse_args(arguments)
+    tool = WITH_ACCOUNTING if args.accounting else PROGRAMS
     try:
-        print(unpacked(WITH_ACCOUNTING if args.accounting else PROGRAMS))
+        print(unpacked(tool))
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: testbed: {', '.join(tool.packages)}: {error}", file=sys.stderr)
         return 2
     return 0
 

@@ -68,7 +68,7 @@ def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
     """Return the cells of the run's config; without a readable one, those of the records, and a note that says so."""
     try:
         config = load_json(folder / "config.json")
-        return expand({key: value for key, value in config.items() if key not in ("run", *IMAGE_KEYS)}), []
+        return expand({key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}), []
     except (OSError, ValueError, AttributeError) as error:
         note = f"config.json cannot be read ({error}): what is missing is not known."
         cells = [result.cell for result in map(_try_load, sorted(folder.glob("cells/*.json"))) if result]
@@ -114,8 +114,17 @@ def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
     return "not run", "not run yet"
 
 
+def _site_of(folder: Path) -> str | None:
+    """The file of the cluster that the run was started on, if it was."""
+    try:
+        return load_json(folder / "config.json").get("site")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
 def _hole(folder: Path, cell: Cell, status: str, reason: str, force: bool) -> Hole:
     target = folder / "cells" / f"{cell.name}.json"
     again = " --force" if force else ""
-    command = f".venv/bin/snakemake --cores all --configfile {folder}/config.json{again} --nolock -- {target}"
+    start = "--cores all" if _site_of(folder) is None else "--profile slurm"
+    command = f".venv/bin/snakemake {start} --configfile {folder}/config.json{again} --nolock -- {target}"
     return Hole(cell.name, status, " ".join(reason.split()), command)

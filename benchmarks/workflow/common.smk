@@ -2,20 +2,29 @@
 import os
 import shlex
 import sys
+from functools import cache, partial
+from pathlib import Path
 
 from snakemake.logging import logger
 from snakemake.utils import validate
 
+from benchmarks.cells import read_yaml
+from benchmarks.extends import extend
+from benchmarks.cluster.lost import LOST, lost_nodes
 from benchmarks.cluster.placement import job_resources
+from benchmarks.cluster.working import forget
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.image import get_image, start_engine
+from benchmarks.workflow.leftovers import check_leftovers
 from benchmarks.workflow.lock import FolderInUse, lock_folder
+from benchmarks.workflow.progress import FailedTries, Finished
 from benchmarks.workflow.screen import hide_noise, stop
 from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
     RUNS,
     check_records,
+    find_cell,
     get_cells,
     get_config,
     get_packages,
@@ -24,6 +33,7 @@ from benchmarks.workflow.settings import (
     keep_earlier,
     write_specs,
 )
+from benchmarks.workflow.start import profile_options, remember_start, started_with
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.
@@ -32,6 +42,9 @@ hide_noise(logger, workflow.output_settings.quiet or ())
 
 # Bad input ends the run here, with one line and no traceback; the schema is for editors and has the last word.
 try:
+    whole = extend(config, Path(workflow.configfiles[-1]).parent, read_yaml)
+    config.clear()
+    config.update(whole)
     config["run"] = get_run_name(config)
     SITE = get_site(config, workflow.resource_settings.overwrite_resources)
     CELLS = get_cells(config)
@@ -40,27 +53,37 @@ try:
     IMAGE = get_image(config)
 except ConfigError as error:
     stop(f"{' '.join(map(os.path.relpath, workflow.configfiles))}: {error}")
-validate(config, "../config/schema/run.schema.json")
 
 RUN = f"{RUNS}/{config['run']}"
+# Not again in each job, which reads all of this too.
 if workflow.is_main_process:
+    validate(config, "../config/schema/run.schema.json")
     try:
         check_records(RUN, CELLS)
     except RecordError as error:
         stop(error)
 LOCKS = []
+# What looks after cells that finish.
+WATCHERS = []
 
 
 wildcard_constraints:
     run=re.escape(config["run"]),
-    cell="|".join(map(re.escape, CELLS)),
+    # Not all of their names: Snakemake searches the pattern ten times for each cell, which took 20 s for 5,860 cells.
+    cell="[^/]+",
     model="[^/]+",
+
+
+# Once for a model, not for each of its cells: it reads source files and the versions of packages.
+@cache
+def find_pretrained(model):
+    return get_pretrained(model, IMAGE.content if IMAGE else None)
 
 
 # ancient() keeps file times out of it, but only for a file that is there: what ancient() marks is not looked at any further
 # when the job that makes it must run.
 def get_weights(wildcards):
-    pretrained = get_pretrained(CELLS[wildcards.cell].model, IMAGE.content if IMAGE else None)
+    pretrained = find_pretrained(find_cell(CELLS, wildcards.cell).model)
     if pretrained and os.path.exists(pretrained):
         return ancient(pretrained)
     return pretrained or []
@@ -71,6 +94,8 @@ onstart:
         try:
             check_syntax((*LIBRARY, *TRAINING))
             LOCKS.append(lock_folder(RUN))
+            if SITE is not None or started_with(Path(RUN)):
+                check_leftovers(Path(RUN), CELLS)
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
             if IMAGE and IMAGE.needs_engine(jobs):
                 LOCKS.append(start_engine())
@@ -79,10 +104,18 @@ onstart:
         except (ConfigError, FolderInUse) as error:
             stop(error)
         write_specs(RUN, config, CELLS.values())
-        to_run = [job.wildcards.cell for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"]
-        keep_earlier(RUN, to_run)
-        os.environ.update(CELLS_TO_RUN=str(len(to_run)))
+        remember_start(Path(RUN), None if SITE is None else profile_options(sys.argv[1:], os.environ))
+        cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
+        keep_earlier(RUN, cell_jobs)
+        (Path(RUN) / LOST).unlink(missing_ok=True)
+        forget(Path(RUN) / f"finished/{name}.json" for name in CELLS if name not in cell_jobs)
+        os.environ.update(CELLS_TO_RUN=str(len(cell_jobs)))
+        if SITE is not None:
+            logger.addHandler(FailedTries(workflow.execution_settings.retries))
+        ends = {name: partial(workflow.dag.finished, job) for name, job in cell_jobs.items()}
+        WATCHERS.append(Finished(Path(RUN), ends, say=SITE is not None))
+        again = "the same command goes on" if SITE is None else f"make resume RUN={config['run']} goes on"
         print(
-            f"{RUN}: {len(CELLS)} cells, {len(to_run)} to run{IMAGE or ''}. Ctrl-C stops; the same command goes on.",
+            f"{RUN}: {len(CELLS)} cells, {len(cell_jobs)} to run{IMAGE or ''}. Ctrl-C stops; {again}.",
             flush=True,
         )

@@ -20,6 +20,11 @@ TRAINING = (
     "benchmarks/launch.py",
     "benchmarks/runtimes/ranks.py",
     "benchmarks/runtimes/options.py",
+    "benchmarks/runtimes/logged.py",
+    *(
+        f"benchmarks/cluster/{name}.py"
+        for name in ("__init__", "job", "launcher", "placement", "site", "step", "task", "working")
+    ),
     "benchmarks/cell.py",
     "benchmarks/observe",
     "benchmarks/options.py",

@@ -29,3 +29,15 @@ def lock_folder(folder: str | Path) -> TextIO:
     file.write(f"{os.getpid()}\n")
     file.flush()
     return file
+
+
+def is_locked(folder: str | Path) -> bool:
+    """Say whether a process holds the lock of a folder. It is taken and dropped again, shared, if none does."""
+    try:
+        with (Path(folder) / ".lock").open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a disk without locks
+        return False
+    return False

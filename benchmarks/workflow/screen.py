@@ -1,6 +1,7 @@
 """What a user sees: bad input in one line, and with `--quiet progress` none of the scheduler's chatter."""
 
 import logging
+import re
 import sys
 from collections.abc import Collection
 from typing import Any, NoReturn
@@ -14,7 +15,14 @@ NOISE = (
     "Exiting because a job execution failed",
     "Complete log",
     "RuleException:\nCalledProcessError",
+    "SLURM run ID: ",
+    "No SLURM account given",
+    "No account was given",
+    "Unable to guess SLURM account",
+    "Guessed SLURM account",
+    "Trying to restart job",
 )
+SUBMITTED = re.compile(r"Job \d+ has been submitted")
 
 
 def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
@@ -28,7 +36,7 @@ def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
 
 def is_news(record: logging.LogRecord) -> bool:
     """Say whether a message is one that a user waits for."""
-    return not str(record.msg).startswith(NOISE)
+    return not str(record.msg).startswith(NOISE) and not SUBMITTED.match(str(record.msg))
 
 
 def stop(error: object) -> NoReturn:

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.checks import known_keys
-from benchmarks.files import save_bytes, save_json
+from benchmarks.files import load_json, save_bytes, save_json
 from benchmarks.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.record import CellResult, RecordError
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
@@ -42,6 +42,15 @@ def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     known_keys("config", dict(config), CONFIG_KEYS)
     cells = expand({key: value for key, value in config.items() if key in KEYS})
     return {cell.name: cell for cell in cells}
+
+
+def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
+    """Return the cell of a name. Raises ConfigError, one line, for one that the config does not have."""
+    if name not in cells:
+        raise ConfigError(
+            f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
+        )
+    return cells[name]
 
 
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,10 +86,23 @@ def keep_earlier(folder: str, names: Iterable[str]) -> None:
 
 
 def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:
-    """Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`."""
+    """Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`.
+
+    Specs that are there are left alone: to flush thousands of files to a shared disk takes minutes.
+    """
     save_json(get_config(config), Path(folder) / "config.json")
     for cell in cells:
-        save_json(cell.to_dict(), Path(folder) / f"specs/{cell.name}.json")
+        path = Path(folder) / f"specs/{cell.name}.json"
+        if not _holds(path, cell.to_dict()):
+            save_json(cell.to_dict(), path)
+
+
+def _holds(path: Path, values: Any) -> bool:
+    """Whether a file holds these values; False also if it cannot be read."""
+    try:
+        return bool(load_json(path) == values)
+    except (OSError, ValueError):
+        return False
 
 
 def get_pretrained(model: str, image_content: str | None = None) -> str | None:

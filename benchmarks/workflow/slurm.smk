@@ -4,11 +4,17 @@
 # What a cell's job asks for, each a function of the cell and of how often it was tried.
 def get_job_resources():
     def resource(name):
-        return lambda wildcards, attempt: job_resources(CELLS[wildcards.cell], SITE, attempt)[name]
+        return lambda wildcards, attempt: job_resources(find_cell(CELLS, wildcards.cell), SITE, attempt)[name]
+
+    def extra(wildcards, attempt):
+        wanted = job_resources(find_cell(CELLS, wildcards.cell), SITE, attempt)
+        lost = lost_nodes(Path(RUN), wildcards.cell, wanted["nodes"]) if workflow.is_main_process else []
+        return wanted["slurm_extra"] + (f" --exclude={','.join(lost)}" if lost else "")
 
     if SITE is None:
         return {}
-    return {name: resource(name) for name in job_resources(next(iter(CELLS.values())), SITE)}
+    found = {name: resource(name) for name in job_resources(next(iter(CELLS.values())), SITE)}
+    return found | {"slurm_extra": extra}
 
 
 # What comes before a cell's command: modules, where the site has them.

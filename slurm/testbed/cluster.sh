@@ -22,7 +22,7 @@ fail() {
   exit 2
 }
 
-# The process id of the cluster's first process, if it lives; nothing else has the folder as an argument and this id.
+# The process id of the cluster's first process, if it lives: no other that got this id since has the folder as an argument.
 holder() {
   local pid words
   pid=$(cat "$T/run/holder.pid" 2> /dev/null) || return 1
@@ -58,7 +58,8 @@ check_machine() {
     fail "unshare: this root may not make namespaces; in a container, start that with --privileged"
   [ -z "$(holder)" ] || fail "TESTBED: a cluster is already up in '$T'; '$0 down' first, or choose another folder"
   [[ $T =~ ^[A-Za-z0-9._/+-]+$ ]] || fail "TESTBED: '$T' has characters that mount options cannot hold; choose another"
-  [ ! -e "$T" ] || [ -e "$T/testbed" ] || rmdir "$T" 2> /dev/null || fail "TESTBED: '$T' is not empty; choose another folder"
+  [ ! -e "$T" ] || [ -e "$T/testbed" ] || rmdir "$T" 2> /dev/null ||
+    fail "TESTBED: '$T' is not empty; choose another folder"
   [[ ${ACCOUNTING:=off} =~ ^(on|off)$ ]] || fail "ACCOUNTING: '$ACCOUNTING' is not allowed; on or off"
 }
 
@@ -66,7 +67,7 @@ check_machine() {
 programs() {
   local needed=(munged slurmctld slurmd sinfo ip tc) program python=$ROOT/.venv/bin/python options=()
   [ "$ACCOUNTING" = off ] || {
-    needed+=(slurmdbd sacct mariadbd mariadb-install-db)
+    needed+=(slurmdbd sacct mariadbd)
     options=(--accounting)
   }
   [ -x "$python" ] || python=python3
@@ -94,7 +95,7 @@ write_config() {
   done
   # Over the machine's /etc, inside only. No DNS: its time-outs cost 5 s a launch.
   cp "$HERE/hosts" "$T/layer"
-  sed 's/^hosts:.*/hosts: files/' /etc/nsswitch.conf > "$T/layer/nsswitch.conf" 2> /dev/null || echo hosts: files > "$T/layer/nsswitch.conf"
+  { grep -v '^hosts:' /etc/nsswitch.conf || true; echo 'hosts: files'; } > "$T/layer/nsswitch.conf" 2> /dev/null
   ln -s testbed/conf "$T/layer/slurm"
   (umask 077 && head -c 128 /dev/urandom > "$T/run/munge.key")
   mknod "$T/dev/nvidia0" c 1 3 && mknod "$T/dev/nvidia1" c 1 3
@@ -110,7 +111,7 @@ up() {
   [ "${1:-}" != --attached ] || exec 3<&0
   setsid unshare --mount --uts --ipc --net --pid --fork --propagation private \
     bash "$HERE/inside.sh" "$T" init "$ACCOUNTING" "$folder" "${1:-}" < /dev/null > "$T/log/init.log" 2>&1 &
-  # Its first process tells here how it went; it is gone, and the pipe ends, if it fails.
+  # Its first process says when it is ready; it ends if something fails.
   for ((i = 0; i < 1200; i++)); do
     [ ! -e "$T/run/ready" ] || break
     kill -0 $! 2> /dev/null || break
@@ -147,7 +148,8 @@ case $command in
   on) known "${1:-}" && enter bash "$HERE/inside.sh" "$T" on "$@" ;;
   crash | start) known "${1:-}" && inside "$command" "$1" ;;
   slow)
-    [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?[kmg]?bit$ ]] || fail "rate: '${1:-}' is not a number with bit, kbit, mbit or gbit, as in 100mbit"
+    [[ ${1:-} =~ ^[0-9]+(\.[0-9]+)?[kmg]?bit$ ]] ||
+      fail "rate: '${1:-}' is not a number with bit, kbit, mbit or gbit, as in 100mbit"
     known "${@:2}" && inside slow "$@"
     ;;
   fast) known "$@" && inside fast "$@" ;;

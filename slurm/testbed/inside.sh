@@ -29,13 +29,17 @@ init() {
   ip link add br0 type bridge || fail "bridge: this kernel has none; modprobe bridge, or take another kernel"
   ip address add 10.77.0.1/24 dev br0
   ip link set br0 up
-  munged --force --key-file=/etc/testbed/run/munge.key --socket=/etc/testbed/run/munge.socket --seed-file=/etc/testbed/run/munge.seed \
-    --pid-file=/etc/testbed/run/munged.pid --log-file=/etc/testbed/log/munged.log
-  [ "$accounting" = off ] || { start_database && dbd start && sacctmgr -i add cluster testbed; }
-  nice -n -10 slurmctld
-  local node
-  for node in "${NODES[@]}"; do start "$node" & done
-  wait
+  # Under /etc, since munged wants nobody else to be able to write to any folder above its files.
+  nice -n -10 munged --force --key-file=/etc/testbed/run/munge.key --socket=/etc/testbed/run/munge.socket \
+    --seed-file=/etc/testbed/run/munge.seed --pid-file=/etc/testbed/run/munged.pid --log-file=/etc/testbed/log/munged.log
+  [ "$accounting" = off ] || { start_database; }
+  ctld start
+  local node starting=()
+  for node in "${NODES[@]}"; do
+    start "$node" &
+    starting+=($!)
+  done
+  wait "${starting[@]}"
   until [ "$(sinfo -h -N -t idle | wc -l)" = ${#NODES[@]} ]; do
     [ ! -e "$RUN/failed" ] || exit 2
     sleep .1
@@ -59,13 +63,18 @@ OVERLAY="overlay: this kernel cannot lay one folder over another; modprobe overl
 
 start_database() {
   mkdir "$T/db"
-  mariadb-install-db --no-defaults --user=root --datadir="$T/db" --auth-root-authentication-method=normal --skip-test-db
-  mariadbd --no-defaults --user=root --datadir="$T/db" --socket="$MYSQL_UNIX_PORT" --pid-file="$RUN/mariadbd.pid" --skip-networking \
-    --innodb-buffer-pool-size=32M --innodb-flush-log-at-trx-commit=0 --innodb-lock-wait-timeout=900 > "$T/log/mariadbd.log" 2>&1 &
+  # Empty, and anybody here is root: no tables of users are needed. The Slurm of this cluster alone can reach the socket.
+  mariadbd --no-defaults --user=root --datadir="$T/db" --socket="$MYSQL_UNIX_PORT" --pid-file="$RUN/mariadbd.pid" \
+    --skip-networking --skip-grant-tables --innodb-log-file-size=8M --innodb-buffer-pool-size=32M \
+    --innodb-flush-log-at-trx-commit=0 --innodb-lock-wait-timeout=900 > "$T/log/mariadbd.log" 2>&1 &
   until [ -S "$MYSQL_UNIX_PORT" ]; do
     kill -0 $! || fail "mariadbd: it ended"
     sleep .1
   done
+  dbd start
+  sacctmgr --immediate add cluster testbed
+  sacctmgr --immediate add account default
+  sacctmgr --immediate add user root account=default
 }
 export MYSQL_UNIX_PORT=/etc/testbed/run/mariadb.socket
 
@@ -75,15 +84,20 @@ export MYSQL_UNIX_PORT=/etc/testbed/run/mariadb.socket
 start() {
   local node=$1 i=${1#node} pid
   [ ! -e "$RUN/$node.pid" ] || fail "$node: is up"
-  setsid unshare --net --uts --ipc --pid --mount --fork --propagation slave bash "$0" "$T" node "$node" < /dev/null >> "$T/log/$node.log" 2>&1 &
+  setsid unshare --net --uts --ipc --pid --mount --fork --propagation slave \
+    bash "$0" "$T" node "$node" < /dev/null >> "$T/log/$node.log" 2>&1 &
   until [ -s "$RUN/$node.pid" ]; do
     kill -0 $! || fail "$node: its namespaces could not be made"
     sleep .01
   done
   pid=$(cat "$RUN/$node.pid")
-  ip link add "v$i" type veth peer name eth0 netns "$pid" || fail "veth: this kernel has none; modprobe veth, or take another kernel"
+  ip link add "v$i" type veth peer name eth0 netns "$pid" ||
+    fail "veth: this kernel has none; modprobe veth, or take another kernel"
   ip link set "v$i" master br0 up
-  (on "$node" bash -c "ip link set lo up; ip address add 10.77.0.1$i/24 dev eth0; ip link set eth0 up; ip route add default via 10.77.0.1")
+  (on "$node" ip link set lo up)
+  (on "$node" ip address add "10.77.0.1$i/24" dev eth0)
+  (on "$node" ip link set eth0 up)
+  (on "$node" ip route add default via 10.77.0.1)
   [ ! -e "$RUN/$node.rate" ] || shape "$node" "$(cat "$RUN/$node.rate")"
   (on "$node" nice -n -10 slurmd -N "$node")
 }
@@ -103,7 +117,9 @@ node() {
 on() {
   local pid
   pid=$(cat "$RUN/$1.pid" 2> /dev/null) || fail "$1: is down; start it first"
-  exec nsenter --target "$pid" --mount --uts --ipc --net --pid bash -c 'cd "$0" 2> /dev/null || cd /; exec "$@"' "$PWD" "${@:2}"
+  trap '' INT QUIT # as in cluster.sh
+  exec nsenter --target "$pid" --mount --uts --ipc --net --pid \
+    env --default-signal=INT,QUIT bash -c 'cd "$0" 2> /dev/null || cd /; exec "$@"' "$PWD" "${@:2}"
 }
 
 # A power failure: nothing more is heard of the node, not even that its connections are closed.
@@ -144,22 +160,27 @@ shape() {
 
 # --- its daemons ---
 
-ctld() { daemon slurmctld "$1"; }
-dbd() { daemon slurmdbd "$1"; }
+ctld() { daemon slurmctld 6817 "$1"; }
+dbd() { daemon slurmdbd 6819 "$1"; }
 
+# Done when it is: the daemon answers, or is gone.
 daemon() {
   local pid signal=TERM
   pid=$(cat "$RUN/$1.pid" 2> /dev/null) && [ -e "/proc/$pid" ] || pid=
-  if [ "$2" = start ]; then
+  if [ "$3" = start ]; then
     [ -z "$pid" ] || fail "$1: is up"
     nice -n -10 "$1"
-  else
-    [ -n "$pid" ] || fail "$1: is down already"
-    [ "$2" = stop ] || signal=KILL
-    kill -s "$signal" "$pid"
-    while [ -e "/proc/$pid" ]; do sleep .02; done
-    rm -f "$RUN/$1.pid"
+    for ((i = 0; i < 600; i++)); do
+      (exec 4<> "/dev/tcp/10.77.0.1/$2") 2> /dev/null && return
+      sleep .05
+    done
+    fail "$1: does not answer within 30 s"
   fi
+  [ -n "$pid" ] || fail "$1: is down already"
+  [ "$3" = stop ] || signal=KILL
+  kill -s "$signal" "$pid"
+  while [ -e "/proc/$pid" ]; do sleep .02; done
+  rm -f "$RUN/$1.pid"
 }
 
 case $1 in

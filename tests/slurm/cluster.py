@@ -162,8 +162,8 @@ class Cluster:
 
     def nodes(self) -> dict[str, str]:
         """Return the nodes' states, as sinfo names them: idle, mix, alloc, down* (which does not answer)."""
-        lines = self.output(["sinfo", "-h", "-N", "-o", "%N %t"]).splitlines()
-        return {node: state for node, state in map(str.split, lines)}
+        words = self.output(["sinfo", "-h", "-N", "-o", "%N %t"]).split()
+        return dict(zip(words[::2], words[1::2], strict=True))
 
     def jobs(self) -> list[Job]:
         """Return all jobs that the controller knows, in the order in which they were submitted."""

@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cell", type=Path)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--weights", type=Path)
-    for option in ("--runtime", "--image", "--network"):
+    for option in ("--runtime", "--image", "--network", "--launcher", "--site", "--keep"):
         parser.add_argument(option)
 
 

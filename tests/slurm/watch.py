@@ -1,0 +1,81 @@
+"""Watches from outside which cells are being trained: by their processes, whatever logs and records say."""
+
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+LOOK_SECONDS = 0.1
+WORKING = re.compile(r"/runs/(?P<run>[^/]+)/working/(?P<cell>[^/]+)/rank(?P<rank>\d+)\.json$")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One process of a rank."""
+
+    run: str
+    cell: str
+    rank: int
+    pid: int
+    started_at: float
+    """Seconds since the epoch at which it was first seen."""
+
+
+@dataclass
+class Watcher:
+    """Within it all processes of ranks on this machine are noted."""
+
+    seen: dict[tuple[int, str], Training] = field(default_factory=dict)
+    """By number and start time of the process."""
+    twice: set[str] = field(default_factory=set)
+    """Cells of which two processes had the same rank at the same time."""
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def trainings(self, run: str, cell: str) -> list[Training]:
+        """Return the processes of a cell's rank 0 so far, in order."""
+        found = [it for it in self.seen.values() if (it.run, it.cell, it.rank) == (run, cell, 0)]
+        return sorted(found, key=lambda it: it.started_at)
+
+    def alive(self, run: str) -> list[Training]:
+        """Return the processes of a run that are there now."""
+        return [self.seen[key] for key in find_ranks() if key in self.seen and self.seen[key].run == run]
+
+    def _watch(self) -> None:
+        while not self._stop.wait(LOOK_SECONDS):
+            now, places = time.time(), set()
+            for key, (run, cell, rank) in find_ranks().items():
+                self.seen.setdefault(key, Training(run, cell, rank, key[0], now))
+                if (run, cell, rank) in places:
+                    self.twice.add(f"{run}/{cell}")
+                places.add((run, cell, rank))
+
+
+def find_ranks() -> dict[tuple[int, str], tuple[str, str, int]]:
+    """Return run, cell and rank of each process of a rank, by its number and the time at which it was started."""
+    found = {}
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                words = Path(entry.path, "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if "benchmarks.training.rank" in words and "-m" in words[:2]:
+                    place = WORKING.search(words[words.index("--output") + 1])
+                    started = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[19]
+                    if place:
+                        found[int(entry.name), started] = (place["run"], place["cell"], int(place["rank"]))
+            except (OSError, IndexError, ValueError):
+                continue
+    return found

@@ -1,0 +1,101 @@
+"""The largest config: what it holds, and what Snakemake needs to look at all of it."""
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from benchmarks.cell import Cell
+from benchmarks.cells import read_config
+from benchmarks.files import load_json
+from benchmarks.matrix import expand
+from benchmarks.workflow.settings import find_cell, get_cells, write_specs
+from resireduce.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks/config"
+MOST_SECONDS = 30
+MOST_BYTES = 2e9
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a process and those that it started took."""
+
+    cpu_seconds: float
+    """Not of the wall: other tests may run beside it."""
+    bytes: int
+    """The largest of them, resident."""
+    output: str
+
+
+def cells(name: str) -> dict[str, Cell]:
+    return get_cells(read_config(FOLDER / f"{name}.yaml"))
+
+
+def snakemake(output: Path, *arguments: str) -> Used:
+    command = [sys.executable, "-m", "snakemake", "--dry-run", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with output.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    said = output.read_text(encoding="utf-8")
+    assert process.returncode == 0, said
+    kib = 1 if sys.platform == "darwin" else 1024
+    return Used(usage.ru_utime + usage.ru_stime, usage.ru_maxrss * kib, said)
+
+
+def test_the_full_config_has_5000_cells_and_all_of_the_papers() -> None:
+    full, paper = cells("full"), cells("paper")
+    assert len(full) >= 5000
+    assert len(set(full.values())) == len({cell.name for cell in full.values()}) == len(full)
+    assert full.items() >= paper.items(), "the paper's cells, under their names"
+
+
+def test_it_is_read_in_no_time(benchmark: BenchmarkFixture) -> None:
+    config = {key: value for key, value in read_config(FOLDER / "full.yaml").items() if key != "run"}
+    found = benchmark.pedantic(expand, args=(config,), rounds=3)
+    assert len(found) == len(cells("full"))
+
+
+def test_a_dry_run_of_all_of_it_takes_less_than_30_seconds_and_2_gb(tmp_path: Path) -> None:
+    small = snakemake(tmp_path / "smoke.txt", "--config", "run=scale-smoke")
+    full = snakemake(
+        tmp_path / "full.txt", "--quiet", "rules", "--configfile", str(FOLDER / "full.yaml"), "--config", "run=scale"
+    )
+    assert ["cell", str(len(cells("full")))] in [line.split() for line in full.output.splitlines()]
+    # Of a slow machine too: 4 times what 36 cells take, where it was measured; 18 times before patterns were short.
+    assert full.cpu_seconds < min(MOST_SECONDS, 10 * small.cpu_seconds)
+    assert full.bytes < MOST_BYTES
+
+
+def test_specs_that_are_there_are_not_written_again(tmp_path: Path) -> None:
+    some = list(cells("smoke").values())[:2]
+    write_specs(str(tmp_path), {"run": "scale"}, some)
+    changed, left = (tmp_path / f"specs/{cell.name}.json" for cell in some)
+    changed.write_text("{")
+    before = left.stat().st_ino
+    write_specs(str(tmp_path), {"run": "scale"}, some)
+    assert left.stat().st_ino == before
+    assert Cell.from_dict(load_json(changed)) == some[0]
+
+
+def test_a_cell_that_is_not_in_the_config_is_named() -> None:
+    known = cells("smoke")
+    assert find_cell(known, next(iter(known))) in known.values()
+    with pytest.raises(ConfigError, match=r"cell: 'mine' is not in this config; .* lists them"):
+        find_cell(known, "mine")
+
+
+def test_a_job_of_the_full_config_knows_its_cell(tmp_path: Path) -> None:
+    name = next(reversed(cells("full")))
+    job = f"--target-jobs cell:cell={name} --allowed-rules cell --mode remote --nolock --cores 1"
+    config = ("--configfile", str(FOLDER / "full.yaml"), "--config", "run=scale")
+    used = snakemake(tmp_path / "job.txt", *job.split(), *config)
+    assert f"output: results/runs/scale/cells/{name}.json" in used.output
+    assert used.bytes < MOST_BYTES
