@@ -69,8 +69,10 @@ def _end(process: Logged) -> None:
     process.wait()
 
 
-def command(folder: Path, placement: Placement, cpus_per_rank: int) -> list[str]:
-    """Return the command line of srun.
+def command(
+    folder: Path, placement: Placement, cpus_per_rank: int, module: str = "benchmarks.cluster.task"
+) -> list[str]:
+    """Return the command line of srun, each of whose tasks runs a module with the folder as its argument.
 
     Ranks find each other through a folder, so that no MPI is asked for. A rank that fails does not end the others: they
     have their own outcome to write.
@@ -78,7 +80,7 @@ def command(folder: Path, placement: Placement, cpus_per_rank: int) -> list[str]
     options = [f"--nodes={placement.nodes}", f"--ntasks-per-node={placement.ranks_per_node}", "--distribution=block"]
     options += [f"--ntasks={placement.nodes * placement.ranks_per_node}", f"--cpus-per-task={cpus_per_rank}"]
     options += ["--mpi=none", "--kill-on-bad-exit=0", "--input=none", "--unbuffered"]
-    return ["srun", *options, sys.executable, "-m", "benchmarks.cluster.task", str(folder.absolute())]
+    return ["srun", *options, sys.executable, "-m", module, str(folder.absolute())]
 
 
 def exit_file(folder: Path, rank: int) -> Path:

@@ -4,13 +4,14 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.checks import seconds
 from benchmarks.doctor.checks import CHECKS, Setting, examine
 from benchmarks.doctor.finding import FAILED, STATUSES, Finding
+from benchmarks.doctor.slurm import command as slurm
 from benchmarks.training.devices import DEVICE_VARIABLE, wanted_device
 from resireduce.errors import ConfigError, choose
 
@@ -27,26 +28,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", metavar="DIR", type=Path, default=RESULTS, help=results)
     timeout = "how long each process that a check starts may take (default: %(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=timeout)
+    slurm.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Print one line for each finding, as soon as it is there. 0 if nothing failed, else 1."""
-    names = list(CHECKS) if args.only is None else chosen(args.only)
-    setting = make_setting(args.gpu, args.results, seconds("timeout", args.timeout))
+    slurm.refuse_options(args)
+    state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
     begin, findings = time.monotonic(), list[Finding]()
-    for found in examine(setting, names):
+    for found in slurm.examine(args, state) if args.slurm else _examine_machine(args):
         findings += found
         for finding in found:
-            print(line(finding), file=sys.stderr if args.json else sys.stdout, flush=True)
+            print(line(finding), file=screen, flush=True)
     took, counts = time.monotonic() - begin, count(findings)
-    print(summary(counts, took), file=sys.stderr if args.json else sys.stdout)
+    if text := slurm.proposed(state):
+        print(text, file=screen)
+    print(summary(counts, took), file=screen)
     if args.json:
-        print(
-            json.dumps(
-                {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}, indent=1
-            )
-        )
+        values = {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}
+        print(json.dumps(values | (slurm.values(state) if args.slurm else {}), indent=1))
     return int(counts[FAILED] > 0)
+
+
+def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
+    names = list(CHECKS) if args.only is None else chosen(args.only)
+    return examine(make_setting(args.gpu, args.results, seconds("timeout", args.timeout)), names)
 
 
 def chosen(text: str) -> list[str]:

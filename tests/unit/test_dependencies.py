@@ -70,6 +70,7 @@ TORCH_FREE = (
     "benchmarks/checks.py",
     "benchmarks/data/*.py",
     "benchmarks/doctor/*.py",
+    "benchmarks/doctor/slurm/*.py",
     "benchmarks/files.py",
     "benchmarks/gpucheck/*.py",
     "benchmarks/audit/*.py",

@@ -1,0 +1,114 @@
+"""What a trial's job does, on its first node: `python -m benchmarks.doctor.slurm.inside FOLDER`.
+
+Each part leaves its report as a JSON file in the folder as soon as it is done, so that a job that ends in the midst of
+it has said what it could.
+"""
+
+import json
+import math
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cluster.job import seconds_left
+from benchmarks.cluster.placement import Placement
+from benchmarks.cluster.step import command
+from benchmarks.doctor.child import Ended, Job, run_together
+from benchmarks.doctor.finding import NOT_RUN
+from benchmarks.doctor.known import last_words
+from benchmarks.doctor.slurm.cells import train_cells
+from benchmarks.doctor.slurm.containers import look
+from benchmarks.doctor.slurm.programs import asking
+from benchmarks.doctor.slurm.trial import TRIAL, Trial
+from benchmarks.files import finite, load_json, save_json
+from benchmarks.training.devices import DEVICE_VARIABLE
+from resireduce.errors import ConfigError
+
+RANKS_SECONDS, DOCTOR_SECONDS, PROGRAM_SECONDS = 120.0, 120.0, 20.0
+KEPT = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
+"""Of Slurm's variables what Snakemake leaves its jobs: what works here is to work there."""
+NODE_CHECKS = ("packages", "home", "disk", "memory", "limits", "shared-memory", "gpu", "driver", "nvml")
+"""Checks of one machine that make sense within the job."""
+PARTS = ("node", "ranks", "doctor", "cells")
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    """Return what a job of Snakemake has of an environment."""
+    taken = ("SLURM_", "SRUN_", "SBATCH_")
+    return {name: value for name, value in given.items() if not name.startswith(taken) or name in KEPT}
+
+
+def main(folder: Path) -> None:
+    """Do all parts."""
+    trial = Trial(**load_json(folder / TRIAL))
+    save_json(finite(_node()), folder / "node.json")
+    ranks = _ranks(folder, trial)
+    save_json(ranks, folder / "ranks.json")
+    save_json(_doctor(), folder / "doctor.json")
+    cells: list[dict[str, Any]] = []
+    for cell in train_cells(folder, trial, ranks["ranks"], run):
+        cells.append(cell)
+        save_json(cells, folder / "cells.json")
+
+
+def _node() -> dict[str, Any]:
+    found = {"host": os.environ.get("SLURMD_NODENAME", socket.gethostname()), "python": sys.executable}
+    try:
+        left, error = seconds_left(), None
+    except ConfigError as refused:
+        left, error = math.nan, str(refused)
+    limited = math.isfinite(left)
+    return found | {
+        "seconds_left": left if limited else None,
+        "unlimited": math.isinf(left),
+        "limit_error": error,
+        "containers": look(asking(PROGRAM_SECONDS)),
+    }
+
+
+def run(line: Sequence[str], seconds: float, **more: str) -> Ended:
+    """Run a program to its end, for so long at most, with the environment of a job of Snakemake and `more`."""
+    (ended,) = run_together([Job(line, environment(os.environ) | more)], seconds)
+    return ended
+
+
+def _ranks(folder: Path, trial: Trial) -> dict[str, Any]:
+    """The step of the doctor's own tasks."""
+    meeting = folder / "meeting"
+    meeting.mkdir()
+    placement = Placement(trial.nodes, trial.tasks_per_node)
+    ended = run(command(meeting, placement, 1, "benchmarks.doctor.slurm.rank"), RANKS_SECONDS)
+    count = trial.nodes * trial.tasks_per_node
+    files = [meeting / f"rank{rank}.json" for rank in range(count)]
+    reports = [load_json(file) for file in files if file.exists()]
+    said = f"not done in {RANKS_SECONDS:g} s" if ended.code is None else last_words(ended.output) if ended.code else ""
+    return {"ranks": reports, "count": count, "error": said or None}
+
+
+def _doctor() -> list[dict[str, Any]]:
+    """The findings of the doctor of one machine. With torch for CUDA a GPU that is asked for must be there."""
+    line = [sys.executable, "-m", "benchmarks", "doctor", "--json", "--only", ",".join(NODE_CHECKS)]
+    line += ["--gpu"] if os.environ.get("CUDA_VISIBLE_DEVICES") and _has_cuda() else []
+    ended = run(line, DOCTOR_SECONDS)
+    try:
+        # Its lines, on the error stream, come before.
+        return list(json.JSONDecoder().raw_decode(ended.output, ended.output.index("{\n"))[0]["findings"])
+    except (ValueError, KeyError):
+        how = "did not end in time" if ended.code is None else last_words(ended.output)
+        return [{"check": "node", "status": NOT_RUN, "detail": f"the doctor of one machine: {how}", "cure": None}]
+
+
+def _has_cuda() -> bool:
+    """Whether torch is built for CUDA, by its version, as packages for CPUs are marked; it is not loaded."""
+    try:
+        return not version("torch").endswith("+cpu") and os.environ.get(DEVICE_VARIABLE) != "cpu"
+    except PackageNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

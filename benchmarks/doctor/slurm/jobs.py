@@ -1,0 +1,133 @@
+"""Jobs that try out partitions: submitted, waited for, and cancelled whatever happens."""
+
+import getpass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.doctor.slurm.programs import Ask
+
+LOOK_SECONDS = 2.0
+SQUEUE_FORMAT = "%i|%T|%r|%N"
+ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    *("REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+)
+NEVER = (
+    *("AccountNotAllowed", "AccountingPolicy", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionDown"),
+    *("PartitionInactive", "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed"),
+)
+"""Reasons of pending jobs that do not go away by themselves."""
+GONE = "GONE"
+"""The state of a job that squeue no longer knows: it has ended."""
+MOST_ACCOUNTS = 5
+ACCOUNT_WORDS = ("account", "association")
+"""What a rejection says that another account may cure."""
+
+Command = Callable[[str | None], Sequence[str]]
+"""Gives the sbatch for an account."""
+
+
+@dataclass
+class Submitted:
+    """A job, and what squeue said of it last."""
+
+    number: str
+    partition: str
+    account: str | None = None
+    state: str = "PENDING"
+    reason: str = "None"
+    nodes: str = ""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it will not go on."""
+        return self.state in (*ENDED, GONE)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it would wait for ever."""
+        return self.state == "PENDING" and self.reason in NEVER
+
+    def __str__(self) -> str:
+        why = f" ({self.reason})" if self.reason not in ("None", "") and self.state != "COMPLETED" else ""
+        where = f" on {self.nodes}" if self.nodes else ""
+        return f"job {self.number} in {self.partition}: {self.state.lower()}{why}{where}"
+
+
+@dataclass
+class Rejected:
+    """What sbatch said, first without an account, then with each that was tried."""
+
+    error: str
+    tried: list[str] = field(default_factory=list)
+
+
+def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Submitted | Rejected:
+    """Submit a job without naming an account; if that is what is wrong, with those that the user has.
+
+    Args:
+        command: gives the sbatch for an account.
+        partition: its partition.
+        ask: asks programs.
+        known: the account in the site file, tried before others.
+    """
+    answer = ask(command(None))
+    if answer.error is None:
+        return Submitted(_number(answer.text), partition)
+    rejected = Rejected(answer.error)
+    if not any(word in answer.error.lower() for word in ACCOUNT_WORDS):
+        return rejected
+    for account in dict.fromkeys(([known] if known else []) + accounts(ask)):
+        rejected.tried.append(account)
+        if (answer := ask(command(account))).error is None:
+            return Submitted(_number(answer.text), partition, account)
+    return rejected
+
+
+def accounts(ask: Ask) -> list[str]:
+    """Return the accounts that the user has, as the data base knows them; none if it does not answer."""
+    line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}"]
+    answer = ask([*line, "format=Account"])
+    return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
+
+
+def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str], None]) -> None:
+    """Wait until all have ended or never will start, for so long at most, and say each change of one."""
+    deadline, said = time.monotonic() + seconds, dict[str, str]()
+    while True:
+        _update(jobs, ask)
+        for job in jobs:
+            if said.get(job.number) != str(job):
+                said[job.number] = str(job)
+                say(str(job))
+        if all(job.has_ended or job.is_stuck for job in jobs) or time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_SECONDS)
+
+
+def cancel(jobs: Sequence[Submitted], ask: Ask) -> None:
+    """Cancel those that have not ended."""
+    running = [job.number for job in jobs if not job.has_ended]
+    if running:
+        ask(["scancel", *running])
+
+
+def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
+    waiting = {job.number: job for job in jobs if not job.has_ended}
+    if not waiting:
+        return
+    answer = ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(waiting)}", f"--format={SQUEUE_FORMAT}"])
+    if answer.error and "invalid job id" not in answer.error.lower():
+        return  # the controller does not answer now
+    lines = {line.split("|")[0]: line.split("|") for line in answer.text.splitlines() if line.count("|") == 3}
+    for number, job in waiting.items():
+        if number in lines:
+            _, job.state, job.reason, job.nodes = lines[number]
+        else:
+            job.state, job.reason = GONE, ""
+
+
+def _number(text: str) -> str:
+    """--parsable prints the number, and behind a semicolon the cluster's name."""
+    return text.strip().split(";")[0]

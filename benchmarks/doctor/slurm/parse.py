@@ -1,0 +1,37 @@
+"""What scontrol prints, as plain values. Slurm 20 to 25 print the fields used here alike."""
+
+import re
+from collections import Counter
+
+FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
+"""NAME=value; a value may hold spaces, as that of OS does."""
+SETTING = re.compile(r"^(\w+)\s+= ?(.*?)\s*$", re.MULTILINE)
+GRES = re.compile(r"^gpu(?::(?P<type>[^:]+))??(?::no_consume)?(?::(?P<count>\d+))?$")
+
+
+def records(text: str) -> list[dict[str, str]]:
+    """Return the fields of each line of `scontrol --oneliner show ...`; the first of a name counts."""
+    return [dict(reversed(FIELD.findall(line))) for line in text.splitlines() if "=" in line]
+
+
+def settings(text: str) -> dict[str, str]:
+    """Return what `scontrol show config` prints, by name."""
+    return dict(SETTING.findall(text))
+
+
+def number(text: str | None) -> int | None:
+    """Return the number that a text begins with, as in `300 sec`; None for UNLIMITED, N/A and the like."""
+    match = re.match(r"\d+", text or "")
+    return int(match[0]) if match else None
+
+
+def gpus(gres: str) -> dict[str, int]:
+    """Return how many GPUs of each type a node has, from its Gres; the type of those without one is an empty text.
+
+    `gpu:a100:4(S:0-1),nvme:1` has four of type a100; what is in brackets says which sockets or devices they are at.
+    """
+    found: Counter[str] = Counter()
+    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
+        if match := GRES.fullmatch(part.strip()):
+            found[match["type"] or ""] += int(match["count"] or 1)
+    return {kind: count for kind, count in found.items() if count}

@@ -1,0 +1,83 @@
+"""The job that tries out a partition: what it asks for, and the commands that submit it."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.doctor.finding import Finding, not_run
+from benchmarks.doctor.slurm.inventory import Partition
+from benchmarks.workflow.content import ROOT
+
+JOB_NAME = "resireduce-doctor"
+MINUTES = 10
+RANKS = 2
+"""On each node at least."""
+MOST_RANKS = 128
+"""In all: a cell can have no more."""
+RANK_MB = 2000
+"""Of memory: what torch takes, and some."""
+TRIAL, LOG = "trial.json", "job.log"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One job. Plain values, which the job reads."""
+
+    partition: str
+    nodes: int
+    tasks_per_node: int
+    gpus: int
+    """Of each node, all of them; 0: it has none."""
+    gres: str
+    """Name of the GPUs: gpu, or gpu:TYPE where there are several types."""
+    memory_mb: int
+    minutes: int
+    runtime: str = "none"
+    """What the site's cells run in."""
+    image: str | None = None
+    interface: str | None = None
+    """The network device that the site names."""
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks of a cell: one for each GPU."""
+        return min(self.gpus, self.tasks_per_node) or self.tasks_per_node
+
+
+def plan(partition: Partition) -> Trial | Finding:
+    """Return the job for a partition, or why there is none."""
+    if partition.state != "UP":
+        return not_run("job", f"partition {partition.name}: its state is {partition.state}")
+    shape = partition.shape()
+    if shape is None:
+        return not_run("job", f"partition {partition.name}: none of its {len(partition.nodes)} nodes can be used")
+    tasks = max(RANKS, shape.gpus) if shape.cpus >= max(RANKS, shape.gpus) else max(1, min(shape.cpus, shape.gpus or 1))
+    nodes = max(1, min(2, shape.nodes, partition.max_nodes or 2, MOST_RANKS // tasks))
+    several = len(partition.gpu_types) > 1
+    return Trial(
+        partition=partition.name,
+        nodes=nodes,
+        tasks_per_node=tasks,
+        gpus=shape.gpus,
+        gres=f"gpu:{shape.gpu_type}" if several and shape.gpu_type else "gpu",
+        memory_mb=min(tasks * RANK_MB, shape.memory_mb),
+        minutes=int(min(MINUTES, partition.max_minutes)) or 1,
+    )
+
+
+def command(trial: Trial, folder: Path, account: str | None) -> Sequence[str]:
+    """Return the sbatch that submits it; `folder` is seen by all nodes, and holds its script and its log."""
+    options = [f"--job-name={JOB_NAME}", f"--partition={trial.partition}", f"--time={trial.minutes}", "--no-requeue"]
+    options += [f"--nodes={trial.nodes}", f"--ntasks-per-node={trial.tasks_per_node}", "--cpus-per-task=1"]
+    options += [f"--mem={trial.memory_mb}", f"--output={folder / LOG}", f"--chdir={ROOT}", "--export=ALL"]
+    options += [f"--gres={trial.gres}:{trial.gpus}"] if trial.gpus else []
+    options += [f"--account={account}"] if account else []
+    return ["sbatch", "--parsable", *options, str(folder / "job.sh")]
+
+
+def script(folder: Path) -> str:
+    """Return the job's script."""
+    line = [sys.executable, "-m", "benchmarks.doctor.slurm.inside", str(folder)]
+    return f"#!/bin/sh\nexec {shlex.join(line)}\n"

@@ -1,0 +1,92 @@
+"""All partitions tried out together: their jobs submitted, waited for, judged, and none left."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.cluster.site import Site
+from benchmarks.doctor.finding import Finding
+from benchmarks.doctor.slurm.inventory import Partition
+from benchmarks.doctor.slurm.jobs import Rejected, Submitted, cancel, submit, wait
+from benchmarks.doctor.slurm.judge import has_failed, judge, judge_rejected, load
+from benchmarks.doctor.slurm.programs import Ask
+from benchmarks.doctor.slurm.proposal import Tried
+from benchmarks.doctor.slurm.trial import TRIAL, Trial, command, plan, script
+from benchmarks.files import save_json, save_text
+
+Planned = tuple[Partition, Trial]
+
+
+def plans(partitions: Sequence[Partition], chosen: Sequence[str], site: Site) -> tuple[list[Planned], list[Finding]]:
+    """Return the job for each partition, or for those chosen, and the findings on those that have none."""
+    found, untried = list[Planned](), list[Finding]()
+    for partition in partitions:
+        if chosen and partition.name not in chosen:
+            continue
+        trial = plan(partition)
+        if isinstance(trial, Finding):
+            untried.append(trial)
+        else:
+            own = replace(trial, runtime=site.runtime, image=site.image, interface=site.interface)
+            found.append((partition, own))
+    return found, untried
+
+
+def try_out(
+    trials: Sequence[Planned],
+    chosen: Sequence[str],
+    folder: Path,
+    account: str | None,
+    ask: Ask,
+    limit_seconds: float,
+    tried: list[Tried],
+) -> Iterator[list[Finding]]:
+    """Yield what is found of each partition; what did not fail is added to `tried`.
+
+    Args:
+        trials: the jobs.
+        chosen: partitions that the user named.
+        folder: for the jobs, on a disk that all nodes see.
+        account: that of the site file, tried where one is needed.
+        ask: asks Slurm's programs.
+        limit_seconds: for all jobs together; those that have not ended then are cancelled.
+        tried: what came out.
+    """
+    jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, Rejected]]()
+    with ExitStack() as stack:
+        stack.callback(lambda: cancel([job for _, _, job in jobs], ask))
+        for partition, trial in trials:
+            job = _submit(trial, folder / trial.partition, account, ask)
+            if isinstance(job, Rejected):
+                rejected.append((trial, job))
+            else:
+                jobs.append((partition, trial, job))
+        yield [judge_rejected(trial, said, trial.partition in chosen or not jobs) for trial, said in rejected]
+        begin = time.monotonic()
+        wait([job for _, _, job in jobs], ask, limit_seconds, _say)
+        for partition, trial, job in jobs:
+            yield _judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, tried)
+
+
+def _submit(trial: Trial, place: Path, account: str | None, ask: Ask) -> Submitted | Rejected:
+    save_json(asdict(trial), place / TRIAL)
+    save_text(script(place), place / "job.sh")
+    return submit(lambda account: command(trial, place, account), trial.partition, ask, account)
+
+
+def _judge(
+    partition: Partition, trial: Trial, job: Submitted, place: Path, waited_seconds: float, tried: list[Tried]
+) -> list[Finding]:
+    reports = load(place)
+    found = judge(trial, job, reports, place, waited_seconds)
+    if not has_failed(found):
+        worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
+        tried.append(Tried(partition, job.account, worked[0]["interface"] if worked else None, bool(worked)))
+    return found
+
+
+def _say(text: str) -> None:
+    print(f"... {text}", file=sys.stderr, flush=True)

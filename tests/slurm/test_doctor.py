@@ -1,0 +1,80 @@
+"""The doctor of a cluster, on one: what it finds there, and that the site file it writes is one to run by."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.cluster.site import Site
+from benchmarks.record import CellResult
+from benchmarks.workflow.content import ROOT
+from tests.slurm.cluster import Cluster
+
+DOCTOR = [sys.executable, "-m", "benchmarks", "doctor", "--slurm", "--json", "--seconds", "150"]
+RUN = ROOT / "results/runs/doctor-on-a-cluster"
+CELL = {"model": "resnet-digits", "compressor": "none", "scheme": "none", "steps": 2, "world_size": 4, "nodes": 2}
+
+
+@pytest.fixture
+def run_folder():
+    shutil.rmtree(RUN, ignore_errors=True)
+    yield RUN
+    shutil.rmtree(RUN, ignore_errors=True)
+
+
+def run_by(cluster: Cluster, site: Path, config: Path) -> None:
+    """Run a matrix with the profile, and a site file elsewhere."""
+    snakemake = [Path(sys.executable).with_name("snakemake"), "--profile", "slurm", "--configfile", config]
+    options = ["--slurm-partition-config", site, "--slurm-init-seconds-before-status-checks", "2"]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = cluster.run(
+        [*snakemake, *options, "--config", f"run={RUN.name}", f"site={site}"],
+        cwd=ROOT,
+        env=os.environ | {"PATH": path},
+        timeout_seconds=150,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_it_finds_the_cluster_and_writes_the_file_that_a_matrix_runs_by(cluster, tmp_path, run_folder):
+    site = tmp_path / "partitions.yaml"
+    done = cluster.run([*DOCTOR, "--write", site], cwd=ROOT, timeout_seconds=200)
+    assert done.returncode == 0, done.stderr
+    values = json.loads(done.stdout)
+    right = {it["check"]: it["detail"] for it in values["findings"] if it["status"] == "ok"}
+    assert "2 nodes with --gres=gpu:2 ran, no account needed" in right["job"]
+    assert "4 ranks, 2 on node" in right["ranks"] and "CUDA_VISIBLE_DEVICES=0,1" in right["gres"]
+    assert "4 ranks over 2 nodes, torch trained (gloo, cpu)" in right["cell"]
+    assert {"slurm", "profile", "accounting", "time-limit", "shared-folder", "locks", "network"} <= set(right)
+    assert "by eth0" in right["network"]
+    assert values["partitions"] == {
+        "gpu": {"max_nodes": 4, "max_gpu": 2, "available_gpu_models": ["a100"], "max_mem_mb": 32000}
+    }
+    assert Site.load(site).gpus_per_node == 2
+    assert "... job" in done.stderr and not [job for job in cluster.jobs() if job.state in ("PENDING", "RUNNING")]
+    config = tmp_path / "one.yaml"
+    config.write_text(yaml.safe_dump({"matrix": [CELL]}), encoding="utf-8")
+    run_by(cluster, site, config)
+    (record,) = (CellResult.load(path) for path in (run_folder / "cells").glob("*.json"))
+    assert record.status == "ok"
+    assert sorted(record.provenance["ranks_per_host"].values()) == [2, 2]
+    assert record.provenance["visible_gpus"] == ["0,1"] * 4
+
+
+def test_jobs_for_which_there_is_no_room_are_cancelled(cluster, tmp_path):
+    cluster.output(["sbatch", "--exclusive", "-N4", "--wrap", "sleep 60"], cwd=tmp_path)
+    done = cluster.run([*DOCTOR, "--seconds", "3"], cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "still pending (Resources)" in done.stderr
+    assert {job.name: job.state for job in cluster.jobs()}["resireduce-doctor"] == "CANCELLED"
+
+
+def test_a_controller_that_is_down_is_said_and_not_waited_for(cluster):
+    cluster.ctld("kill")
+    done = cluster.run([*DOCTOR, "--timeout", "5"], cwd=ROOT, env=os.environ | {"SLURM_CLIENT_TIMEOUT": "1"})
+    assert done.returncode == 1
+    assert "failed   slurm" in done.stderr and "scontrol ping" in done.stderr
