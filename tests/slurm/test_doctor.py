@@ -30,11 +30,9 @@ def run_by(cluster: Cluster, site: Path, config: Path) -> None:
     """Run a matrix with the profile, and a site file elsewhere."""
     snakemake = [Path(sys.executable).with_name("snakemake"), "--profile", "slurm", "--configfile", config]
     options = ["--slurm-partition-config", site, "--slurm-init-seconds-before-status-checks", "2"]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = cluster.run(
         [*snakemake, *options, "--config", f"run={RUN.name}", f"site={site}"],
         cwd=ROOT,
-        env=os.environ | {"PATH": path},
         timeout_seconds=150,
     )
     assert done.returncode == 0, done.stderr
