@@ -1,6 +1,7 @@
 """The doctor of a cluster as a command, with stand-ins for Slurm's programs; and how it judges what jobs leave."""
 
 import json
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from benchmarks.doctor.slurm.judge import judge
 from benchmarks.doctor.slurm.programs import Answer, asking
 from benchmarks.doctor.slurm.settings import check_accounting
 from benchmarks.doctor.slurm.trial import Trial
+from benchmarks.workflow.content import ROOT
 from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
 
 TRIAL = Trial("gpu", 2, 2, 2, "gpu", 4000, 10)
@@ -121,6 +123,17 @@ def test_a_cluster_where_all_works(programs, doctor, tmp_path):
     assert "... job 7 in gpu: completed on node[1-2]" in said and "gpus_per_node: 2" in said
     assert programs.called("scancel") == [] and list((tmp_path / "jobs").iterdir()) == []
     assert values["findings"][-1]["status"] == NOT_RUN and "--write slurm/partitions.yaml" in said
+
+
+def test_every_check_is_in_the_page_of_the_docs(programs, doctor):
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8").partition("## On a cluster")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    rows = {name for names in first for name in re.findall(r"`([\w-]+)`", names)}
+    horovod, container = TRAINED | {"backend": "horovod"}, TRAINED | {"runtime": "podman"}
+    programs.cluster(MIXED)
+    programs.leave(reports(TRAINED, horovod, container, each=4))
+    _, values, _ = doctor("--partition", "gpu")
+    assert {it["check"] for it in values["findings"]} - {"home"} == rows
 
 
 def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_path):

@@ -82,14 +82,12 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
         return
     for name in args.partition:
         choose("partition", name, [partition.name for partition in inventory.partitions])
-    yield state.add(settings.check(inventory))
+    yield state.add([*settings.check(inventory), settings.check_accounting(inventory, ask)])
     with _folder(state) as folder:
         trials, untried = plans(inventory.partitions, args.partition, current)
         yield state.add(untried)
         for found in try_out(trials, args.partition, folder, current.account, ask, limit, state.tried):
             yield state.add(found)
-    if state.tried:
-        yield state.add([settings.check_accounting(inventory, ask)])
     yield state.add(_site_file(args, state, text, current))
 
 
