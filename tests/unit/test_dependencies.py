@@ -88,6 +88,7 @@ TORCH_FREE = (
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
     "benchmarks/report/*.py",
+    "benchmarks/resume.py",
     "benchmarks/run.py",
     "benchmarks/runtimes/*.py",
     "benchmarks/tasks/__init__.py",
