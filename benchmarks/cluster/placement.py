@@ -1,5 +1,6 @@
 """On how many nodes a cell's ranks are, and what its job asks Slurm for."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +46,17 @@ def job_resources(cell: Cell, site: Site, attempt: int = 1) -> dict[str, Any]:
         "cpus_per_task": site.cpus_per_rank,
         "mem_mb": placement.ranks_per_node * site.memory_mb_per_rank * attempt,
         "runtime": min(site.minutes * attempt, site.longest_minutes),
-        "slurm_extra": f"--ntasks-per-node={placement.ranks_per_node}",
+        "slurm_extra": f"--ntasks-per-node={placement.ranks_per_node} {account_option(site)}".strip(),
     }
     if site.gpus_per_node:
         return found | {"gres": f"{site.gres}:{placement.ranks_per_node}"}
     return found | {"tasks": placement.nodes * placement.ranks_per_node}
+
+
+def account_option(site: Site | None) -> str:
+    """Return the option of sbatch that names the account; nothing if the site names none.
+
+    Not Snakemake's resource slurm_account: each job would look it up in the accounting data base, which may be down. In
+    this form, without a blank, the executor lets it pass, and it comes after the account that the executor guesses.
+    """
+    return f"-A{shlex.quote(site.account)}" if site is not None and site.account else ""

@@ -19,7 +19,7 @@ class Site:
     """One cluster, as jobs of this suite use it. The defaults are those of a site that says nothing."""
 
     account: str | None = None
-    """What jobs are charged to; None: Slurm's default."""
+    """What jobs are charged to; None: as the user's last job, or Slurm's default."""
     gres: str = "gpu"
     """Name of GPUs in --gres, with their type if one is wanted: gpu, gpu:a100."""
     gpus_per_node: int = 8

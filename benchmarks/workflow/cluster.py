@@ -1,6 +1,5 @@
 """What the rules need to know of the cluster that cells run on, if they run on one. Imported by the workflow only."""
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,8 +25,6 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
     given = {"runtime": site.runtime, "image": site.image, "network": site.network}
     if config.get("runtime") or site.runtime != "none":
         config.update({name: value for name, value in given.items() if value is not None and name not in config})
-    if site.account:
-        os.environ["SBATCH_ACCOUNT"] = site.account
     return site
 
 

@@ -11,7 +11,7 @@ from snakemake.utils import validate
 from benchmarks.cells import read_yaml
 from benchmarks.extends import extend
 from benchmarks.cluster.lost import LOST, lost_nodes
-from benchmarks.cluster.placement import job_resources
+from benchmarks.cluster.placement import account_option, job_resources
 from benchmarks.cluster.working import forget
 from benchmarks.record import RecordError
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash

@@ -60,6 +60,8 @@ rule pretrained_in_image:
     log:
         "results/cache/images/{model}-{content}.log",
     threads: 1
+    resources:
+        slurm_extra=account_option(SITE),
     params:
         # By a function of `input`: with another network, say, they need not be made again.
         options=lambda wildcards, input: IMAGE.options,

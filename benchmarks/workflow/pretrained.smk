@@ -6,6 +6,8 @@ rule pretrained:
     log:
         "results/cache/{model}-{content}.log",
     threads: 1
+    resources:
+        slurm_extra=account_option(SITE),
     shell:
         "echo 'Pretraining {wildcards.model}, once for all its cells ...'; "
         "python -m benchmarks pretrain --model {wildcards.model} --output {output:q} > {log:q} 2>&1 "

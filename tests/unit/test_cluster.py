@@ -8,9 +8,11 @@ import sys
 import threading
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.__main__ import main
 from benchmarks.cell import Cell
@@ -107,6 +109,12 @@ def test_gpus_are_asked_for_by_node_and_more_with_each_try() -> None:
     assert first["slurm_extra"] == "--ntasks-per-node=4"
     assert (first["mem_mb"], second["mem_mb"]) == (400, 800)
     assert (first["runtime"], second["runtime"]) == (60, 100)
+
+
+def test_an_account_is_named_where_the_executor_does_not_look_it_up() -> None:
+    extra = job_resources(ranks(2), Site(account="my lab"))["slurm_extra"]
+    assert extra == "--ntasks-per-node=2 -A'my lab'"
+    validate_slurm_extra(SimpleNamespace(resources=SimpleNamespace(slurm_extra=extra)))
 
 
 def test_without_gpus_tasks_are_asked_for() -> None:
