@@ -13,7 +13,7 @@ from tests.slurm.watch import Watcher
 
 MATRIX = [
     {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 10, "seed": [0, 1]},
-    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 100, "seed": [0, 1, 2]},
+    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 250, "seed": [0, 1, 2]},
 ]
 CELLS = 5
 """Two run at once: when two have ended at the same moment, there are still two that run and one that waits."""
