@@ -44,7 +44,7 @@ def job_resources(cell: Cell, site: Site, attempt: int = 1) -> dict[str, Any]:
         "mpi": "",
         "nodes": placement.nodes,
         "cpus_per_task": site.cpus_per_rank,
-        "mem_mb": placement.ranks_per_node * site.memory_mb_per_rank * attempt,
+        "mem_mb": min(placement.ranks_per_node * site.memory_mb_per_rank * attempt, site.most_memory_mb or 10**9),
         "runtime": min(site.minutes * attempt, site.longest_minutes),
         "slurm_extra": f"--ntasks-per-node={placement.ranks_per_node} {account_option(site)}".strip(),
     }

@@ -29,6 +29,8 @@ class Site:
     cpus_per_rank: int = 2
     memory_mb_per_rank: int = 16_000
     """Of the host. A job that is tried again asks for as many times as much as it is the try."""
+    most_memory_mb: int | None = None
+    """Of a node: no try asks for more; None: there is no such limit."""
     minutes: int = 60
     """Time limit of a job. A cell that needs more saves what it has before, and goes on in the next try."""
     longest_minutes: int = 1440
@@ -101,6 +103,7 @@ ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "ranks_per_node": _whole(1),
     "cpus_per_rank": _whole(1),
     "memory_mb_per_rank": _whole(1),
+    "most_memory_mb": ("a whole number, 1 or more, or null", lambda value: value is None or _whole(1)[1](value)),
     "minutes": _whole(1),
     "longest_minutes": _whole(1),
     "checkpoint_minutes": ("a number of minutes above 0", _minutes),

@@ -6,6 +6,7 @@ import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +110,7 @@ def test_gpus_are_asked_for_by_node_and_more_with_each_try() -> None:
     assert first["slurm_extra"] == "--ntasks-per-node=4"
     assert (first["mem_mb"], second["mem_mb"]) == (400, 800)
     assert (first["runtime"], second["runtime"]) == (60, 100)
+    assert job_resources(ranks(8), replace(site, most_memory_mb=700), 2)["mem_mb"] == 700
 
 
 def test_an_account_is_named_where_the_executor_does_not_look_it_up() -> None:
