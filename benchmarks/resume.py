@@ -55,7 +55,7 @@ def find_run(given: str) -> Path:
     if not Path("Snakefile").is_file():
         raise ConfigError(f"folder: {str(Path.cwd())!r} has no Snakefile; run this in the project's folder")
     name = Path(given).name
-    if given != name and Path(given).absolute().parent.resolve() != RUNS.resolve():
+    if given.rstrip("/") != name and Path(given).absolute().parent.resolve() != RUNS.resolve():
         raise ConfigError(f"run: {given!r} is not in {RUNS}; give the name of a run, or its folder there")
     folder = RUNS / name
     if not name or not (folder / "config.json").is_file():

@@ -1,5 +1,6 @@
 """What differs from one cluster to the next, read from one file: `slurm/partitions.yaml` explains it line by line."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -7,11 +8,23 @@ from typing import Any, Self
 
 import yaml
 
-from benchmarks.checks import known_keys
+from benchmarks.checks import is_number, known_keys
 from benchmarks.runtimes.options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose
 
 SITE_FILE = Path("slurm/partitions.yaml")
+MOST = 10**8
+"""No number in the file is greater: minutes, and megabytes of a node."""
+GRES = re.compile(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?")
+LIMITS = tuple(
+    f"max_{name}"
+    for name in (
+        *("runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "threads", "nodes", "tasks", "tasks_per_node", "gpu"),
+        *("cpus_per_gpu", "mpi_tasks"),
+    )
+)
+OTHER_LIMITS = ("available_gpu_models", "supports_mpi", "available_constraints", "slurm_cluster", "cluster", "clusters")
+"""What the executor plugin for Slurm reads of a partition: numbers, and the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,20 +80,42 @@ class Site:
         except yaml.YAMLError as error:
             raise ConfigError(f"site: {path} is no YAML: {' '.join(str(error).split())}") from None
         try:
-            if not isinstance(values, Mapping) or not isinstance(values.get("partitions"), Mapping):
+            known_keys("file", values if values is not None else {}, ("partitions", "site"))
+            if values is None or not isinstance(values.get("partitions"), Mapping):
                 raise ConfigError("partitions: missing; give the partitions' names and limits, or {}")
             given = values.get("site") or {}
             known_keys("site", given, [field.name for field in fields(cls)])
-            return cls(**given)
+            site = cls(**given)
+            check_partitions(values["partitions"], site)
+            return site
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
 
+def check_partitions(partitions: Mapping[Any, Any], site: Site) -> None:
+    """Raise ConfigError for limits of partitions that Snakemake's executor does not know, or by which no cell fits."""
+    for name, limits in partitions.items():
+        where = f"partitions: {name}"
+        if not _text(name) or not isinstance(limits, Mapping):
+            raise ConfigError(f"{where}: {limits!r} is not allowed; give limits by name, or {{}}")
+        known_keys(where, limits, (*LIMITS, *OTHER_LIMITS))
+        for key in LIMITS:
+            value = limits.get(key, 1)
+            if not is_number(value) and not (key == "max_runtime" and _text(value)):
+                raise ConfigError(f"{where}: {key}: {value!r} is not allowed; give a number, or leave it out")
+    most = [limits.get("max_gpu", 0) for limits in partitions.values()]
+    if most and max(most) < site.gpus_per_node:
+        raise ConfigError(
+            f"gpus_per_node: {site.gpus_per_node} is not allowed: max_gpu of all partitions is {max(most)} at most; "
+            f"give what a node has, or write the file by: python -m benchmarks doctor --slurm --write {SITE_FILE}"
+        )
+
+
 def _whole(least: int) -> tuple[str, Callable[[Any], bool]]:
     def check(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= 10**7
+        return isinstance(value, int) and not isinstance(value, bool) and least <= value <= MOST
 
-    return f"a whole number, {least} or more", check
+    return f"a whole number from {least} to {MOST}", check
 
 
 def _text(value: Any) -> bool:
@@ -95,15 +130,19 @@ def _minutes(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 10**6
 
 
+def _gres(value: Any) -> bool:
+    return isinstance(value, str) and GRES.fullmatch(value) is not None
+
+
 _TEXT_OR_NONE = ("a text, or null", lambda value: value is None or _text(value))
 ALLOWED: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "account": _TEXT_OR_NONE,
-    "gres": ("gpu, or gpu:TYPE", lambda value: _text(value) and value.count(":") < 2 and not value[-1].isspace()),
+    "gres": ("gpu, or gpu:TYPE", _gres),
     "gpus_per_node": _whole(0),
     "ranks_per_node": _whole(1),
     "cpus_per_rank": _whole(1),
     "memory_mb_per_rank": _whole(1),
-    "most_memory_mb": ("a whole number, 1 or more, or null", lambda value: value is None or _whole(1)[1](value)),
+    "most_memory_mb": (f"{_whole(1)[0]}, or null", lambda value: value is None or _whole(1)[1](value)),
     "minutes": _whole(1),
     "longest_minutes": _whole(1),
     "checkpoint_minutes": ("a number of minutes above 0", _minutes),

@@ -25,6 +25,8 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
     given = {"runtime": site.runtime, "image": site.image, "network": site.network}
     if config.get("runtime") or site.runtime != "none":
         config.update({name: value for name, value in given.items() if value is not None and name not in config})
+        if config["runtime"] != "none" and config["network"] == "none":
+            raise ConfigError("network: 'none' keeps ranks apart, each in a container of its own; give network=host")
     return site
 
 

@@ -6,13 +6,14 @@ import signal
 import socket
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from snakemake_executor_plugin_slurm.partitions import PartitionLimits
 from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
 
 from benchmarks.__main__ import main
@@ -20,7 +21,7 @@ from benchmarks.cell import Cell
 from benchmarks.cluster import job, task
 from benchmarks.cluster.lost import has_failed, lost_nodes
 from benchmarks.cluster.placement import Placement, job_resources, place
-from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.site import LIMITS, SITE_FILE, Site
 from benchmarks.cluster.step import Task, judge, step
 from benchmarks.cluster.working import find_kept, keep, working_folder
 from benchmarks.files import save_json
@@ -43,16 +44,27 @@ def test_the_site_that_is_shipped_is_that_of_one_who_says_nothing() -> None:
 
 BAD_SITES = [
     ("site: {}", r"partitions: missing"),
-    ("[1]", r"partitions: missing"),
+    ("[1]", r"file: \[1\] is not a mapping of names to values"),
     ("partitions: {}\nsite: {gpus: 2}", r"'gpus' is not known"),
-    ("partitions: {}\nsite: {gpus_per_node: -1}", r"gpus_per_node: -1 is not allowed; give a whole number, 0 or more"),
+    ("partitions: {}\nsite: {gpus_per_node: -1}", r"gpus_per_node: -1 is not allowed; give a whole number from 0"),
     ("partitions: {}\nsite: {minutes: true}", r"minutes: True is not allowed"),
-    ("partitions: {}\nsite: {minutes: 0}", r"minutes: 0 is not allowed; give a whole number, 1 or more"),
+    ("partitions: {}\nsite: {minutes: 0}", r"minutes: 0 is not allowed; give a whole number from 1"),
     ("partitions: {}\nsite: {gres: 'gpu:a100:4'}", r"gres: 'gpu:a100:4' is not allowed; give gpu, or gpu:TYPE"),
     ("partitions: {}\nsite: {modules: cuda}", r"modules: 'cuda' is not allowed; give a list of names"),
     ("partitions: {}\nsite: {runtime: dokcer}", r"runtime: 'dokcer' is not known \(did you mean 'docker'\?\)"),
     ("partitions: {}\nsite: {account: [a]}", r"account: \['a'\] is not allowed; give a text, or null"),
     ("partitions: {}\nsite: {account: ", r"is no YAML"),
+    ("partitons: {}", r"file key: 'partitons' is not known \(did you mean 'partitions'\?\)"),
+    ("partitions: {}\nsite: {gres: 'gpu:h100 --foo'}", r"gres: 'gpu:h100 --foo' is not allowed; give gpu, or gpu:TYPE"),
+    ("partitions: {a: {max_nods: 4}}", r"partitions: a key: 'max_nods' is not known \(did you mean 'max_nodes'\?\)"),
+    ("partitions: {a: {max_nodes: four}}", r"partitions: a: max_nodes: 'four' is not allowed; give a number"),
+    ("partitions: {a: }", r"partitions: a: None is not allowed; give limits by name"),
+    ("partitions: {a: 4}", r"partitions: a: 4 is not allowed; give limits by name"),
+    ("partitions: {a: {max_gpu: 2}}", r"gpus_per_node: 8 is not allowed: max_gpu of all partitions is 2 at most"),
+    (
+        "partitions: {}\nsite: {minutes: 1000000000}",
+        r"minutes: 1000000000 is not allowed; give a whole number from",
+    ),
 ]
 
 
@@ -357,3 +369,14 @@ def test_nodes_that_failed_are_avoided_by_all_cells_if_others_are_left(
     assert lost_nodes(tmp_path, "x", 2) == ["node1"]
     assert lost_nodes(tmp_path, "another", 2) == ["node1"]
     assert lost_nodes(tmp_path, "another", 3) == []
+
+
+def test_limits_that_the_executor_knows_are_those_that_are_checked() -> None:
+    known = {field.name for field in fields(PartitionLimits)}
+    assert set(LIMITS) | {"available_gpu_models", "supports_mpi", "available_constraints"} == known
+
+
+def test_partitions_that_can_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("partitions: {a: {max_gpu: 8, max_runtime: 1-00:00:00}, b: {max_nodes: .inf}, c: {}}\n")
+    assert Site.load(file) == Site()
