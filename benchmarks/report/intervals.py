@@ -71,7 +71,9 @@ def readme_table(rows: Sequence[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(HEAD)} |", "|---|---|---:|---:|---:|---|"]
     for model in dict.fromkeys(row["model"] for row in rows):
         shown = [found[model, *setting] for setting in SHOWN if (model, *setting) in found]
-        labels = short_labels([Cell(**{name: row[name] for name in CELL_COLUMNS}) for row in shown])
+        # Rows of an earlier version lack what cells did not have then.
+        cells = [Cell(**{name: row[name] for name in CELL_COLUMNS if name in row}) for row in shown]
+        labels = short_labels(cells)
         for row, label in zip(shown, labels, strict=True):
             lines.append(f"| {' | '.join(_texts(row, label))} |")
     return "\n".join(lines)
