@@ -94,7 +94,7 @@ def test_a_cell_that_is_not_in_the_config_is_named() -> None:
 
 def test_a_job_of_the_full_config_knows_its_cell(tmp_path: Path) -> None:
     name = next(reversed(cells("full")))
-    job = f"--target-jobs cell:cell={name} --allowed-rules cell --mode remote --nolock --cores 1"
+    job = f"--target-jobs cell:run=scale,cell={name} --allowed-rules cell --mode remote --nolock --cores 1"
     config = ("--configfile", str(FOLDER / "full.yaml"), "--config", "run=scale")
     used = snakemake(tmp_path / "job.txt", *job.split(), *config)
     assert f"output: results/runs/scale/cells/{name}.json" in used.output
