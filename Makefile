@@ -55,10 +55,10 @@ images: .venv/installed
 test-images: .venv/installed
 	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest tests/images
 
-test-slurm: .venv/installed
+test-slurm: .venv/installed horovod
 	$(BIN)/python -m pytest tests/slurm -m "not full"
 
-test-slurm-full: .venv/installed
+test-slurm-full: .venv/installed horovod
 	$(BIN)/python -m pytest tests/slurm
 
 lint: .venv/installed
