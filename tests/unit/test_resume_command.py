@@ -121,7 +121,8 @@ def test_a_comment_is_what_the_executor_writes(run):
     """A rule's wildcards, in their order in the output's name, joined by an underline."""
     rules = (Path(__file__).parents[2] / "benchmarks/workflow/cells.smk").read_text()
     assert 'f"{RUNS}/{{run}}/cells/{{cell}}.json"' in rules
-    utils = pytest.importorskip("snakemake_executor_plugin_slurm.utils")
+    from snakemake_executor_plugin_slurm import utils
+
     wildcards = utils.get_job_wildcards(SimpleNamespace(wildcards=["mine", CELL.name]))
     assert cell_comment("mine", CELL.name) == f"rule_cell_wildcards_{wildcards}"
 
