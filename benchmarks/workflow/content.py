@@ -38,7 +38,9 @@ REPORT = (
     "benchmarks/report",
     "benchmarks/cell.py",
     "benchmarks/record.py",
+    "benchmarks/measure/items.py",
     "benchmarks/measure/ladder.py",
+    "resireduce/item.py",
     "benchmarks/options.py",
     "results/reference/tell.json",
 )
