@@ -12,7 +12,7 @@ from benchmarks.report.load import Run
 from benchmarks.report.table import Record, Table, baseline_results, setting_record
 from resireduce.item import STATES
 
-HEAD = ["Model", "Tensors", "G before", "G after", "R before", "R after", "Saved"]
+HEAD = ["Model", "Tensors", "G before", "G after", "R before", "R after", "R saved", "Saved"]
 READING = (
     "Bytes of one rank, tensor by tensor, at a step boundary: gradients G and residuals R with top-k, full residual "
     "and kept gradients (before), and with the scheme named (after). A residual that a group shares is listed with the "
@@ -21,6 +21,8 @@ READING = (
 )
 ROWS = 12
 """Of one model that people see, at most; the others are one row."""
+SHARE = 0.001
+"""Of what a model saves, below which tensors have no row of their own."""
 FEATURED = "w+2d"
 
 
@@ -47,7 +49,7 @@ def items(run: Run) -> Table:
             records += [record | {"shown": its is shown} for record in its]
         starts.append(len(body))
         rows = view(shown)
-        rows[0][0] = f"{model}: {short_labels([setting])[0]}, after baseline, kept"
+        rows[0][0] = f"{model}: baseline, kept \N{RIGHTWARDS ARROW} {short_labels([setting])[0]}"
         body += rows
     return Table(
         name="items",
@@ -65,7 +67,7 @@ def items(run: Run) -> Table:
 
 
 def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list[str]]:
-    """Settings with their baseline's result and their own, of those that hold the same tensors the first; and notes."""
+    """Settings with their baseline's result and their own, the first of a scheme's that hold the same; and notes."""
     found: list[tuple[Cell, CellResult, CellResult]] = []
     missing = alike = 0
     for setting, results in run.settings().items():
@@ -83,7 +85,7 @@ def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list
             found.append((setting, before, after))
     notes = [f"Every tensor of {len(found)} settings: tables/items.csv."] if found else []
     if alike:
-        notes.append(f"{alike} more hold the same tensors as one of them: density, ranks and data change nothing here.")
+        notes.append(f"{alike} more settings hold the same tensors as one of these of their scheme, and are left out.")
     if missing:
         why = "their records, or their baseline's, are from before tensors were listed"
         notes.append(f"{missing} settings are not here: {why}.")
@@ -91,7 +93,7 @@ def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list
 
 
 def _same(one: tuple[Cell, CellResult, CellResult], other: tuple[Cell, CellResult, CellResult]) -> bool:
-    return one[0].model == other[0].model and all(
+    return (one[0].model, one[0].scheme) == (other[0].model, other[0].scheme) and all(
         mine.items["kinds"] == theirs.items["kinds"] for mine, theirs in zip(one[1:], other[1:], strict=True)
     )
 
@@ -109,7 +111,7 @@ def held(result: CellResult) -> dict[str, Held]:
         one.bytes[item.state] += item.nbytes
         if item.state == "residuals":
             shared = f" shared by {len(item.members)}" if item.members else ""
-            one.residuals.append(f"{item.part} {_shape(item.shape)} {item.dtype}{shared}")
+            one.residuals.append(f"{item.part} {_shape(item.shape, 'x')} {item.dtype}{shared}")
     return found
 
 
@@ -142,8 +144,9 @@ def view(records: Sequence[Record]) -> list[list[str]]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["alike"], []).append(record)
-    by_saving = sorted(groups, key=lambda name: -abs(_sum(groups[name], "saved_bytes")))
-    saving = [name for name in by_saving if _sum(groups[name], "saved_bytes")][:ROWS]
+    saved = {name: abs(_sum(its, "saved_bytes")) for name, its in groups.items()}
+    by_saving = sorted(groups, key=lambda name: -saved[name])
+    saving = [name for name in by_saving if saved[name] > SHARE * sum(saved.values())][:ROWS]
     rows = [_row(group_title(name, groups[name]), groups[name]) for name in saving]
     others = [record for name in by_saving if name not in saving for record in groups[name]]
     rows += [_row(f"other ({len(others)} tensors)", others)] if others else []
@@ -159,13 +162,13 @@ def group_title(name: str, records: Sequence[Record]) -> str:
 def _row(title: str, records: Sequence[Record]) -> list[str]:
     states = ("gradients", "residuals")
     numbers = [_sum(records, f"{when}{state}_bytes") for state in states for when in ("baseline_", "")]
-    saved = _sum(records, "saved_bytes")
-    return ["", title, *(f"{number:,}" for number in numbers), f"{MINUS if saved < 0 else ''}{abs(saved):,}"]
+    numbers += [numbers[2] - numbers[3], _sum(records, "saved_bytes")]
+    return ["", title, *(f"{MINUS if number < 0 else ''}{abs(number):,}" for number in numbers)]
 
 
 def _sum(records: Sequence[Record], column: str) -> int:
     return sum(record[column] for record in records)
 
 
-def _shape(shape: Sequence[int]) -> str:
-    return f" {TIMES} ".join(map(str, shape)) or "1"
+def _shape(shape: Sequence[int], by: str = TIMES) -> str:
+    return f" {by} ".join(map(str, shape)) or "1"

@@ -12,6 +12,8 @@ from benchmarks.report.items import group_title
 from benchmarks.report.table import Record, Table
 
 LARGEST = 10
+SHARE = 0.01
+"""Of the largest group, below which there is no bar to be seen."""
 HEIGHT = 0.36
 """Of a bar, of the room that the two of one group have."""
 WORDS = ("P parameters", "G gradients", "R residuals", "O optimizer states")
@@ -40,7 +42,9 @@ def _largest(records: Sequence[Record]) -> list[list[Record]]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         groups.setdefault(record["alike"], []).append(record)
-    return sorted(groups.values(), key=lambda group: -sum(_bytes(group, "baseline_")))[:LARGEST]
+    by_size = sorted(groups.values(), key=lambda group: -sum(_bytes(group, "baseline_")))[:LARGEST]
+    least = SHARE * sum(_bytes(by_size[0], "baseline_"))
+    return [group for group in by_size if sum(_bytes(group, "baseline_")) >= least]
 
 
 def _bytes(group: Sequence[Record], when: str) -> list[int]:
@@ -48,22 +52,18 @@ def _bytes(group: Sequence[Record], when: str) -> list[int]:
 
 
 def _panel(panel: Axes, groups: Sequence[Sequence[Record]]) -> None:
-    for row, group in enumerate(groups):
-        for place, when in ((row - HEIGHT / 2, "baseline_"), (row + HEIGHT / 2, "")):
-            left = 0.0
-            for held, (_, colour, hatch) in zip(_bytes(group, when), STYLES, strict=True):
-                width = held / 2**20
-                panel.barh(place, width, HEIGHT, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6)
-                left += width
-            panel.annotate(
-                "before" if when else "after",
-                (left, place),
-                xytext=(3, 0),
-                textcoords="offset points",
-                va="center",
-                fontsize=7,
-                color=INK,
-            )
+    for shift, when in ((-HEIGHT / 2, "baseline_"), (HEIGHT / 2, "")):
+        places = [row + shift for row in range(len(groups))]
+        left = [0.0] * len(groups)
+        for held, (_, colour, hatch) in zip(
+            zip(*(_bytes(group, when) for group in groups), strict=True), STYLES, strict=True
+        ):
+            widths = [one / 2**20 for one in held]
+            panel.barh(places, widths, HEIGHT, left, color=colour, hatch=hatch, edgecolor="white", linewidth=0.6)
+            left = [before + width for before, width in zip(left, widths, strict=True)]
+        for place, end in zip(places, left, strict=True):
+            text = "before" if when else "after"
+            panel.annotate(text, (end, place), (3, 0), textcoords="offset points", va="center", fontsize=7, color=INK)
     first = groups[0][0]
     panel.set_yticks(range(len(groups)), [_label(group) for group in groups], fontsize=8)
     panel.set_ylim(len(groups) - 0.4, -0.6)

@@ -153,7 +153,7 @@ def test_residuals_in_the_hosts_memory_are_not_listed() -> None:
 
 
 def test_a_plan_lists_tensors_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["plan", "--model", "resnet-digits", "--scheme", "w+2d", "--items"]
+    arguments = ["plan", "--model", "tests.worlds:Net", "--scheme", "w+2d", "--items"]
     assert main([*arguments, "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     for state in STATES:
@@ -249,7 +249,7 @@ def test_the_largest_model_takes_little_room() -> None:
 
 def test_a_cell_measures_its_tensors() -> None:
     cell = Cell(
-        model="resnet20", data="synthetic", scheme="w+2d", backend="local", world_size=1, steps=2, batch_per_rank=8
+        model="resnet20", data="synthetic", scheme="w+2d", backend="local", world_size=1, steps=1, batch_per_rank=8
     )
     outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
     outcome.pop("baseline_bytes")
