@@ -41,6 +41,8 @@ REPORT = (
     "benchmarks/measure/ladder.py",
     "benchmarks/options.py",
     "results/reference/tell.json",
+    "results/paper/numbers.csv",
+    "benchmarks/config/paper.yaml",
 )
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
