@@ -43,6 +43,8 @@ REPORT = (
     "resireduce/item.py",
     "benchmarks/options.py",
     "results/reference/tell.json",
+    "results/paper/numbers.csv",
+    "benchmarks/config/paper.yaml",
 )
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
 
