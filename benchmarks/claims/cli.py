@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="a run's folder, e.g. results/runs/smoke; several are put together, of a cell the first one's record counts",
+        help="a run's folder, e.g. results/runs/smoke; of several the first one's record of a cell counts",
     )
     parser.add_argument("--json", action="store_true", help="print a list of findings as JSON")
 

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from benchmarks.claims.better import better
 from benchmarks.claims.case import Case
+from benchmarks.claims.identical import identical
 from benchmarks.claims.memory import maximum, saving, share
-from benchmarks.claims.metrics import better, identical, not_worse
+from benchmarks.claims.not_worse import not_worse
 from benchmarks.claims.overlap import overlap
 from benchmarks.claims.speed import duration, throughput
 from benchmarks.claims.verdict import Verdict

@@ -39,14 +39,15 @@ def _finding(book: Book, claim: Claim, evidence: Evidence) -> Finding:
         return _as_finding(claim, claim.paper, at_full_size, "paper" if at_full_size.results else "none")
     on_small = _judge(book, claim, claim.small, evidence, is_paper=False)
     if on_small.results:
-        reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {ON_SMALL}: {claim.paper.command}"
+        full = ON_SMALL if claim.published else "the paper's models were not tested"
+        reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}"
         return _as_finding(claim, claim.small, replace(on_small, reason=reason), "small models")
     if at_full_size.status == INCONCLUSIVE:
         return _as_finding(claim, claim.paper, at_full_size, "paper")
     if on_small.status == INCONCLUSIVE:
         return _as_finding(claim, claim.small, on_small, "small models")
     # Nothing was run: the small command first, if it is the smaller one.
-    full = f"; the published value itself: {claim.paper.command}" if claim.small.command != claim.paper.command else ""
+    full = f"; the paper's models: {claim.paper.command}"
     scope = replace(claim.paper, command=claim.small.command)
     return _as_finding(claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
 
@@ -109,7 +110,7 @@ def _as_finding(claim: Claim, scope: Scope, verdict: Verdict, where: str) -> Fin
 
 def _hardware(results: Sequence[CellResult]) -> str | None:
     """The devices of the records compared, and on how many ranks."""
-    texts = {}
+    texts: dict[str, None] = {}
     for one in results:
         device = one.provenance.get("device")
         name = one.provenance.get("cpu") if device in (None, "cpu") else device

@@ -136,8 +136,7 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         says = _range_text(low, high)
     outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())
-    if published is not None:
-        text += f"; published {published:g} %, {_against(value, published)}"
+    text += f", {says}" if published is None else f"; published {published:g} %, {_against(value, published)}"
     assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
     records = tuple(record for state in known.values() for record in state.records)
     return Verdict(

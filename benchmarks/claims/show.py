@@ -9,14 +9,13 @@ from collections.abc import Sequence
 from benchmarks.claims.finding import STATUSES, Finding
 from benchmarks.claims.verdict import number
 
-WIDTH = 110
-SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?", "not run": "-"}
-LABELS = {
-    "paper": "The paper's models, and its numbers by arithmetic",
-    "small models": "On small models: what these records show of each claim; published values themselves were not tested",
-}
-COLUMNS = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published", "seeds", "statement")
-COLUMNS += ("source", "tolerance", "reason", "command", "hardware", "cells")
+WIDTH = 118
+SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
+LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
+HONEST = "what these records show of each claim; published values themselves were not tested"
+COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
+COLUMNS += ("seeds", "statement", "source", "tolerance", "reason", "command", "hardware", "cells")
+MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
 
 
 def to_json(findings: Sequence[Finding]) -> str:
@@ -25,7 +24,7 @@ def to_json(findings: Sequence[Finding]) -> str:
 
 
 def to_csv(findings: Sequence[Finding]) -> str:
-    """Return a row a claim."""
+    """Return a row a claim; empty where there is nothing."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -38,17 +37,11 @@ def to_csv(findings: Sequence[Finding]) -> str:
 
 def to_markdown(findings: Sequence[Finding]) -> str:
     """Return a table of all claims."""
-    lines = [
-        "# Claims",
-        "",
-        f"{counts(findings)}.",
-        "",
-        "| Claim | Status | Measured | Published | Why |",
-        "|---|---|---:|---:|---|",
-    ]
+    lines = ["# Claims", "", f"{counts(findings)}.", "", f"| {' | '.join(MARKDOWN_HEAD)} |", "|---|---|---:|---:|---|"]
     for one in findings:
-        where = f" ({one.scope})" if one.scope == "small models" else ""
-        cells = [f"`{one.id}`: {one.statement}", one.status + where, _measured(one), _published(one), _why(one)]
+        status = f"{one.status} (small models)" if one.scope == "small models" else one.status
+        why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
+        cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -60,57 +53,53 @@ def counts(findings: Sequence[Finding]) -> str:
 
 
 def to_screen(findings: Sequence[Finding]) -> str:
-    """Return counts, a line or two for each claim that was tested, and what fills the others, by command."""
-    symbols = ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items() if status != "not run")
-    lines = [f"Claims: {counts(findings).partition(': ')[2]} ({len(findings)})", f"{symbols}"]
+    """Return counts, a line for each claim that was tested, and what fills the others, by command."""
+    lines = [counts(findings), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
     for scope, label in LABELS.items():
         tested = [one for one in findings if one.scope == scope and one.status != "not run"]
-        if not tested:
-            continue
-        seeds = {one.seeds for one in tested if one.seeds}
-        label += ", one seed: what a laptop can show" if scope == "small models" and seeds == {1} else ""
-        lines += ["", label, *(line for one in tested for line in _lines(one))]
+        if tested:
+            lines += ["", label + _honestly(scope, tested), *map(_line, tested)]
     return "\n".join([*lines, *_not_run(findings)])
 
 
-def _lines(one: Finding) -> list[str]:
+def _honestly(scope: str, tested: Sequence[Finding]) -> str:
+    if scope != "small models":
+        return ""
+    one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
+    return f"{one_seed}: {HONEST}"
+
+
+def _line(one: Finding) -> str:
+    """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
     short = one.reason.partition(". On ")[0]
-    head = f"{SYMBOLS[one.status]} {one.id}"
-    return textwrap.wrap(f"{head:<34} {short}", WIDTH, subsequent_indent=" " * 35)
+    if one.command == "python -m benchmarks claims":
+        short = f"{_measured(one)} by arithmetic, stated {_published(one)}"
+    return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
+        "\0", " "
+    )
 
 
 def _not_run(findings: Sequence[Finding]) -> list[str]:
-    """Commands and the claims they fill, those with the most claims first."""
+    """Commands and the claims they fill."""
     waiting: dict[str, list[str]] = {}
     for one in findings:
         if one.status == "not run":
             waiting.setdefault(one.command, []).append(one.id)
-    if not waiting:
-        return []
-    lines = ["", "Not run; each command fills these claims:"]
+    lines = ["", "Not run. What fills them:"] if waiting else []
     for command, names in waiting.items():
-        text = f"- {command}: {len(names)}, {_families(names)}"
-        lines += textwrap.wrap(text, WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(f"- {command}  ({len(names)}: {_families(names)})", WIDTH, subsequent_indent="    ")
     return lines
 
 
 def _families(names: Sequence[str]) -> str:
-    """Return the names, those that differ in the last word only put together."""
+    """Return the names, with a star for those that begin with the same two words or more."""
     families: dict[str, list[str]] = {}
     for name in names:
-        head = next((known for known in families if name.startswith(f"{known}-")), _family(name, names))
+        words = name.split("-")
+        heads = ("-".join(words[:count]) for count in range(len(words) - 1, 1, -1))
+        head = next((head for head in heads if sum(one.startswith(f"{head}-") for one in names) > 1), name)
         families.setdefault(head, []).append(name)
     return ", ".join(f"{head}-*" if len(found) > 1 else found[0] for head, found in families.items())
-
-
-def _family(name: str, names: Sequence[str]) -> str:
-    """The longest beginning, whole words, that another name shares; the name itself if none does."""
-    words = name.split("-")
-    for count in range(len(words) - 1, 1, -1):
-        head = "-".join(words[:count])
-        if any(other != name and other.startswith(f"{head}-") for other in names):
-            return head
-    return name
 
 
 def _measured(one: Finding) -> str:
@@ -122,7 +111,3 @@ def _measured(one: Finding) -> str:
 
 def _published(one: Finding) -> str:
     return "" if one.published is None else f"{number(one.published)} {one.unit or ''}".strip()
-
-
-def _why(one: Finding) -> str:
-    return f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
