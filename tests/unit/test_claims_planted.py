@@ -241,7 +241,7 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
     assert main(["claims", "--run", str(folder)]) == 0
     text = capsys.readouterr().out.strip()
     assert text in screen_text(run)
-    assert "On small models: what these records show of each claim; published values themselves were not" in text
+    assert "On small models: what a laptop can show of each claim; published values themselves were not tested" in text
     assert f"+ {SAVING:<36} vgg-digits 16.79 %, at least 10 %" in text
 
 
@@ -249,6 +249,6 @@ def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) 
     (folder / "config.json").write_text(json.dumps({**CONFIG, "defaults": {"seed": 0}}))
     assert main(["claims", "--run", str(folder)]) == 0
     text = capsys.readouterr().out
-    assert "On small models, one seed: what these records show of each claim" in text
+    assert "On small models, one seed: what a laptop can show of each claim" in text
     assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.06 points" in text
     assert f"+ {SAME:<36} equal in every digit at 2 evaluations, 1 seed" in text
