@@ -43,6 +43,7 @@ REPORT = (
     "benchmarks/options.py",
     "results/paper",
     "results/reference/tell.json",
+    "benchmarks/config/paper.yaml",
 )
 SUFFIXES = (".py", ".j2", ".css", ".json", ".txt", ".csv", ".yaml")
 
