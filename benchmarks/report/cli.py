@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -15,8 +16,9 @@ from benchmarks.claims.show import to_screen as claims_screen
 from benchmarks.files import save_bytes, save_text
 from benchmarks.report.latex import to_latex
 from benchmarks.report.load import Run, load_run
+from benchmarks.report.reading import EVERY_SECONDS
 from benchmarks.report.table import Table
-from benchmarks.report.tables import ALL_TABLES, ON_SCREEN
+from benchmarks.report.tables import ON_SCREEN, TABLES, all_tables
 from benchmarks.report.write import to_csv, to_list, to_markdown, to_screen
 
 MANY_CELLS = 1000
@@ -45,7 +47,7 @@ def write_report(run: Run) -> Path:
     """Write tables/*.{csv,md,tex}, figures/*.{png,svg} and report.html into the run's folder; return that."""
     from benchmarks.report.page import render_page
 
-    tables = [make(run) for make in ALL_TABLES.values()]
+    tables = [make(run) for make in all_tables().values()]
     figures = {}
     for table, (raster, vector) in zip(tables, _pictures(tables, len(run.cells) > MANY_CELLS), strict=True):
         figures[table.name] = raster
@@ -75,14 +77,17 @@ def _pictures(tables: Sequence[Table], many: bool) -> Iterator[tuple[bytes, byte
         yield from map(draw_both, tables)
         return
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        next_word = time.monotonic() + EVERY_SECONDS
         for number, pictures in enumerate(pool.map(draw_both, tables), start=1):
-            say(f"drew {number} of {len(tables)} figures")
+            if time.monotonic() >= next_word:
+                say(f"drew {number} of {len(tables)} figures")
+                next_word = time.monotonic() + EVERY_SECONDS
             yield pictures
 
 
 def screen_text(run: Run) -> str:
     """Return the tables that fit a screen, what is missing, the ledger, and where the page is."""
-    parts = [to_screen(ALL_TABLES[name](run)) for name in ON_SCREEN]
+    parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
     parts += [f"CLAIMS\n{claims_screen(ledger(run))}"]

@@ -6,6 +6,8 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -19,6 +21,7 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10, "hatch.linewid
 
 STYLES = (("P", "#37474f", ""), ("G", "#e69f00", "////"), ("R", "#cc4125", "xxxx"), ("O", "#a8d0e6", "...."))
 INK = "#222222"
+DOTS_PER_INCH = 150
 MOST_ROWS, MOST_IN_ALL = 40, 120
 """Of a panel, and of all panels of a figure; the table's CSV has all."""
 LONGEST = 46
@@ -64,7 +67,7 @@ def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG, the same bytes for the same figure."""
     file = BytesIO()
     _lay_out(figure)
-    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
     return file.getvalue()
 
 
@@ -72,12 +75,13 @@ def to_svg(figure: Figure) -> bytes:
     """Return a figure as SVG, the same bytes for the same figure."""
     file = BytesIO()
     _lay_out(figure)
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
     return file.getvalue()
 
 
 def _lay_out(figure: Figure) -> None:
-    """Place panels and texts once: it takes longer than to draw them."""
+    """Place panels and texts once: it takes as long as to draw them, and `savefig` does it each time."""
+    figure.set_dpi(DOTS_PER_INCH)
     if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
         figure.draw_without_rendering()
         figure.set_layout_engine("none")

@@ -89,6 +89,7 @@ TORCH_FREE = (
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
     "benchmarks/report/*.py",
+    "benchmarks/report/paper/*.py",
     "benchmarks/resume.py",
     "benchmarks/run.py",
     "benchmarks/runtimes/*.py",
