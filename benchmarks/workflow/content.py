@@ -35,6 +35,7 @@ TRAINING = (
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
 REPORT = (
+    "benchmarks/claims",
     "benchmarks/report",
     "benchmarks/cell.py",
     "benchmarks/record.py",
@@ -42,11 +43,11 @@ REPORT = (
     "benchmarks/measure/ladder.py",
     "resireduce/item.py",
     "benchmarks/options.py",
+    "results/paper",
     "results/reference/tell.json",
-    "results/paper/numbers.csv",
     "benchmarks/config/paper.yaml",
 )
-SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
+SUFFIXES = (".py", ".j2", ".css", ".json", ".txt", ".csv", ".yaml")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:

@@ -17,6 +17,7 @@ rule report:
     output:
         expand(f"{RUN}/tables/{{table}}.{{form}}", table=all_tables(), form=("csv", "md", "tex")),
         expand(f"{RUN}/figures/{{table}}.{{form}}", table=all_tables(), form=("png", "svg")),
+        expand(f"{RUN}/{{claims}}", claims=("claims.json", "tables/claims.csv", "tables/claims.md")),
         page=f"{RUN}/report.html",
     log:
         f"{RUN}/logs/report.log",
