@@ -23,6 +23,9 @@ PATIENCE_SECONDS, EVERY_SECONDS = 5.0, 3.0
 BULKY = ("ladder", "sampling", "difference", "phase_seconds")
 """What no table needs of every rank; the record has its own of them."""
 
+STRETCHES = 400
+"""A multiple of what intervals of a single run's speed are taken over."""
+
 Say = Callable[[str], None]
 
 
@@ -76,12 +79,20 @@ def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[CellResult | Hole]:
 
 
 def slim(result: CellResult) -> CellResult:
-    """Return a record without what no table needs, most of its bytes: each step's seconds, each rank's ladder."""
+    """Return a record without most of its bytes: each rank's ladder, and the seconds of more than 400 single steps."""
     light = copy(result)  # not checked once more
     per_rank = [{name: value for name, value in rank.items() if name not in BULKY} for rank in result.per_rank]
-    for name, value in (("step_seconds", []), ("per_rank", per_rank)):
+    for name, value in (("step_seconds", thin(result.step_seconds)), ("per_rank", per_rank)):
         object.__setattr__(light, name, value)
     return light
+
+
+def thin(seconds: Sequence[float]) -> list[float]:
+    """Return the seconds of all steps, or the means of 400 equal stretches of them, the last steps left over."""
+    size = len(seconds) // STRETCHES
+    if size < 2:
+        return list(seconds)
+    return [sum(seconds[size * i : size * (i + 1)]) / size for i in range(STRETCHES)]
 
 
 def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.cell import Cell
 from benchmarks.report.load import load_run
+from benchmarks.report.reading import thin
 from tests.full_set import HOLES, make_full_set
 from tests.full_size import make_full_result
 
@@ -36,3 +37,9 @@ def test_metrics_lie_around_the_published_ones() -> None:
     cell = Cell(model="resnet50", scheme="w+2d", world_size=64)
     assert make_full_result(cell).metric == pytest.approx(72.9, abs=1)
     assert make_full_result(cell) == make_full_result(cell)
+
+
+def test_of_many_steps_a_report_keeps_the_means_of_stretches():
+    assert thin([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+    many = [float(i) for i in range(1203)]
+    assert thin(many)[:2] == [1.0, 4.0] and len(thin(many)) == 400
