@@ -25,7 +25,7 @@ def main(args: argparse.Namespace) -> int:
 def write_report(run: Run) -> Path:
     """Write tables/*.csv, tables/*.md, figures/*.png and report.html into the run's folder; return the page's path."""
     from benchmarks.report.figures import draw
-    from benchmarks.report.page import render_page
+    from benchmarks.report.html.page import render_page
 
     tables = [make(run) for make in TABLES.values()]
     figures = {table.name: draw(table) for table in tables}

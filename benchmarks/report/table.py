@@ -38,6 +38,9 @@ class Table:
     group_starts: tuple[int, ...] = ()
     """Rows at which another model begins."""
     notes: list[str] = field(default_factory=list)
+    columns: tuple[str, ...] = ()
+    """Of the records, what each column of body shows, "" for none; only where both have the same rows. The page sorts
+    by these, and without them by the numbers that are shown."""
 
 
 def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:

@@ -41,8 +41,9 @@ REPORT = (
     "benchmarks/measure/ladder.py",
     "benchmarks/options.py",
     "results/reference/tell.json",
+    "docs/deviations.md",
 )
-SUFFIXES = (".py", ".j2", ".css", ".json", ".txt")
+SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:

@@ -88,6 +88,7 @@ TORCH_FREE = (
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
     "benchmarks/report/*.py",
+    "benchmarks/report/html/*.py",
     "benchmarks/resume.py",
     "benchmarks/run.py",
     "benchmarks/runtimes/*.py",
