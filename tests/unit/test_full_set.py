@@ -1,0 +1,38 @@
+"""The generated run of a whole config: what other tests build upon."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.cell import Cell
+from benchmarks.report.load import load_run
+from tests.full_set import HOLES, make_full_set
+from tests.full_size import make_full_result
+
+
+def test_the_papers_matrix_has_holes_of_every_kind(tmp_path: Path) -> None:
+    made = make_full_set(tmp_path / "run")
+    run = load_run(tmp_path / "run")
+    assert len(run.cells) == 408 == made.records + made.holes == len(run.results) + len(run.holes)
+    expected = {"not run" if kind == "absent" else kind for kind in HOLES}
+    assert {hole.status for hole in run.holes.values()} == expected
+
+
+def test_fewer_records_leave_the_rest_not_run(tmp_path: Path) -> None:
+    made = make_full_set(tmp_path / "run", records=30, bytes_each=20_000)
+    run = load_run(tmp_path / "run")
+    assert (made.records, made.holes, len(run.results), len(run.cells)) == (29, 1, 29, 408)
+    sizes = [path.stat().st_size for path in (tmp_path / "run/cells").glob("*.json") if "failed" not in path.name]
+    assert sum(size >= 20_000 for size in sizes) >= made.records
+
+
+def test_bytes_are_the_papers_arithmetic() -> None:
+    cells = [Cell(model="vgg19", scheme=scheme, world_size=8) for scheme in ("baseline", "w+2d")]
+    baseline, reduced = (make_full_result(cell).total_bytes or 0 for cell in cells)
+    assert 100 * reduced / baseline == pytest.approx(84.3, abs=0.05)
+
+
+def test_metrics_lie_around_the_published_ones() -> None:
+    cell = Cell(model="resnet50", scheme="w+2d", world_size=64)
+    assert make_full_result(cell).metric == pytest.approx(72.9, abs=1)
+    assert make_full_result(cell) == make_full_result(cell)
