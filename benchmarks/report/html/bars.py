@@ -16,7 +16,11 @@ READING = (
     "Per cent of what top-k with a full residual and kept gradients holds (baseline, kept), the dashed line. "
     "\N{BLACK DIAMOND} is the fullest moment of a step. Shorter is better."
 )
-RECT = Markup('<rect class="{0}" data-part="{0}" x="{1}%" y="3" width="{2}%" height="16"/>')
+PART = Markup(
+    '<svg class="part {0}" data-part="{0}" x="{1}%" width="{2}%">'
+    '<rect y="3" width="100%" height="16"/><line x2="100%" y1="11" y2="11"/></svg>'
+)
+"""The line is dashed: a texture for those who see no colours. Patterns of SVG made a print 50 times as large."""
 LINE = Markup('<line class="reference" x1="{0}%" x2="{0}%" y2="22"/>')
 DIAMOND = Markup('<use href="#shape-peak" class="peak" data-part="peak" x="{}%" y="11"/>')
 
@@ -41,7 +45,7 @@ def _mark(record: Record, label: str, view: str, scale: Scale) -> Mark:
         if part == "F" and view == BOUNDARY:
             continue
         width = scale.at(100 * record[column] / whole)
-        drawn.append(RECT.format(part, round(left, 2), width))
+        drawn.append(PART.format(part, round(left, 2), width))
         left += width
     drawn.append(LINE.format(scale.at(100)))
     value = percent(record["normalised"])

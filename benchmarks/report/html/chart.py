@@ -118,6 +118,11 @@ def by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
     return found
 
 
+def on_real_data(records: Sequence[Record]) -> list[Record]:
+    """Return the records whose metric means something."""
+    return [record for record in records if record["data"] == "real"]
+
+
 def labels_of(records: Sequence[Record]) -> list[str]:
     """Return what each setting is called among the others."""
     return short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])

@@ -16,7 +16,7 @@ function stack(row, hidden) {
   let left = 0;
   for (const part of all("[data-part]", row)) {
     part.style.display = hidden.has(part.dataset.part) ? "none" : "";
-    if (part.localName !== "rect" || hidden.has(part.dataset.part)) continue;
+    if (part.localName !== "svg" || hidden.has(part.dataset.part)) continue;
     part.setAttribute("x", `${left}%`);
     left += parseFloat(part.getAttribute("width"));
   }

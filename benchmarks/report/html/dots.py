@@ -13,6 +13,7 @@ from benchmarks.report.html.chart import (
     by_model,
     css_name,
     labels_of,
+    on_real_data,
     scheme_legend,
     series_of,
 )
@@ -38,7 +39,7 @@ Values = Callable[[Record], tuple[float | None, float | None]]
 def accuracy_chart(records: Sequence[Record]) -> Chart | None:
     """Return the figure of the seeds table's records; None if nothing is finished."""
     panels = []
-    for model, found in by_model(records).items():
+    for model, found in by_model(on_real_data(records)).items():
         name = next((record["metric_name"] for record in found if record["metric_name"]), "metric")
         better = {True: ", higher is better", False: ", lower is better"}.get(found[0]["higher_is_better"], "")
         panels += _panel(found, model, METRIC, f"{name}{better}", _metric, _metric_text)

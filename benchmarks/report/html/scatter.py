@@ -14,6 +14,7 @@ from benchmarks.report.html.chart import (
     css_name,
     key_of,
     labels_of,
+    on_real_data,
     scheme_legend,
     series_of,
 )
@@ -40,7 +41,7 @@ def trade_off_chart(memory: Sequence[Record], seeds: Sequence[Record]) -> Chart 
     shares = {key_of(record): record for record in memory if record["normalised"] is not None}
     both = [
         record | {column: shares[key_of(record)][column] for column in COLUMNS.values()}
-        for record in seeds
+        for record in on_real_data(seeds)
         if record["metric_mean"] is not None and key_of(record) in shares
     ]
     panels = [

@@ -1,7 +1,7 @@
 "use strict";
 // Sorting, searching and folding of tables, copying of commands. Without it the page shows all, in its own order.
 document.documentElement.classList.add("js");
-const MOST = 200; // rows of a table before "Show all"
+const MOST = 60; // rows of a table before "Show all"; of the ledger all are shown
 const all = (selector, root = document) => [...root.querySelectorAll(selector)];
 const collator = new Intl.Collator(undefined, { numeric: true });
 
@@ -33,12 +33,13 @@ class Rows {
   show(words, statuses) {
     const status = (item) => !statuses.size || !item.dataset.status || statuses.has(item.dataset.status);
     const found = this.items().filter((item) => status(item) && words.every((word) => this.textOf(item).includes(word)));
-    const shown = new Set(this.open ? found : found.slice(0, MOST));
+    const folds = found.length > MOST && !this.box.matches(".ledger");
+    const shown = new Set(folds && !this.open ? found.slice(0, MOST) : found);
     this.items().forEach((item) => item.classList.toggle("off", !shown.has(item)));
     all("tr.group", this.box).forEach((row) => {
       row.classList.toggle("off", ![...row.parentNode.rows].some((one) => shown.has(one)));
     });
-    this.more.classList.toggle("off", found.length <= MOST);
+    this.more.classList.toggle("off", !folds);
     this.more.textContent = this.open ? `Show the first ${MOST}` : `Show all ${found.length} rows`;
     return found.length;
   }
