@@ -49,11 +49,18 @@ def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tell
 
 def metric_of_model(run: Run, model: str) -> dict[str, Any]:
     """Return name and direction of a model's metric, also for a setting of which no seed finished."""
-    known = [result for cell, result in run.results.items() if cell.model == model]
+    known = run.once("first result of each model", lambda: _first_results(run)).get(model)
     return {
-        "metric_name": known[0].metric_name if known else None,
-        "higher_is_better": known[0].higher_is_better if known else None,
+        "metric_name": known.metric_name if known else None,
+        "higher_is_better": known.higher_is_better if known else None,
     }
+
+
+def _first_results(run: Run) -> dict[str, CellResult]:
+    found: dict[str, CellResult] = {}
+    for cell, result in run.results.items():
+        found.setdefault(cell.model, result)
+    return found
 
 
 def _text(record: Record) -> str:

@@ -4,8 +4,9 @@ import argparse
 from pathlib import Path
 
 from benchmarks.files import save_bytes, save_text
+from benchmarks.report.latex import to_latex
 from benchmarks.report.load import Run, load_run
-from benchmarks.report.tables import ON_SCREEN, TABLES
+from benchmarks.report.tables import ALL_TABLES, ON_SCREEN
 from benchmarks.report.write import to_csv, to_list, to_markdown, to_screen
 
 
@@ -23,23 +24,25 @@ def main(args: argparse.Namespace) -> int:
 
 
 def write_report(run: Run) -> Path:
-    """Write tables/*.csv, tables/*.md, figures/*.png and report.html into the run's folder; return the page's path."""
-    from benchmarks.report.figures import draw
+    """Write tables/*.{csv,md,tex}, figures/*.{png,svg} and report.html into the run's folder; return that."""
+    from benchmarks.report.figures import draw, draw_svg
     from benchmarks.report.html.page import render_page
 
-    tables = [make(run) for make in TABLES.values()]
+    tables = [make(run) for make in ALL_TABLES.values()]
     figures = {table.name: draw(table) for table in tables}
     for table in tables:
         save_text(to_csv(table), run.folder / f"tables/{table.name}.csv")
         save_text(to_markdown(table, list(run.holes.values())), run.folder / f"tables/{table.name}.md")
+        save_text(to_latex(table), run.folder / f"tables/{table.name}.tex")
         save_bytes(figures[table.name], run.folder / f"figures/{table.name}.png")
+        save_bytes(draw_svg(table), run.folder / f"figures/{table.name}.svg")
     save_text(render_page(run, tables, figures), run.folder / "report.html")
     return run.folder / "report.html"
 
 
 def screen_text(run: Run) -> str:
     """Return the tables that fit a screen, what is missing, and where the page is."""
-    parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
+    parts = [to_screen(ALL_TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
     parts += [f"Report: {run.folder / 'report.html'}"]

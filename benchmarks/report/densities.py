@@ -5,24 +5,27 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.report.figures import INK, to_png
+from benchmarks.report.figures import INK
 from benchmarks.report.table import Record, Table
 
 GROUPS = 4
 """Of a cell are drawn, evenly spread over the model; the table's CSV has all."""
+CELLS = 20
+"""Are drawn at most."""
 LINES = (("#37474f", "-"), ("#e69f00", "--"), ("#cc4125", "-."), ("#0072b2", ":"), ("#009e73", "-"), ("#8a5a9e", "--"))
 RANGE = 3.0
 """Standard deviations of the group that are shown, to either side."""
 
 
-def draw_densities(table: Table) -> bytes:
-    """Return the figure as PNG: a row a cell, a panel a group."""
+def draw_densities(table: Table) -> Figure:
+    """Return the figure: a row a cell, a panel a group."""
     cells: list[list[Record]] = []
-    for record in table.records:
+    for record in table.drawn or table.records:
         if record["group"] == "all":
             cells.append([])
         else:
             cells[-1].append(record)
+    cells = cells[:CELLS]
     figure = Figure(figsize=(3.2 * GROUPS, 2.5 * len(cells)), layout="constrained")
     for panels, groups in zip(figure.subplots(len(cells), GROUPS, squeeze=False), cells, strict=True):
         for panel, group in zip(panels, spread(groups, GROUPS), strict=False):
@@ -30,7 +33,7 @@ def draw_densities(table: Table) -> bytes:
         panels[0].set_ylabel("density", fontsize=8)
         for panel in panels[len(groups) :]:
             panel.set_visible(False)
-    return to_png(figure)
+    return figure
 
 
 def spread(items: list[Record], count: int) -> list[Record]:

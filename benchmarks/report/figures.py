@@ -18,27 +18,41 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10, "hatch.linewid
 
 STYLES = (("P", "#37474f", ""), ("G", "#e69f00", "////"), ("R", "#cc4125", "xxxx"), ("O", "#a8d0e6", "...."))
 INK = "#222222"
+MOST_ROWS = 40
+"""Of a panel; the table's CSV has all."""
 
 
 def draw(table: Table) -> bytes:
-    """Return a table's figure as PNG: a panel a model, a row a scheme, or what the table's own function draws."""
-    if table.figure and table.records:
-        own: bytes = load(table.figure)(table)
+    """Return a table's figure as PNG."""
+    return to_png(make_figure(table))
+
+
+def draw_svg(table: Table) -> bytes:
+    """Return a table's figure as SVG."""
+    return to_svg(make_figure(table))
+
+
+def make_figure(table: Table) -> Figure:
+    """Return a table's figure: a panel a model, a row a scheme, or what the table's own function draws."""
+    shown = table.drawn or table.records
+    if table.figure and shown:
+        own: Figure = load(table.figure)(table)
         return own
-    models = list(dict.fromkeys(record["model"] for record in table.records))
-    columns = min(2, max(1, len(models)))
-    rows = max(1, -(-len(models) // columns))
-    most = max((sum(record["model"] == model for record in table.records) for model in models), default=1)
+    by_model: dict[str, list[Record]] = {}
+    for record in shown:
+        by_model.setdefault(record["model"], []).append(record)
+    columns = min(2, max(1, len(by_model)))
+    rows = max(1, -(-len(by_model) // columns))
+    most = min(MOST_ROWS, max(map(len, by_model.values()), default=1))
     figure = Figure(figsize=(5.4 * columns, rows * (0.9 + 0.27 * most) + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
-    for panel, model in zip(panels, models, strict=False):
-        records = [record for record in table.records if record["model"] == model]
-        load(table.panel)(panel, records)
+    for panel, (model, records) in zip(panels, by_model.items(), strict=False):
+        load(table.panel)(panel, records[:MOST_ROWS])
         _frame(panel, model, records)
-    for panel in panels[len(models) :]:
+    for panel in panels[len(by_model) :]:
         panel.set_visible(False)
     _legend(figure, panels[0], columns=5 if columns > 1 else 3)
-    return to_png(figure)
+    return figure
 
 
 def to_png(figure: Figure) -> bytes:
@@ -48,11 +62,18 @@ def to_png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
+def to_svg(figure: Figure) -> bytes:
+    """Return a figure as SVG, the same bytes for the same figure."""
+    file = BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return file.getvalue()
+
+
 def memory_panel(panel: Axes, records: Sequence[Record]) -> None:
     """Draw the four states as parts of a bar, in per cent of the baseline; a diamond stands at the fullest moment."""
     for row, record in enumerate(records):
         if record["normalised"] is None:
-            _missing(panel, row, record)
+            missing(panel, row, record)
             continue
         left = 0.0
         for name, (letter, colour, hatch) in zip(STATE_FIELDS, STYLES, strict=True):
@@ -63,8 +84,8 @@ def memory_panel(panel: Axes, records: Sequence[Record]) -> None:
             left += width
         peak = 100 * record["peak_normalised"]
         panel.plot(peak, row, "D", color=INK, markersize=4.5, markeredgecolor="white", label="peak")
-        _beside(panel, row, 40, percent(record["normalised"]))
-        _beside(panel, row, 92, f"\N{BLACK DIAMOND} {percent(record['peak_normalised'])}")
+        beside(panel, row, 40, percent(record["normalised"]))
+        beside(panel, row, 92, f"\N{BLACK DIAMOND} {percent(record['peak_normalised'])}")
     panel.axvline(100, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     right = max([100.0, *(100 * record["peak_normalised"] for record in records if record["peak_normalised"])])
     panel.set_xlim(0, right * 1.03)
@@ -85,7 +106,7 @@ def differences_panel(panel: Axes, records: Sequence[Record]) -> None:
     for row, record in enumerate(records):
         value, half_width = record["difference_mean"], record["difference_half_width"]
         if value is None:
-            _missing(panel, row, record, "nothing to compare with")
+            missing(panel, row, record, "nothing to compare with")
             continue
         fill = INK if record["gradients"] == "kept" else "white"
         panel.errorbar(value, row, xerr=half_width, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
@@ -109,38 +130,49 @@ def _dots(panel: Axes, records: Sequence[Record], column: str, text: Callable[[f
         panel.set_xlim(0, 1)
     for row, (record, value) in enumerate(zip(records, values, strict=True)):
         if value is None:
-            _missing(panel, row, record)
+            missing(panel, row, record)
             continue
         fill = INK if record["gradients"] == "kept" else "white"
         error = record.get("metric_standard_error")
         panel.errorbar(value, row, xerr=error, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
-        _beside(panel, row, 40, text(value))
+        beside(panel, row, 40, text(value))
     for record, value in zip(records, values, strict=True):
         if value is not None and (record["scheme"], record["gradients"]) == ("baseline", "kept"):
             panel.axvline(value, color=INK, linewidth=0.8, linestyle=(0, (4, 3)), zorder=0)
     panel.margins(x=0.06)
 
 
-def _beside(panel: Axes, row: int, points: float, text: str) -> None:
+def beside(panel: Axes, row: int, points: float, text: str) -> None:
     """Write a value to the right of the panel, ending at so many points from it."""
     place: dict[str, Any] = {"xy": (1, row), "xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
     panel.annotate(text, xytext=(points, 0), ha="right", va="center", fontsize=8.5, color=INK, **place)
 
 
-def _missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
+def missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
+    """Write in a row without a value why there is none."""
     why = "missing" if not record["seeds"] else otherwise
     panel.annotate(why, (0.01, row), xycoords=("axes fraction", "data"), va="center", style="italic", color="#666666")
 
 
 def _frame(panel: Axes, model: str, records: Sequence[Record]) -> None:
-    labels = short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])
-    panel.set_yticks(range(len(records)), labels)
-    panel.set_ylim(len(records) - 0.4, -0.6)
+    shown = records[:MOST_ROWS]
+    panel.set_yticks(range(len(shown)), _labels(records)[:MOST_ROWS])
+    panel.set_ylim(len(shown) - 0.4, -0.6)
     panel.set_title(model, loc="left", fontweight="bold", color=INK)
+    if len(records) > len(shown):
+        panel.set_title(f"and {len(records) - len(shown)} more: see the CSV", loc="right", fontsize=8, color=INK)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
+
+
+def _labels(records: Sequence[Record]) -> list[str]:
+    """Those of the paper's lines, where the table has such, or what the settings differ in."""
+    if "line" in records[0]:
+        several = len({record["world_size"] for record in records}) > 1
+        return [f"{one['line']}, {one['world_size']} ranks" if several else one["line"] for one in records]
+    return short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])
 
 
 def _legend(figure: Figure, panel: Axes, columns: int) -> None:

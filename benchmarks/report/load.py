@@ -1,8 +1,10 @@
 """Read a run's folder: what was measured, and what is missing and why."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.files import load_json
@@ -43,13 +45,38 @@ class Run:
         """Return the results of cells that differ in their seed only, in the matrix's order; [] where none finished."""
         return self._settings
 
+    def seeds(self) -> dict[Cell, tuple[int, ...]]:
+        """Return the seeds that each setting is to be run with, in the matrix's order."""
+        return {setting: tuple(cell.seed for cell in cells) for setting, cells in self._cells.items()}
+
+    def hole_of(self, setting: Cell) -> Hole | None:
+        """Return the first missing cell of a setting."""
+        return next((self.holes[cell] for cell in self._cells.get(setting, []) if cell in self.holes), None)
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what make returned when it was first asked for by this name: for what all rows of a table look up."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
     # Once: every row of a table looks for its baseline in it.
     @cached_property
     def _settings(self) -> dict[Cell, list[CellResult]]:
-        found: dict[Cell, list[CellResult]] = {}
+        return {
+            setting: [self.results[cell] for cell in cells if cell in self.results]
+            for setting, cells in self._cells.items()
+        }
+
+    @cached_property
+    def _cells(self) -> dict[Cell, list[Cell]]:
+        found: dict[Cell, list[Cell]] = {}
         for cell in self.cells:
-            found.setdefault(replace(cell, seed=0), []).extend([self.results[cell]] if cell in self.results else [])
+            found.setdefault(replace(cell, seed=0), []).append(cell)
         return found
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
 
 
 def load_run(folder: Path) -> Run:

@@ -21,13 +21,16 @@ def memory(run: Run) -> Table:
     """Return the memory table of a run."""
     settings = run.settings()
     records = [memory_record(run, setting, results) for setting, results in settings.items()]
-    order = sorted(range(len(records)), key=lambda i: _first(list(settings), i))
-    cells = [list(settings)[i] for i in order]
+    every = list(settings)
+    place = {model: number for number, model in enumerate(dict.fromkeys(setting.model for setting in every))}
+    # Rows of one model stay together, models in the order in which the matrix names them.
+    order = sorted(range(len(every)), key=lambda i: place[every[i].model])
+    cells = [every[i] for i in order]
     labels = short_labels(cells)
     starts = tuple(i for i, cell in enumerate(cells) if i == 0 or cell.model != cells[i - 1].model)
-    body = []
+    body, first = [], set(starts)
     for row, (cell, label) in enumerate(zip(cells, labels, strict=True)):
-        body.append([cell.model if row in starts else "", label, *_view(run, cell, records[order[row]])])
+        body.append([cell.model if row in first else "", label, *_view(run, cell, records[order[row]])])
     return Table(
         name="memory",
         title="Memory",
@@ -62,8 +65,3 @@ def _view(run: Run, setting: Cell, record: Record) -> list[str]:
     states = [mebibytes(record[name]) for name in (*STATE_FIELDS, "total_bytes")]
     peak = [mebibytes(record["in_flight_bytes"]), percent(record["peak_normalised"])]
     return [*states, percent(record["normalised"]), *peak]
-
-
-def _first(settings: list[Cell], index: int) -> int:
-    """Rows of one model stay together, models in the order in which the matrix names them."""
-    return [setting.model for setting in settings].index(settings[index].model)

@@ -1,6 +1,7 @@
 """The seeds table: how sure a metric is, and its difference to the baseline, seed by seed."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.record import CellResult
@@ -8,7 +9,7 @@ from benchmarks.report.accuracy import headings, metric_of_model
 from benchmarks.report.labels import metric_value, short_labels, signed
 from benchmarks.report.load import Run
 from benchmarks.report.student import CONFIDENCE, Interval, interval, paired
-from benchmarks.report.table import SAME_WORK, Record, Table, by_model, cell_texts, setting_record
+from benchmarks.report.table import SAME_WORK, Record, Table, by_model, cell_texts, finished_by, setting_record
 
 READING = (
     "Metric after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its "
@@ -56,15 +57,14 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
 
     Full residuals in the gradient's own precision and all else alike, gradients kept if there is a choice.
     """
-    same = ["model", "world_size", "backend", "steps", *SAME_WORK]
-    same += ["compressor", "density"] if setting.compressor != "none" else []
-    wanted = {"compressor": "topk", "scheme": "baseline", "residual_dtype": None, "options": ()}
-    wanted |= {name: getattr(setting, name) for name in same}
-    found = [
-        other
-        for other, results in run.settings().items()
-        if results and all(getattr(other, name) == value for name, value in wanted.items())
-    ]
+    same: tuple[str, ...] = ("model", "world_size", "backend", "steps", *SAME_WORK)
+    wanted: dict[str, Any] = {"scheme": "baseline", "residual_dtype": None, "options": ()}
+    if setting.compressor == "none":
+        wanted["compressor"] = "topk"
+    else:
+        same += ("compressor", "density")
+    known = run.once(("paired baselines", same), lambda: finished_by(run, same, wanted))
+    found = known.get(tuple(getattr(setting, name) for name in same), [])
     nearest = min(found, key=lambda one: (one.gradients != "kept", abs(one.density - USUAL_DENSITY)), default=None)
     return None if nearest == setting else nearest
 

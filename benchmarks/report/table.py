@@ -32,12 +32,14 @@ class Table:
     panel: str
     """The function that draws one model's records, as "module:function": matplotlib is loaded only for figures."""
     figure: str = ""
-    """The function that draws the whole table as PNG, where a panel for each model does not do, likewise."""
+    """The function that draws the whole table as a Figure, where a panel for each model does not do, likewise."""
     text_columns: int = 1
     """How many columns at the left are text."""
     group_starts: tuple[int, ...] = ()
     """Rows at which another model begins."""
     notes: list[str] = field(default_factory=list)
+    drawn: list[Record] = field(default_factory=list)
+    """What the figure shows, where that is not the records."""
     columns: tuple[str, ...] = ()
     """Of the records, what each column of body shows, "" for none; only where both have the same rows. The page sorts
     by these, and without them by the numbers that are shown."""
@@ -59,18 +61,23 @@ def baseline_results(run: Run, setting: Cell, same: Sequence[str]) -> list[CellR
 
     Where these leave a choice, the density and steps nearest to setting's are taken, all seeds of them.
     """
-    wanted = BASELINE | {name: getattr(setting, name) for name in (*same, *SAME_WORK)}
-    found = {
-        other: results
-        for other, results in run.settings().items()
-        if results and all(getattr(other, name) == value for name, value in wanted.items())
-    }
+    fields = (*same, *SAME_WORK)
+    known = run.once(("baselines", fields), lambda: finished_by(run, fields, BASELINE))
     nearest = min(
-        found,
+        known.get(tuple(getattr(setting, name) for name in fields), []),
         key=lambda other: (other.steps != setting.steps, abs(other.density - setting.density)),
         default=None,
     )
-    return found[nearest] if nearest else []
+    return run.settings()[nearest] if nearest else []
+
+
+def finished_by(run: Run, fields: Sequence[str], wanted: dict[str, Any]) -> dict[tuple[Any, ...], list[Cell]]:
+    """Return the settings that have results and the wanted values, by their values of fields."""
+    found: dict[tuple[Any, ...], list[Cell]] = {}
+    for setting, results in run.settings().items():
+        if results and all(getattr(setting, name) == value for name, value in wanted.items()):
+            found.setdefault(tuple(getattr(setting, name) for name in fields), []).append(setting)
+    return found
 
 
 def by_model(run: Run, texts: dict[Cell, str], headings: dict[str, str]) -> tuple[list[str], list[list[str]]]:
@@ -85,7 +92,8 @@ def by_model(run: Run, texts: dict[Cell, str], headings: dict[str, str]) -> tupl
 
 def hole_text(run: Run, setting: Cell) -> str:
     """Return the status of a setting of which no seed finished: the first missing cell's."""
-    return next((hole.status for cell, hole in run.holes.items() if _same_setting(cell, setting)), ABSENT)
+    hole = run.hole_of(setting)
+    return hole.status if hole else ABSENT
 
 
 def cell_texts(run: Run, records: Sequence[Record], text: Callable[[Record], str]) -> dict[Cell, str]:
@@ -94,7 +102,3 @@ def cell_texts(run: Run, records: Sequence[Record], text: Callable[[Record], str
         setting: text(record) if record["seeds"] else hole_text(run, setting)
         for setting, record in zip(run.settings(), records, strict=True)
     }
-
-
-def _same_setting(cell: Cell, setting: Cell) -> bool:
-    return all(getattr(cell, name) == getattr(setting, name) for name in CELL_COLUMNS)

@@ -1,0 +1,107 @@
+"""From a row to its record: published, measured, n, interval, hardware, and what is missing."""
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.cell import Cell
+from benchmarks.record import CellResult
+from benchmarks.report.accuracy import metric_of_model
+from benchmarks.report.load import Run
+from benchmarks.report.paper.holes import missing_cells, missing_text, part_command
+from benchmarks.report.paper.quantity import DIFFERENCE, UNITS, Quantity
+from benchmarks.report.paper.rows import Row
+from benchmarks.report.paper.spec import Spec
+from benchmarks.report.student import interval
+from benchmarks.report.table import Record, setting_record
+
+
+def make_record(run: Run, spec: Spec, row: Row) -> Record:
+    """Return the raw values of a row."""
+    results = run.settings().get(row.setting, [])
+    other = row.line.against(row.setting) if row.line.against else None
+    others = run.settings().get(other, []) if other else []
+    values = row.line.quantity.by_seed(results, others)
+    return {
+        **setting_record(row.setting, results),
+        "kind": row.kind,
+        "line": row.label,
+        "part": row.part,
+        **_quantity(run, row),
+        **_published(row),
+        **_interval("measured", values),
+        "values": {str(seed): value for seed, value in values.items()},
+        **_compared(run, spec, row, results),
+        "hardware": hardware([*results, *others]) if results else None,
+        "seeds_wanted": len(row.seeds),
+        **_missing(run, row, other, values),
+    }
+
+
+def _quantity(run: Run, row: Row) -> Record:
+    quantity, metric = row.line.quantity, metric_of_model(run, row.setting.model)
+    better = metric["higher_is_better"] if quantity.unit is None else None
+    if quantity.higher_is_better is not None:
+        better = quantity.higher_is_better
+    name = metric["metric_name"]
+    return {
+        "quantity": quantity.name,
+        "unit": quantity.unit or UNITS.get(name, name) or (row.published.unit if row.published else None),
+        "metric_name": name,
+        "higher_is_better": better,
+    }
+
+
+def _published(row: Row) -> Record:
+    one = row.published
+    return {
+        "published": one.value if one else None,
+        "published_unit": one.unit if one else None,
+        "published_id": one.id if one else None,
+        "published_source": one.source if one else None,
+    }
+
+
+def _interval(name: str, values: Mapping[int, float]) -> Record:
+    found = interval([values[seed] for seed in sorted(values)])
+    return {
+        name: found.mean if found else None,
+        f"{name}_half_width": found.half_width if found else None,
+        f"{name}_n": found.n if found else 0,
+    }
+
+
+def _compared(run: Run, spec: Spec, row: Row, results: Sequence[CellResult]) -> Record:
+    """The difference of the metric to another setting's, seed by seed, and what its interval allows to say."""
+    if spec.compared is None:
+        return {}
+    other = spec.compared[1](row.setting)
+    others = run.settings().get(other, []) if other and other != row.setting else []
+    values = DIFFERENCE.by_seed(results, others) if row.line.quantity.unit is None else {}
+    found = interval([values[seed] for seed in sorted(values)])
+    return {**_interval("difference", values), "verdict": found.verdict if found else None}
+
+
+def hardware(results: Sequence[CellResult]) -> str | None:
+    """Return the devices that the records were made on, each once; None if there are none."""
+    devices = {str(result.provenance.get("device") or "device not recorded") for result in results}
+    return "; ".join(sorted(devices)) or None
+
+
+def _missing(run: Run, row: Row, other: Cell | None, values: Mapping[int, float]) -> Record:
+    """Cells without a measurement: of the setting, and of the one that it is compared with."""
+    own = missing_cells(run, row.setting, row.seeds, row.part)
+    beside = missing_cells(run, other, row.seeds, row.part) if other else []
+    texts = [missing_text(own, len(row.seeds))] if own else []
+    texts += [f"to compare with: {missing_text(beside, len(row.seeds))}"] if beside and not own else []
+    if not texts and not values:
+        texts = ["its records have no such value"]
+    commands = list(dict.fromkeys(one["command"] for one in [*own, *beside]))
+    return {
+        "missing": ", ".join(texts) or None,
+        "missing_cells": own + [one | {"setting": other.name} for one in beside if other],
+        "command": None if not commands else commands[0] if len(commands) == 1 else part_command(row.part),
+    }
+
+
+def text_of(quantity: Quantity, value: float) -> str:
+    """Return a value to the digits of its quantity."""
+    return f"{value:.{quantity.digits}f}"
