@@ -3,6 +3,12 @@
 import argparse
 from pathlib import Path
 
+from benchmarks.claims.finding import Finding
+from benchmarks.claims.ledger import ledger
+from benchmarks.claims.show import to_csv as claims_csv
+from benchmarks.claims.show import to_json
+from benchmarks.claims.show import to_markdown as claims_markdown
+from benchmarks.claims.show import to_screen as claims_screen
 from benchmarks.files import save_bytes, save_text
 from benchmarks.report.latex import to_latex
 from benchmarks.report.load import Run, load_run
@@ -36,14 +42,24 @@ def write_report(run: Run) -> Path:
         save_text(to_latex(table), run.folder / f"tables/{table.name}.tex")
         save_bytes(figures[table.name], run.folder / f"figures/{table.name}.png")
         save_bytes(draw_svg(table), run.folder / f"figures/{table.name}.svg")
-    save_text(render_page(run, tables, figures), run.folder / "report.html")
+    findings = ledger(run)
+    write_claims(run, findings)
+    save_text(render_page(run, tables, figures, findings), run.folder / "report.html")
     return run.folder / "report.html"
 
 
+def write_claims(run: Run, found: list[Finding]) -> None:
+    """Write the ledger into the run's folder: claims.json, tables/claims.csv, tables/claims.md."""
+    save_text(to_json(found), run.folder / "claims.json")
+    save_text(claims_csv(found), run.folder / "tables/claims.csv")
+    save_text(claims_markdown(found), run.folder / "tables/claims.md")
+
+
 def screen_text(run: Run) -> str:
-    """Return the tables that fit a screen, what is missing, and where the page is."""
+    """Return the tables that fit a screen, what is missing, where the page is, and the ledger."""
     parts = [to_screen(ALL_TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
-    parts += [f"Report: {run.folder / 'report.html'}"]
+    parts += [f"CLAIMS\n{claims_screen(ledger(run))}"]
+    parts += [f"All of it: {run.folder / 'tables/claims.md'}\nReport: {run.folder / 'report.html'}"]
     return "\n\n".join(parts)

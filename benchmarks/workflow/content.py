@@ -35,15 +35,17 @@ TRAINING = (
 )
 PRETRAINING = ("benchmarks/models", "benchmarks/tasks", "benchmarks/pretrain.py", "benchmarks/workflow/pretrained.smk")
 REPORT = (
+    "benchmarks/claims",
     "benchmarks/report",
     "benchmarks/cell.py",
     "benchmarks/record.py",
     "benchmarks/measure/ladder.py",
     "benchmarks/options.py",
+    "results/paper",
     "results/reference/tell.json",
     "docs/deviations.md",
 )
-SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt")
+SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:

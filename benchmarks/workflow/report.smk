@@ -17,6 +17,7 @@ rule report:
     output:
         expand(f"{RUN}/tables/{{table}}.{{form}}", table=TABLES, form=("csv", "md")),
         expand(f"{RUN}/figures/{{table}}.png", table=TABLES),
+        expand(f"{RUN}/{{claims}}", claims=("claims.json", "tables/claims.csv", "tables/claims.md")),
         page=f"{RUN}/report.html",
     log:
         f"{RUN}/logs/report.log",

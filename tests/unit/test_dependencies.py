@@ -68,6 +68,7 @@ TORCH_FREE = (
     "benchmarks/budget/*.py",
     "benchmarks/cell.py",
     "benchmarks/checks.py",
+    "benchmarks/claims/*.py",
     "benchmarks/data/*.py",
     "benchmarks/doctor/*.py",
     "benchmarks/doctor/slurm/*.py",

@@ -1,0 +1,47 @@
+"""Is one scheme better than another? Paired by seed, whichever way the metric counts."""
+
+from dataclasses import replace
+
+from benchmarks.claims.case import Case
+from benchmarks.claims.paired import BOTH, mean_loss, with_missing
+from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Bounds, Verdict, below, number, written
+
+
+def better(case: Case) -> Verdict:
+    """Judge whether the 95 % interval of the gain lies above zero, and not all of it outside of what is published."""
+    found = case.only
+    loss = mean_loss(case, found)
+    stated = _stated(case)
+    if isinstance(loss, Verdict):
+        gain = -loss.value if loss.value is not None else None
+        return replace(loss, value=gain, published=case.published())
+    within = (-loss.interval[1], -loss.interval[0])
+    status = below(loss.interval, 0.0)
+    reason, says = f"gain {written(-loss.mean, within, loss.unit)}", "95 % interval of the gain above 0"
+    if stated is not None:
+        span = f"{number(stated[0])} to {number(stated[1])}"
+        says += f", and not all of it outside of {span}"
+        reason += f", published {span}"
+        if status == REPRODUCED and (within[1] < stated[0] or within[0] > stated[1]):
+            status, reason = NOT_REPRODUCED, f"{reason}: better, but not by as much as published"
+            reason = reason.replace("not by as much as", "by more than") if within[0] > stated[1] else reason
+    return Verdict(
+        status=status,
+        reason=with_missing(reason, found),
+        value=-loss.mean,
+        interval=within,
+        published=case.published(),
+        unit=loss.unit,
+        tolerance=says,
+        seeds=loss.seeds,
+        results=found.records(*BOTH),
+    )
+
+
+def _stated(case: Case) -> Bounds | None:
+    """The range of gains that the paper states, of its own models."""
+    low, high = case.published("low"), case.published("high")
+    if low is not None and high is not None:
+        return low, high
+    value, tolerance = case.published(), case.limits.get("tolerance")
+    return None if value is None or tolerance is None else (value - tolerance, value + tolerance)

@@ -1,0 +1,126 @@
+"""Claims that need no run: whether the paper agrees with itself and with its code, by arithmetic on its own numbers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.claims.claim import Book, Counts, Scope
+from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Verdict, number
+
+
+def consistency(book: Book, scope: Scope) -> Verdict:
+    """Evaluate the arithmetic that the claim names; reproduced if what is stated follows from it."""
+    return ARITHMETIC[scope.limits["arithmetic"]](book, scope.limits)
+
+
+def largest(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated maximum with the largest of the values stated one by one."""
+    values = {one: book.published[one].value for one in limits["of"]}
+    most = max(values, key=lambda one: values[one])
+    others = ", ".join(f"{value:g}" for value in values.values())
+    return _verdict(book, limits, values[most], f"max({others}) = {values[most]:g}, {most}")
+
+
+def relative_change(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated change in per cent with the relative one of two stated values; the absolute one is shown."""
+    before, after = (book.published[one].value for one in limits["of"])
+    value = 100 * (after - before) / before
+    text = f"relative: 100 x ({after:g} {_minus(before)}) / {before:g} = {number(value)} %"
+    return _verdict(book, limits, value, f"{text}; absolute: {number(after - before)} points")
+
+
+def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated range with the relative losses of the pairs; what their absolute ones are is shown."""
+    relative, absolute = [], []
+    for before_id, after_id in limits["of"]:
+        before, after = book.published[before_id], book.published[after_id]
+        loss = after.value - before.value if before.unit == "ppl" else before.value - after.value
+        relative.append(100 * loss / before.value)
+        absolute.append(loss)
+    low, high = (book.published[limits[end]].value for end in ("low", "high"))
+    agrees = _same(min(relative), low) and _same(max(relative), high)
+    text = f"relative: {_list(relative)} %, so {number(min(relative))} to {number(max(relative))}; stated {low:g} to "
+    text += f"{high:g}; absolute: {_list(absolute)}"
+    status = REPRODUCED if agrees else NOT_REPRODUCED
+    return Verdict(status=status, reason=text, value=max(relative), published=high, unit="%", tolerance=_TOLERANCE)
+
+
+def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated saving with that of the released grouping on the model's states."""
+    counts = book.counts[limits["model"]]
+    states = counts.total_bytes() // 4
+    value = 100 * counts.saved / states
+    stated = book.published[limits["stated"]].value
+    needed = counts.saved / (stated / 100) / counts.parameters
+    text = f"{counts.saved:,} of {_states(counts)} elements = {number(value)} %; {stated:g} % would need a state of "
+    text += f"{number(needed)} T, here it is {number(states / counts.parameters)} T (T = {counts.parameters:,})"
+    return _verdict(book, limits, value, text)
+
+
+def share_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated share of residuals with that of the model's states."""
+    counts = book.counts[limits["model"]]
+    value = 100 * counts.residuals / (counts.total_bytes() // 4)
+    return _verdict(book, limits, value, f"{counts.residuals:,} of {_states(counts)} elements = {number(value)} %")
+
+
+def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated size of a model with that of the one that is trained, in MiB of float32."""
+    counts = book.counts[limits["model"]]
+    value = 4 * counts.parameters / 2**20
+    return _verdict(book, limits, value, f"4 x {counts.parameters:,} bytes = {number(value)} MiB")
+
+
+def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> Verdict:
+    stated = book.published[limits["stated"]]
+    tolerance = float(limits.get("tolerance", 0))
+    agrees = _same(value, stated.value) if not tolerance else abs(value - stated.value) <= tolerance
+    return Verdict(
+        status=REPRODUCED if agrees else NOT_REPRODUCED,
+        reason=f"{text}; stated {stated.value:g} {stated.unit}",
+        value=value,
+        published=stated.value,
+        unit=stated.unit,
+        tolerance=f"± {tolerance:g}" if tolerance else _TOLERANCE,
+    )
+
+
+_TOLERANCE = "equal to as many digits as are stated"
+
+
+def _same(value: float, stated: float) -> bool:
+    """Whether a value is the stated one when it is rounded as that is; half way counts, for rounded inputs."""
+    text = f"{stated:.10f}".rstrip("0")
+    digits = len(text.partition(".")[2])
+    return abs(value - stated) <= 0.5 * 10**-digits + 1e-9
+
+
+def _states(counts: Counts) -> str:
+    return f"({2 + counts.copies} x {counts.parameters:,} + {counts.residuals:,})"
+
+
+def _list(values: Sequence[float]) -> str:
+    return ", ".join(number(value) for value in values)
+
+
+def _minus(value: float) -> str:
+    return f"- {value:g}"
+
+
+ARITHMETIC: dict[str, Callable[[Book, Mapping[str, Any]], Verdict]] = {
+    "largest": largest,
+    "relative_change": relative_change,
+    "relative_losses": relative_losses,
+    "saving_by_counts": saving_by_counts,
+    "share_by_counts": share_by_counts,
+    "size_by_counts": size_by_counts,
+}
+"""What `arithmetic` of a claim of kind consistency may name."""
+NEEDS = {
+    "largest": ("stated", "of"),
+    "relative_change": ("stated", "of"),
+    "relative_losses": ("low", "high", "of"),
+    "saving_by_counts": ("stated", "model"),
+    "share_by_counts": ("stated", "model"),
+    "size_by_counts": ("stated", "model"),
+}
+"""The other names each of them needs in a claim's `test`."""

@@ -1,0 +1,113 @@
+"""The ledger as files, and compactly on the screen."""
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Sequence
+
+from benchmarks.claims.finding import STATUSES, Finding
+from benchmarks.claims.verdict import number
+
+WIDTH = 118
+SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
+LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
+HONEST = "what these records show of each claim; published values themselves were not tested"
+COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
+COLUMNS += ("seeds", "statement", "source", "tolerance", "reason", "command", "hardware", "cells")
+MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
+
+
+def to_json(findings: Sequence[Finding]) -> str:
+    """Return a list of findings as JSON."""
+    return json.dumps([one.to_dict() for one in findings], indent=1, allow_nan=False) + "\n"
+
+
+def to_csv(findings: Sequence[Finding]) -> str:
+    """Return a row a claim; empty where there is nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in findings:
+        low, high = one.interval or ("", "")
+        plain = {**one.to_dict(), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)}
+        writer.writerow(["" if plain[name] is None else plain[name] for name in COLUMNS])
+    return text.getvalue()
+
+
+def to_markdown(findings: Sequence[Finding]) -> str:
+    """Return a table of all claims."""
+    lines = ["# Claims", "", f"{counts(findings)}.", "", f"| {' | '.join(MARKDOWN_HEAD)} |", "|---|---|---:|---:|---|"]
+    for one in findings:
+        status = f"{one.status} (small models)" if one.scope == "small models" else one.status
+        why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
+        cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def counts(findings: Sequence[Finding]) -> str:
+    """Return how many claims have each status."""
+    found = [f"{sum(one.status == status for one in findings)} {status}" for status in STATUSES]
+    return f"{len(findings)} claims: {', '.join(found)}"
+
+
+def to_screen(findings: Sequence[Finding]) -> str:
+    """Return counts, a line for each claim that was tested, and what fills the others, by command."""
+    lines = [counts(findings), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
+    for scope, label in LABELS.items():
+        tested = [one for one in findings if one.scope == scope and one.status != "not run"]
+        if tested:
+            lines += ["", label + _honestly(scope, tested), *map(_line, tested)]
+    return "\n".join([*lines, *_not_run(findings)])
+
+
+def _honestly(scope: str, tested: Sequence[Finding]) -> str:
+    if scope != "small models":
+        return ""
+    one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
+    return f"{one_seed}: {HONEST}"
+
+
+def _line(one: Finding) -> str:
+    """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
+    short = one.reason.partition(". On ")[0]
+    if one.command == "python -m benchmarks claims":
+        short = f"{_measured(one)} by arithmetic, stated {_published(one)}"
+    return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
+        "\0", " "
+    )
+
+
+def _not_run(findings: Sequence[Finding]) -> list[str]:
+    """Commands and the claims they fill."""
+    waiting: dict[str, list[str]] = {}
+    for one in findings:
+        if one.status == "not run":
+            waiting.setdefault(one.command, []).append(one.id)
+    lines = ["", "Not run. What fills them:"] if waiting else []
+    for command, names in waiting.items():
+        lines += textwrap.wrap(f"- {command}  ({len(names)}: {_families(names)})", WIDTH, subsequent_indent="    ")
+    return lines
+
+
+def _families(names: Sequence[str]) -> str:
+    """Return the names, with a star for those that begin with the same two words or more."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        words = name.split("-")
+        heads = ("-".join(words[:count]) for count in range(len(words) - 1, 1, -1))
+        head = next((head for head in heads if sum(one.startswith(f"{head}-") for one in names) > 1), name)
+        families.setdefault(head, []).append(name)
+    return ", ".join(f"{head}-*" if len(found) > 1 else found[0] for head, found in families.items())
+
+
+def _measured(one: Finding) -> str:
+    if one.value is None:
+        return ""
+    within = f" [{number(one.interval[0])}, {number(one.interval[1])}]" if one.interval else ""
+    return f"{number(one.value)}{within} {one.unit or ''}".strip()
+
+
+def _published(one: Finding) -> str:
+    return "" if one.published is None else f"{number(one.published)} {one.unit or ''}".strip()
