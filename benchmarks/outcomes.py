@@ -36,8 +36,12 @@ def to_result(
         source["resumed_at_steps"] = first.pop("resumed_at_steps", [])
         wall_seconds += first.pop("earlier_seconds", 0.0)
         source |= {"data_hash": first.pop("data_hash"), "threads": first.pop("threads")}
-        fullest = max(memories, key=lambda memory: memory["peak_states_bytes"])
+        itemised = [memory.pop("items", {}) for memory in memories]
+        rank = max(range(len(memories)), key=lambda rank: memories[rank]["peak_states_bytes"])
+        fullest = memories[rank]
         values = {**first, **{name: fullest[name] for name in BYTE_FIELDS}, "per_rank": memories}
+        if itemised[rank]:
+            values["items"] = {"rank": rank, **itemised[rank]}
         values |= {"ladder": fullest["ladder"], "phase_seconds": memories[0]["phase_seconds"]}
     return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
 

@@ -8,16 +8,20 @@ from benchmarks.cell import Cell
 from benchmarks.checks import is_number, known_keys
 from benchmarks.files import all_finite, finite, load_json, save_json
 from benchmarks.matrix import expand
+from benchmarks.measure.items import items_problem
 from benchmarks.measure.ladder import rung_problem
 from resireduce.errors import ConfigError, is_count
+from resireduce.item import STATES
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 
 SCHEMA_VERSION = 2
 ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
+OPTIONAL = ("items",)
+"""Fields that records of this version may lack, too."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
-STATE_FIELDS = ("parameters_bytes", "gradients_bytes", "residuals_bytes", "optimizer_states_bytes")
+STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
 BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
 NUMBER_FIELDS = ("metric", "steps_per_second", "wall_seconds")
 
@@ -70,6 +74,9 @@ class CellResult:
     per_rank: list[dict[str, Any]] = field(default_factory=list)
     observations: dict[str, Any] = field(default_factory=dict)
     """What the cell's `observe` asked for, as plain values by name; rank 0's."""
+    items: dict[str, Any] = field(default_factory=dict)
+    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.measure.items.unpack` makes a
+    list of it. Empty in records from before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
     """Of a record that is not ok, as far as known: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
     that an allocator did not have, and `interrupted` if the same command goes on with it."""
@@ -88,6 +95,7 @@ class CellResult:
         if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
             raise RecordError(f"schema_version: {version!r} cannot be read; allowed: 1 to {SCHEMA_VERSION}")
         missing = [f.name for f in fields(cls) if f.name not in values and ADDED.get(f.name, 1) <= version]
+        missing = [name for name in missing if name not in OPTIONAL]
         if missing:
             raise RecordError(f"record: keys are missing: {', '.join(missing)}")
         try:
@@ -121,6 +129,9 @@ def _problems(result: CellResult) -> list[str]:
     """Return what is wrong with a record, one line each, nothing if all is right."""
     wrong = [f"{name}: {getattr(result, name)!r} is not {allowed}" for name, allowed in _wrong_types(result)]
     wrong += [f"ladder: {problem}" for problem in map(rung_problem, result.ladder) if problem] if not wrong else []
+    held = {state: getattr(result, f"{state}_bytes") for state in STATES}
+    if not wrong and (problem := items_problem(result.items, held)):
+        wrong = [f"items: {problem}"]
     if wrong:
         return wrong
     return _ok_problems(result) if result.status == "ok" else []

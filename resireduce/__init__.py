@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from resireduce.ddp import compress_ddp
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
+    from resireduce.itemise import itemise_states
     from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
     from resireduce.resume import redistribute
@@ -26,6 +27,7 @@ _EXPORTS = {
     "compress_ddp": "resireduce.ddp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
+    "itemise_states": "resireduce.itemise",
     "measure_states": "resireduce.memory",
     "redistribute": "resireduce.resume",
 }
@@ -38,6 +40,7 @@ __all__ = [
     "compress_ddp",
     "distribute",
     "find_groups",
+    "itemise_states",
     "measure_states",
     "redistribute",
 ]

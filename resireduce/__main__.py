@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from resireduce.errors import ConfigError
+from resireduce.item import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 
 MIB = 2**20
@@ -50,6 +51,7 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--backward-passes-per-step", metavar="N", default=1, type=_count, help="added up (default: %(default)s)"
     )
+    plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
     plan.add_argument(
         "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"
@@ -88,12 +90,23 @@ def _plan(args: argparse.Namespace) -> str:
     }
     groups, of_scheme = _patterns(args.patterns), dict(map(_option, args.option))
     result = plan(find_builder(args.model), groups=groups, options=of_scheme, **options)
+    items = result.pop("items", [])
     if args.json:
-        return json.dumps(result, indent=2)
-    return "\n".join(
+        listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
+        return json.dumps(result | listed, indent=2)
+    lines = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
-    )
+    ]
+    return "\n".join([*lines, *map(_line, items)])
+
+
+def _line(item: Item) -> str:
+    """One tensor: whose, which, how many bytes, and with whom it is shared."""
+    shape = " x ".join(map(str, item.shape)) or "one number"
+    shared = f", shared by {len(item.members)}" if item.members else ""
+    part = f" ({item.part})" if item.part else ""
+    return f"{item.state:<17} {item.nbytes:12,} bytes  {item.name}{part}, {shape}, {item.dtype}{shared}"
 
 
 def _groups(args: argparse.Namespace) -> str:

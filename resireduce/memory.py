@@ -1,4 +1,4 @@
-"""Bytes of the model states, from the tensors that are really held."""
+"""Bytes of the model states, from the tensors that are really held; `resireduce.itemise` has them one by one."""
 
 import sys
 import weakref
@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from resireduce.grouping import compressible
+from resireduce.item import STATES, sums
+from resireduce.itemise import held_items, itemise_states
 from resireduce.launch import BUCKET_BYTES
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.update import largest_layer
@@ -46,7 +48,7 @@ def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
 
     optimizer: made by `resireduce.distribute`.
     """
-    return ModelStates(**{kind: _nbytes(tensors) for kind, tensors in held_tensors(optimizer).items()})
+    return ModelStates(**sums(itemise_states(optimizer)))
 
 
 def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] | None = None) -> int:
@@ -60,21 +62,14 @@ def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] |
 
 
 def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
-    """The tensors that `optimizer`, its parameters and its residuals hold now, by the kind of model state.
+    """The tensors that `optimizer`, its parameters and its residuals hold now, each once, by the kind of model state.
 
     Residuals in the host's memory are not among them.
     """
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    residual, momentum = optimizer.feedback.residual, optimizer.feedback.momentum
-    on_host = {id(tensor) for tensor in residual.host_tensors()}
-    velocities = [] if momentum is None else list(momentum.tensors().values())
-    states = [value for state in optimizer.state.values() for value in state.values()]
-    return {
-        "parameters": parameters,
-        "gradients": [p.grad for p in parameters if p.grad is not None],
-        "residuals": [tensor for tensor in residual.tensors().values() if id(tensor) not in on_host],
-        "optimizer_states": [value for value in states if isinstance(value, Tensor)] + velocities,
-    }
+    held: dict[str, list[Tensor]] = {state: [] for state in STATES}
+    for item, tensor in held_items(optimizer):
+        held[item.state].append(tensor)
+    return held
 
 
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
@@ -102,10 +97,6 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
         "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
         "gathered_bytes": max(queue.gathered_limit, *gathered),
     }
-
-
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum({id(tensor): tensor.nbytes for tensor in tensors}.values())
 
 
 class LiveBytes(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,9 @@ from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import Grouping
-from resireduce.memory import ModelStates, baseline_total, measure_states, track_states
+from resireduce.item import Item, sums
+from resireduce.itemise import itemise_states
+from resireduce.memory import ModelStates, baseline_total, track_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
 
@@ -40,7 +43,8 @@ def plan(
     backward_passes_per_step: int = 1,
     compiled: bool = False,
     residual_device: str | None = None,
-) -> dict[str, int | float]:
+    itemised: bool = False,
+) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
     Args:
@@ -52,13 +56,15 @@ def plan(
             can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
+        itemised: whether to list the tensors, too.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
         are gone by then. host_residuals: those in the host's memory, which no other figure counts. baseline_total: the
         same as total with kept gradients and a full residual in the gradient's dtype. normalised: total /
         baseline_total. peak_states: at the fullest moment of a step, activations not counted. in_flight: peak_states -
-        total. peak_normalised: peak_states / baseline_total.
+        total. peak_normalised: peak_states / baseline_total. itemised, also items: every `resireduce.item.Item` of
+        parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
     make = optimizer if callable(optimizer) else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
@@ -88,7 +94,8 @@ def plan(
         backward_passes_per_step=min(backward_passes_per_step, 2),
         residual_device=residual_device,
     )
-    states, peak = _two_steps(model, distributed, compiled)
+    items, peak = _two_steps(model, distributed, compiled)
+    states = ModelStates(**sums(items))
     baseline = baseline_total(model, states, dense)
     return {
         **states.as_dict(),
@@ -98,17 +105,18 @@ def plan(
         "peak_states": peak,
         "in_flight": peak - states.total,
         "peak_normalised": peak / baseline,
+        **({"items": items} if itemised else {}),
     }
 
 
-def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[ModelStates, int]:
-    """Model states between the steps, of which the first makes the optimizer's, and bytes at the second's fullest."""
+def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
+    """Tensors held between the steps, of which the first makes the optimizer's, and bytes at the second's fullest."""
     _step(model, optimizer, compiled)
-    states = measure_states(optimizer)
+    items = itemise_states(optimizer, model)
     optimizer.zero_grad()
     with track_states(optimizer) as tracker:
         _step(model, optimizer, compiled)
-    return states, tracker.peak_bytes
+    return items, tracker.peak_bytes
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:

@@ -4,12 +4,16 @@ import resource
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from resireduce.memory import measure_states, track_states
+from benchmarks.measure.items import pack
+from resireduce.item import sums
+from resireduce.itemise import itemise_states
+from resireduce.memory import ModelStates, track_states
 from resireduce.optimizer import DistributedOptimizer
 
 
@@ -25,8 +29,10 @@ class RankBytes:
     in_flight_bytes: int
     peak_states_bytes: int
     peak_resident_bytes: int
+    items: dict[str, Any] = field(default_factory=dict)
+    """Of what the first four are the sums, tensor by tensor, as `benchmarks.measure.items.pack` has it."""
 
-    def as_dict(self) -> dict[str, int]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain values."""
         return asdict(self)
 
@@ -59,14 +65,17 @@ def reset_peak_resident() -> None:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
-def measure_memory(optimizer: DistributedOptimizer, forward: Callable[[], Tensor]) -> RankBytes:
+def measure_memory(
+    optimizer: DistributedOptimizer, forward: Callable[[], Tensor], model: nn.Module | None = None
+) -> RankBytes:
     """Measure at a step boundary, then run one more step, of which every tensor is followed.
 
     Call it after a step and before `zero_grad`, when all else is done: the extra step changes the model.
-    `forward` returns the loss of a batch.
+    `forward` returns the loss of a batch; `model` names parameters that are not trained.
     """
     resident = peak_resident_bytes()
-    states = measure_states(optimizer)
+    items = itemise_states(optimizer, model)
+    states = ModelStates(**sums(items))
     optimizer.zero_grad()
     loss = forward()
     with track_states(optimizer) as tracker:
@@ -77,4 +86,5 @@ def measure_memory(optimizer: DistributedOptimizer, forward: Callable[[], Tensor
         in_flight_bytes=tracker.peak_bytes - states.total,
         peak_states_bytes=tracker.peak_bytes,
         peak_resident_bytes=resident,
+        items=pack(items),
     )

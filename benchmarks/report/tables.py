@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from benchmarks.report.accuracy import accuracy
 from benchmarks.report.distributions import distributions
+from benchmarks.report.items import items
 from benchmarks.report.load import Run
 from benchmarks.report.memory import memory
 from benchmarks.report.paper.fig2 import fig2
@@ -24,6 +25,7 @@ from benchmarks.report.throughput import throughput
 
 TABLES: dict[str, Callable[[Run], Table]] = {
     "memory": memory,
+    "items": items,
     "accuracy": accuracy,
     "seeds": seeds,
     "throughput": throughput,

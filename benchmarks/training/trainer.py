@@ -124,7 +124,7 @@ class Trainer:
     def _measure_memory(self) -> RankBytes:
         """One more step, whose batch is not held any longer afterwards."""
         batch = self.batch(next(self.indices()), self.schedule.steps)
-        return measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch))
+        return measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch), self.model)
 
     def result(self) -> dict[str, Any]:
         """What this rank measured, by the names of CellResult, and what of it is for the screen only."""

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "payload", "share", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "payload", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "state"),
     ("momentum",),
@@ -22,7 +22,7 @@ LAYERS = (
     ("launch",),
     ("intake", "update"),
     ("comm_hook", "optimizer"),
-    ("grad_scaler", "resume"),
+    ("grad_scaler", "itemise", "resume"),
     ("checks", "scheme"),
     ("api", "ddp", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
@@ -78,6 +78,7 @@ TORCH_FREE = (
     "benchmarks/images/*.py",
     "benchmarks/launch.py",
     "benchmarks/matrix.py",
+    "benchmarks/measure/items.py",
     "benchmarks/measure/ladder.py",
     "benchmarks/measure/nvml.py",
     "benchmarks/measure/oom.py",
@@ -103,6 +104,7 @@ TORCH_FREE = (
     "resireduce/__init__.py",
     "resireduce/__main__.py",
     "resireduce/errors.py",
+    "resireduce/item.py",
     "resireduce/scheme.py",
 )
 """Loading these loads none of HEAVY, not even through others: tables need no training environment."""

@@ -1,0 +1,37 @@
+"""One tensor of the model states, told in plain values. Imports no torch."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+STATES = ("parameters", "gradients", "residuals", "optimizer_states")
+"""The kinds of model state."""
+
+
+@dataclass(frozen=True)
+class Item:
+    """A tensor that one rank holds at a step boundary."""
+
+    state: str
+    """One of STATES."""
+    name: str
+    """The parameter it belongs to, as the model calls it; of a shared residual, the group's first member."""
+    part: str
+    """What it is of that parameter. Empty: the parameter itself, or its gradient. Residuals: the kind, and which tensor
+    of it (full, weighted, rows_columns, rows_columns.rows, full.codes, full.scales). Optimizer states: the key
+    (exp_avg), or velocity for momentum that a compressor keeps."""
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch calls it, without "torch."."""
+    nbytes: int
+    members: tuple[str, ...] = ()
+    """All parameters that share it, where several do."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, `nbytes` as bytes."""
+        values = asdict(self) | {"shape": list(self.shape), "members": list(self.members)}
+        return {"bytes" if key == "nbytes" else key: value for key, value in values.items()}
+
+
+def sums(items: list[Item]) -> dict[str, int]:
+    """Bytes of `items` by state, all of STATES."""
+    return {state: sum(item.nbytes for item in items if item.state == state) for state in STATES}
