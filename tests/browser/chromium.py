@@ -63,7 +63,8 @@ class Chromium:
             self.events.append(answer)
 
     def open(self, path: Path, width: int = 1400, height: int = 900, scripts: bool = True) -> None:
-        """Show a file, and wait until all of it is there."""
+        """Show a file on a light screen, and wait until all of it is there."""
+        self.media()
         self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
         self.resize(width, height)
         self.events.clear()

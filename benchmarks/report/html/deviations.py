@@ -19,7 +19,7 @@ def deviations(source: Path = SOURCE) -> Markup:
     except OSError:
         return Markup()
     # Without raw HTML. Links lead to files of the checkout, which a page that was sent on has not: their text is left.
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
+    markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     markdown.add_render_rule("link_open", _nothing)
     markdown.add_render_rule("link_close", _nothing)
     markdown.add_render_rule("table_open", lambda *_: OPEN)

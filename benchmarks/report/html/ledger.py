@@ -10,6 +10,9 @@ SIGNS = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not
 """Before the words, for those who do not see the colours."""
 
 
+SCOPE_WORDS = {"paper": "the paper's own models or figures", "small models": "small models in their place"}
+
+
 @dataclass(frozen=True)
 class Entry:
     """A row of the ledger."""
@@ -22,7 +25,7 @@ class Entry:
     interval: str
     published: str
     measured_on: str
-    """Seeds, what was looked at, hardware."""
+    """Seeds and hardware."""
 
 
 def entries(findings: Sequence[Finding]) -> list[Entry]:
@@ -33,6 +36,20 @@ def entries(findings: Sequence[Finding]) -> list[Entry]:
 def counts(findings: Sequence[Finding]) -> list[tuple[str, str, int]]:
     """Return (status, its sign, how many claims have it) for all statuses."""
     return [(status, SIGNS[status], sum(one.status == status for one in findings)) for status in STATUSES]
+
+
+def by_test(findings: Sequence[Finding]) -> list[tuple[str, list[Finding]]]:
+    """Return what was tested and what was not, with the words over each; without what there is none of."""
+    tested = [one for one in findings if one.status != "not run"]
+    others = [one for one in findings if one.status == "not run"]
+    words = (f"Tested: {len(tested)} of {len(findings)} claims", f"Not run: {len(others)} of {len(findings)} claims")
+    return [(text, some) for text, some in zip(words, (tested, others), strict=True) if some]
+
+
+def scopes(findings: Sequence[Finding]) -> list[tuple[str, int]]:
+    """Return what tested claims were looked at on, and how many of them."""
+    tested = [one.scope for one in findings if one.status != "not run"]
+    return [(SCOPE_WORDS[scope], tested.count(scope)) for scope in SCOPE_WORDS if scope in tested]
 
 
 def number(value: float | None, unit: str | None = None) -> str:
@@ -46,7 +63,7 @@ def number(value: float | None, unit: str | None = None) -> str:
 def _entry(one: Finding) -> Entry:
     low_high = f"[{number(one.interval[0])}, {number(one.interval[1])}]" if one.interval else ""
     seeds = f"{one.seeds} seed{'s' if one.seeds > 1 else ''}" if one.seeds else ""
-    on = [text for text in (one.scope if one.scope != "none" else "", seeds, one.hardware) if text]
+    on = [text for text in (seeds, one.hardware) if text]
     return Entry(
         finding=one,
         sign=SIGNS[one.status],

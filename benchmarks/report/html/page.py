@@ -13,8 +13,8 @@ from benchmarks.report.html.bars import memory_chart
 from benchmarks.report.html.chart import Chart, css_name
 from benchmarks.report.html.deviations import deviations
 from benchmarks.report.html.dots import accuracy_chart, throughput_chart
-from benchmarks.report.html.ledger import counts, entries
-from benchmarks.report.html.rows import groups_of, head_of
+from benchmarks.report.html.ledger import by_test, counts, entries, scopes
+from benchmarks.report.html.rows import groups_of, head_of, is_empty
 from benchmarks.report.html.scatter import trade_off_chart
 from benchmarks.report.load import Hole, Run
 from benchmarks.report.provenance import is_mixed, provenance_rows
@@ -40,17 +40,19 @@ def render_page(
     environment.filters |= {"css_name": css_name, "groups": groups_of, "head": head_of}
     results = list(run.results.values())
     script = "\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    pictures = {name: data for name, data in figures.items() if name not in DRAWN and len(data) <= LARGEST}
+    drawn = [*DRAWN, *(table.name for table in tables if is_empty(table))]
+    pictures = {name: data for name, data in figures.items() if name not in drawn and len(data) <= LARGEST}
     return (
         environment.get_template("page.html.j2").render(
             run=run,
-            entries=entries(findings),
+            ledgers=[(words, entries(some)) for words, some in by_test(findings)],
+            on=scopes(findings),
             counts=counts(findings),
             tables=[table for table in tables if table.body],
             charts=charts({table.name: table for table in tables}),
             images={name: base64.b64encode(data).decode() for name, data in pictures.items()},
             widths={name: round(int.from_bytes(data[16:20], "big") / PIXELS) for name, data in pictures.items()},
-            left_out={name for name in figures if name not in pictures and name not in DRAWN},
+            left_out={name for name in figures if name not in pictures and name not in drawn},
             holes=list(run.holes.values()),
             why=why_missing(list(run.holes.values())),
             provenance=provenance_rows(results),

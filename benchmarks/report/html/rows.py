@@ -30,6 +30,8 @@ class Group:
 
     name: str
     rows: list[list[Shown]]
+    empty: bool
+    """Whether none of its rows, of the paper's tables, has been measured: such rows are folded."""
 
 
 def head_of(table: Table) -> list[Shown]:
@@ -43,8 +45,14 @@ def groups_of(table: Table) -> list[Group]:
     found = []
     for start, end in pairwise(starts):
         name = table.body[start][0] if table.group_starts else ""
-        found.append(Group(name, [_row(table, index) for index in range(start, end)]))
+        rows = [_row(table, index) for index in range(start, end)]
+        found.append(Group(name, rows, all(_not_measured(table, index) for index in range(start, end))))
     return found
+
+
+def is_empty(table: Table) -> bool:
+    """Say whether nothing of a table has been measured, though its rows are there."""
+    return all(group.empty for group in groups_of(table))
 
 
 def leading_number(text: str) -> float | None:
@@ -60,6 +68,10 @@ def _row(table: Table, index: int) -> list[Shown]:
         Shown(text, True) if column < table.text_columns else Shown(text, False, _value(table, index, column))
         for column, text in enumerate(table.body[index])
     ][_names_groups(table) :]
+
+
+def _not_measured(table: Table, index: int) -> bool:
+    return len(table.records) == len(table.body) and table.records[index].get("measured", "") is None
 
 
 def _names_groups(table: Table) -> int:

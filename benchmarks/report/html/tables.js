@@ -33,14 +33,18 @@ class Rows {
   show(words, statuses) {
     const status = (item) => !statuses.size || !item.dataset.status || statuses.has(item.dataset.status);
     const found = this.items().filter((item) => status(item) && words.every((word) => this.textOf(item).includes(word)));
-    const folds = found.length > MOST && !this.box.matches(".ledger");
-    const shown = new Set(folds && !this.open ? found.slice(0, MOST) : found);
+    const searched = words.length || statuses.size;
+    const first = found.filter((item) => searched || !item.parentNode.matches("[data-empty]"));
+    const short = this.box.matches(".ledger") ? first : first.slice(0, MOST);
+    const folds = short.length < found.length;
+    const shown = new Set(this.open ? found : short);
     this.items().forEach((item) => item.classList.toggle("off", !shown.has(item)));
     all("tr.group", this.box).forEach((row) => {
-      row.classList.toggle("off", ![...row.parentNode.rows].some((one) => shown.has(one)));
+      const named = !searched && row.parentNode.matches("[data-empty]");
+      row.classList.toggle("off", !named && ![...row.parentNode.rows].some((one) => shown.has(one)));
     });
     this.more.classList.toggle("off", !folds);
-    this.more.textContent = this.open ? `Show the first ${MOST}` : `Show all ${found.length} rows`;
+    this.more.textContent = this.open ? "Show fewer rows" : `Show all ${found.length} rows`;
     return found.length;
   }
 }
