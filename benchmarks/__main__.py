@@ -11,6 +11,7 @@ COMMANDS = {
     "cells": ("benchmarks.cells", "check a config and list its cells"),
     "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
     "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
+    "claims": ("benchmarks.claims.cli", "say what a run shows of each claim of the paper and of our own"),
     "run": ("benchmarks.run", "train one cell and write its record"),
     "resume": ("benchmarks.resume", "go on with a run after whatever stopped it, on a cluster or here"),
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
@@ -19,7 +20,6 @@ COMMANDS = {
     "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
     "image": ("benchmarks.images.cli", "build container images, export them, run commands with an engine"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
-    "claims": ("benchmarks.claims.cli", "say what a run shows of each claim of the paper and of our own"),
     "precision": (
         "benchmarks.report.precision",
         "compare precisions of residuals in a run of config/precision.yaml",

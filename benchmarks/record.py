@@ -147,13 +147,13 @@ def _wrong_types(result: CellResult) -> list[tuple[str, str]]:
         ("metric_name", "a text", _or_none(_text)),
         ("higher_is_better", "true or false", _or_none(lambda v: isinstance(v, bool))),
         ("metrics", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
-        ("metric_history", "a list of [step, value]", lambda v: _all(v, _pair)),
+        ("metric_history", "a list of [step, value]", _pairs),
         ("steps", "a whole number, 0 or more", is_count),
         ("units_per_second", "a number", _or_none(is_number)),
         ("unit", "a text", _or_none(_text)),
         ("phase_seconds", "numbers by name", lambda v: isinstance(v, dict) and _all(list(v.values()), is_number)),
         ("ladder", "a list of rungs", lambda v: isinstance(v, list | tuple)),
-        ("step_seconds", "a list of numbers", lambda v: _all(v, is_number)),
+        ("step_seconds", "a list of numbers", lambda v: isinstance(v, list | tuple) and _numbers(v)),
         ("per_rank", "a list of mappings", lambda v: _all(v, _mapping)),
         ("observations", "mappings by name", lambda v: isinstance(v, dict) and _all(list(v.values()), _mapping)),
         ("failure", "a mapping", lambda v: isinstance(v, dict)),
@@ -186,6 +186,11 @@ def _all(values: object, check: Any) -> bool:
     return isinstance(values, list | tuple) and all(check(value) for value in values)
 
 
+def _numbers(values: list[Any] | tuple[Any, ...]) -> bool:
+    # One type at a time: long trainings have hundreds of thousands of steps.
+    return set(map(type, values)) <= {float} or all(is_number(value) for value in values if type(value) is not float)
+
+
 def _text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
@@ -194,5 +199,7 @@ def _mapping(value: object) -> bool:
     return isinstance(value, dict)
 
 
-def _pair(value: object) -> bool:
-    return _all(value, _or_none(is_number)) and len(value) == 2  # type: ignore[arg-type]
+def _pairs(values: object) -> bool:
+    if not _all(values, lambda pair: isinstance(pair, list | tuple) and len(pair) == 2):
+        return False
+    return _numbers([value for pair in values for value in pair if value is not None])  # type: ignore[attr-defined]

@@ -1,7 +1,6 @@
 """Records for claims, made by arithmetic: those of a world in which every claim holds, and contrary ones."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -72,11 +71,14 @@ def loss_of(cell: Cell) -> float:
     return 0.01 if cell.residual_dtype == "int4" else LOSSES[cell.scheme]
 
 
-def make(cell: Cell, *, worse: float = 0.0, slower: float = 1.0, **change: Any) -> CellResult:
-    """An ok record; worse by so many per cent, slower so many times. Seeds move all schemes alike, and each a little."""
+def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float = 1.0, **change: Any) -> CellResult:
+    """An ok record; worse by so many per cent, more or less by spread from seed to seed, slower so many times.
+
+    Seeds move all schemes alike, and each of them a little.
+    """
     name = metric_name(cell.model)
     noise = crc32(f"{cell.scheme}{cell.options}{cell.residual_dtype}{cell.seed}".encode()) % 100 / 10_000
-    loss = loss_of(cell) + worse + 0.3 * cell.seed + noise
+    loss = loss_of(cell) + worse + spread * (cell.seed - 1) + 0.3 * cell.seed + noise
     metric = LEVELS[name] * (1 + loss / 100 * (1 if name == "perplexity" else -1))
     seconds = [slower * (0.05 + 0.0001 * (step % 7)) for step in range(40)]
     seen = {"wasserstein": 0.1, "jensen_shannon": 0.02, "pairs": 3}, {"wasserstein": 0.3, "jensen_shannon": 0.1}
@@ -109,6 +111,8 @@ def run_of(results: Iterable[CellResult], holes: Iterable[tuple[Cell, str, str]]
     return Run(Path("no-such-folder/x"), [*found, *missing], found, missing, [])
 
 
-def changed(results: Iterable[CellResult], **change: Any) -> list[CellResult]:
-    """The same records with other values."""
-    return [replace(result, **change) for result in results]
+def wasted(cell: Cell, copies: float) -> dict[str, int]:
+    """Bytes of the cell with residuals that are larger by so many copies of the model."""
+    plain = states(cell)
+    more = int(copies * plain["parameters_bytes"])
+    return {**plain, "residuals_bytes": plain["residuals_bytes"] + more, "total_bytes": plain["total_bytes"] + more}

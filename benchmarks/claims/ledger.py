@@ -36,7 +36,7 @@ def _finding(book: Book, claim: Claim, evidence: Evidence) -> Finding:
         return _as_finding(claim, claim.paper, consistency(book, claim.paper), "paper")
     at_full_size = _judge(book, claim, claim.paper, evidence, is_paper=True)
     if at_full_size.results or claim.small is None:
-        return _as_finding(claim, claim.paper, at_full_size, "paper" if at_full_size.results else "none")
+        return _as_finding(claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper")
     on_small = _judge(book, claim, claim.small, evidence, is_paper=False)
     if on_small.results:
         full = ON_SMALL if claim.published else "the paper's models were not tested"

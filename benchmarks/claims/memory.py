@@ -15,6 +15,8 @@ from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, 
 from benchmarks.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 
 UNIT = "%"
+BASELINE = {"scheme": "baseline"}
+"""The role that follows by arithmetic: full residuals, kept gradients."""
 
 
 @dataclass(frozen=True)
@@ -83,20 +85,16 @@ def states(case: Case, comparison: Comparison, role: str) -> States | Verdict:
         return States(total, other.residuals, other.records, "kept gradients by arithmetic, as large as the parameters")
     missing = lacking(comparison, role)
     assert missing is not None
-    return _by_arithmetic(case, comparison, criteria, kept) or missing
+    return (_by_arithmetic(case, comparison) if role == "against" and dict(criteria) == BASELINE else None) or missing
 
 
-def _by_arithmetic(case: Case, comparison: Comparison, criteria: Mapping[str, Any], kept: bool) -> States | None:
+def _by_arithmetic(case: Case, comparison: Comparison) -> States | None:
     """The baseline's states, where parameters and optimizer states of the model were measured and are as counted."""
     counts = case.book.counts.get(comparison.model)
-    if counts is None or {**criteria, "gradients": "kept"} != {"scheme": "baseline", "gradients": "kept"}:
-        return None
-    tested = {**case.scope.roles["tested"]}
     for gradients in ("kept", "streamed"):
-        found = _found(case, comparison.model, tested | {"gradients": gradients})
-        if isinstance(found, States) and found.records[0].parameters_bytes == 4 * counts.parameters:
-            record = found.records[0]
-            dense = int(record.parameters_bytes or 0) * (1 + kept) + int(record.optimizer_states_bytes or 0)
+        found = _found(case, comparison.model, {**case.scope.roles["tested"], "gradients": gradients})
+        if counts and isinstance(found, States) and found.records[0].parameters_bytes == 4 * counts.parameters:
+            dense = 8 * counts.parameters + int(found.records[0].optimizer_states_bytes or 0)
             text = f"full residuals by arithmetic, 4 x {counts.residuals:,} bytes"
             return States(dense + 4 * counts.residuals, 4 * counts.residuals, found.records, text)
     return None

@@ -12,7 +12,7 @@ from benchmarks.claims.verdict import number
 WIDTH = 118
 SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
 LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
-HONEST = "what these records show of each claim; published values themselves were not tested"
+HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "statement", "source", "tolerance", "reason", "command", "hardware", "cells")
 MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
@@ -87,7 +87,9 @@ def _not_run(findings: Sequence[Finding]) -> list[str]:
             waiting.setdefault(one.command, []).append(one.id)
     lines = ["", "Not run. What fills them:"] if waiting else []
     for command, names in waiting.items():
-        lines += textwrap.wrap(f"- {command}  ({len(names)}: {_families(names)})", WIDTH, subsequent_indent="    ")
+        lines += textwrap.wrap(
+            f"- {command}  ({len(names)}: {_families(names)})", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+        )
     return lines
 
 

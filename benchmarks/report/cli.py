@@ -1,6 +1,11 @@
 """Make a run's tables, figures and page from its records; or show the tables on the screen."""
 
 import argparse
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.claims.finding import Finding
@@ -12,8 +17,13 @@ from benchmarks.claims.show import to_screen as claims_screen
 from benchmarks.files import save_bytes, save_text
 from benchmarks.report.latex import to_latex
 from benchmarks.report.load import Run, load_run
-from benchmarks.report.tables import ALL_TABLES, ON_SCREEN
+from benchmarks.report.reading import EVERY_SECONDS
+from benchmarks.report.table import Table
+from benchmarks.report.tables import ON_SCREEN, TABLES, all_tables
 from benchmarks.report.write import to_csv, to_list, to_markdown, to_screen
+
+MANY_CELLS = 1000
+"""More than these have figures that two processes draw faster."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,24 +34,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Write the report, or show the tables; what is missing is said, and is no error here."""
-    run = load_run(args.run)
+    run = load_run(args.run, say)
     print(screen_text(run) if args.show else f"Report: {write_report(run)}")
     return 0
 
 
+def say(line: str) -> None:
+    """Tell how far it is, on the error stream: the output is the report's."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def write_report(run: Run) -> Path:
     """Write tables/*.{csv,md,tex}, figures/*.{png,svg} and report.html into the run's folder; return that."""
-    from benchmarks.report.figures import draw, draw_svg
     from benchmarks.report.html.page import render_page
 
-    tables = [make(run) for make in ALL_TABLES.values()]
-    figures = {table.name: draw(table) for table in tables}
-    for table in tables:
+    tables = [make(run) for make in all_tables().values()]
+    figures = {}
+    for table, (raster, vector) in zip(tables, _pictures(tables, len(run.cells) > MANY_CELLS), strict=True):
+        figures[table.name] = raster
         save_text(to_csv(table), run.folder / f"tables/{table.name}.csv")
         save_text(to_markdown(table, list(run.holes.values())), run.folder / f"tables/{table.name}.md")
         save_text(to_latex(table), run.folder / f"tables/{table.name}.tex")
-        save_bytes(figures[table.name], run.folder / f"figures/{table.name}.png")
-        save_bytes(draw_svg(table), run.folder / f"figures/{table.name}.svg")
+        save_bytes(raster, run.folder / f"figures/{table.name}.png")
+        save_bytes(vector, run.folder / f"figures/{table.name}.svg")
     findings = ledger(run)
     write_claims(run, findings)
     save_text(render_page(run, tables, figures, findings), run.folder / "report.html")
@@ -55,9 +70,25 @@ def write_claims(run: Run, found: list[Finding]) -> None:
     save_text(claims_markdown(found), run.folder / "tables/claims.md")
 
 
+def _pictures(tables: Sequence[Table], many: bool) -> Iterator[tuple[bytes, bytes]]:
+    """Draw the tables' figures, PNG and SVG, in order; those of many rows in two processes."""
+    from benchmarks.report.figures import draw_both
+
+    if not many:
+        yield from map(draw_both, tables)
+        return
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        next_word = time.monotonic() + EVERY_SECONDS
+        for number, pictures in enumerate(pool.map(draw_both, tables), start=1):
+            if time.monotonic() >= next_word:
+                say(f"drew {number} of {len(tables)} figures")
+                next_word = time.monotonic() + EVERY_SECONDS
+            yield pictures
+
+
 def screen_text(run: Run) -> str:
-    """Return the tables that fit a screen, what is missing, where the page is, and the ledger."""
-    parts = [to_screen(ALL_TABLES[name](run)) for name in ON_SCREEN]
+    """Return the tables that fit a screen, what is missing, the ledger, and where the page is."""
+    parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
     parts += [f"CLAIMS\n{claims_screen(ledger(run))}"]

@@ -10,7 +10,7 @@ from benchmarks.report.table import Record, Table
 
 GROUPS = 4
 """Of a cell are drawn, evenly spread over the model; the table's CSV has all."""
-CELLS = 20
+CELLS = 8
 """Are drawn at most."""
 LINES = (("#37474f", "-"), ("#e69f00", "--"), ("#cc4125", "-."), ("#0072b2", ":"), ("#009e73", "-"), ("#8a5a9e", "--"))
 RANGE = 3.0

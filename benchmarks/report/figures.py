@@ -6,7 +6,10 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from benchmarks.cell import Cell
 from benchmarks.record import STATE_FIELDS
@@ -18,8 +21,11 @@ matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 10, "hatch.linewid
 
 STYLES = (("P", "#37474f", ""), ("G", "#e69f00", "////"), ("R", "#cc4125", "xxxx"), ("O", "#a8d0e6", "...."))
 INK = "#222222"
-MOST_ROWS = 40
-"""Of a panel; the table's CSV has all."""
+DOTS_PER_INCH = 150
+MOST_ROWS, MOST_IN_ALL = 40, 120
+"""Of a panel, and of all panels of a figure; the table's CSV has all."""
+LONGEST = 46
+"""Characters of a row's label."""
 
 
 def draw(table: Table) -> bytes:
@@ -27,9 +33,10 @@ def draw(table: Table) -> bytes:
     return to_png(make_figure(table))
 
 
-def draw_svg(table: Table) -> bytes:
-    """Return a table's figure as SVG."""
-    return to_svg(make_figure(table))
+def draw_both(table: Table) -> tuple[bytes, bytes]:
+    """Return a table's figure as PNG and as SVG."""
+    figure = make_figure(table)
+    return to_png(figure), to_svg(figure)
 
 
 def make_figure(table: Table) -> Figure:
@@ -43,12 +50,13 @@ def make_figure(table: Table) -> Figure:
         by_model.setdefault(record["model"], []).append(record)
     columns = min(2, max(1, len(by_model)))
     rows = max(1, -(-len(by_model) // columns))
-    most = min(MOST_ROWS, max(map(len, by_model.values()), default=1))
+    limit = max(8, min(MOST_ROWS, MOST_IN_ALL // max(1, len(by_model))))
+    most = min(limit, max(map(len, by_model.values()), default=1))
     figure = Figure(figsize=(5.4 * columns, rows * (0.9 + 0.27 * most) + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (model, records) in zip(panels, by_model.items(), strict=False):
-        load(table.panel)(panel, records[:MOST_ROWS])
-        _frame(panel, model, records)
+        load(table.panel)(panel, records[:limit])
+        _frame(panel, model, records[:limit], more=len(records) - limit)
     for panel in panels[len(by_model) :]:
         panel.set_visible(False)
     _legend(figure, panels[0], columns=5 if columns > 1 else 3)
@@ -58,22 +66,32 @@ def make_figure(table: Table) -> Figure:
 def to_png(figure: Figure) -> bytes:
     """Return a figure as PNG, the same bytes for the same figure."""
     file = BytesIO()
-    figure.savefig(file, format="png", dpi=150, metadata={"Software": None})
+    _lay_out(figure)
+    FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
     return file.getvalue()
 
 
 def to_svg(figure: Figure) -> bytes:
     """Return a figure as SVG, the same bytes for the same figure."""
     file = BytesIO()
-    figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    _lay_out(figure)
+    FigureCanvasSVG(figure).print_svg(file, metadata={"Date": None, "Creator": None})
     return file.getvalue()
+
+
+def _lay_out(figure: Figure) -> None:
+    """Place panels and texts once: it takes as long as to draw them, and `savefig` does it each time."""
+    figure.set_dpi(DOTS_PER_INCH)
+    if isinstance(figure.get_layout_engine(), ConstrainedLayoutEngine):
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
 
 
 def memory_panel(panel: Axes, records: Sequence[Record]) -> None:
     """Draw the four states as parts of a bar, in per cent of the baseline; a diamond stands at the fullest moment."""
     for row, record in enumerate(records):
         if record["normalised"] is None:
-            missing(panel, row, record)
+            _missing(panel, row, record)
             continue
         left = 0.0
         for name, (letter, colour, hatch) in zip(STATE_FIELDS, STYLES, strict=True):
@@ -106,7 +124,7 @@ def differences_panel(panel: Axes, records: Sequence[Record]) -> None:
     for row, record in enumerate(records):
         value, half_width = record["difference_mean"], record["difference_half_width"]
         if value is None:
-            missing(panel, row, record, "nothing to compare with")
+            _missing(panel, row, record, "nothing to compare with")
             continue
         fill = INK if record["gradients"] == "kept" else "white"
         panel.errorbar(value, row, xerr=half_width, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
@@ -130,7 +148,7 @@ def _dots(panel: Axes, records: Sequence[Record], column: str, text: Callable[[f
         panel.set_xlim(0, 1)
     for row, (record, value) in enumerate(zip(records, values, strict=True)):
         if value is None:
-            missing(panel, row, record)
+            _missing(panel, row, record)
             continue
         fill = INK if record["gradients"] == "kept" else "white"
         error = record.get("metric_standard_error")
@@ -148,23 +166,26 @@ def beside(panel: Axes, row: int, points: float, text: str) -> None:
     panel.annotate(text, xytext=(points, 0), ha="right", va="center", fontsize=8.5, color=INK, **place)
 
 
-def missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
-    """Write in a row without a value why there is none."""
+def _missing(panel: Axes, row: int, record: Record, otherwise: str = "no baseline") -> None:
     why = "missing" if not record["seeds"] else otherwise
     panel.annotate(why, (0.01, row), xycoords=("axes fraction", "data"), va="center", style="italic", color="#666666")
 
 
-def _frame(panel: Axes, model: str, records: Sequence[Record]) -> None:
-    shown = records[:MOST_ROWS]
-    panel.set_yticks(range(len(shown)), _labels(records)[:MOST_ROWS])
-    panel.set_ylim(len(shown) - 0.4, -0.6)
+def _frame(panel: Axes, model: str, records: Sequence[Record], more: int) -> None:
+    panel.set_yticks(range(len(records)), [_short(label) for label in _labels(records)])
+    panel.set_ylim(len(records) - 0.4, -0.6)
     panel.set_title(model, loc="left", fontweight="bold", color=INK)
-    if len(records) > len(shown):
-        panel.set_title(f"and {len(records) - len(shown)} more: see the CSV", loc="right", fontsize=8, color=INK)
+    if more > 0:
+        panel.set_title(f"and {more} more: see the CSV", loc="right", fontsize=8, color=INK)
     panel.spines[["top", "right"]].set_visible(False)
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="x", color="#dddddd", linewidth=0.6)
     panel.set_axisbelow(True)
+
+
+def _short(label: str) -> str:
+    """Without its middle, where there would be no room left for the panel."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 :]}"
 
 
 def _labels(records: Sequence[Record]) -> list[str]:
@@ -183,6 +204,7 @@ def _legend(figure: Figure, panel: Axes, columns: int) -> None:
         "R": "R residuals",
         "O": "O optimizer states",
         "peak": "fullest moment of a step",
+        "published": "published",
     }
     first: dict[str, Any] = {}
     for handle, name in zip(handles, names, strict=True):

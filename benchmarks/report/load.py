@@ -9,19 +9,11 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.files import load_json
 from benchmarks.matrix import IMAGE_KEYS, expand
-from benchmarks.record import CellResult, RecordError
+from benchmarks.record import CellResult
+from benchmarks.report.reading import Hole, Say, read_cells, try_load
 from resireduce.errors import ConfigError
 
-
-@dataclass(frozen=True)
-class Hole:
-    """A cell of the matrix without a measurement."""
-
-    name: str
-    status: str
-    reason: str
-    command: str
-    """What fills it, to be typed in the root of the project."""
+__all__ = ["Hole", "Run", "load_run"]
 
 
 @dataclass(frozen=True)
@@ -79,21 +71,21 @@ class Run:
         return {}
 
 
-def load_run(folder: Path) -> Run:
-    """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all."""
+def load_run(folder: Path, say: Say | None = None) -> Run:
+    """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all.
+
+    Of each step and each rank only what tables need is kept (`benchmarks.report.reading.slim`).
+
+    say: takes a line on how far it is, every few seconds, where that takes long.
+    """
     if not folder.is_dir():
         raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
     if not (folder / "config.json").exists() and not (folder / "cells").is_dir():
         raise ConfigError(f"run: {str(folder)!r} holds no run (no config.json, no cells); give one of results/runs")
     cells, notes = _expected(folder)
-    results: dict[Cell, CellResult] = {}
-    holes: dict[Cell, Hole] = {}
-    for cell in cells:
-        found = _read(folder, cell)
-        if isinstance(found, CellResult):
-            results[cell] = found
-        else:
-            holes[cell] = found
+    found = read_cells(folder, cells, say)
+    results = {cell: one for cell, one in found.items() if isinstance(one, CellResult)}
+    holes = {cell: one for cell, one in found.items() if isinstance(one, Hole)}
     return Run(folder, cells, results, holes, notes)
 
 
@@ -104,60 +96,5 @@ def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
         return expand({key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}), []
     except (OSError, ValueError, AttributeError) as error:
         note = f"config.json cannot be read ({error}): what is missing is not known."
-        cells = [result.cell for result in map(_try_load, sorted(folder.glob("cells/*.json"))) if result]
+        cells = [result.cell for result in map(try_load, sorted(folder.glob("cells/*.json"))) if result]
         return list(dict.fromkeys(cells)), [note]
-
-
-def _try_load(path: Path) -> CellResult | None:
-    try:
-        return CellResult.load(path)
-    except RecordError:
-        return None
-
-
-def _read(folder: Path, cell: Cell) -> CellResult | Hole:
-    path = folder / "cells" / f"{cell.name}.json"
-    if not path.exists():
-        return _hole(folder, cell, *_why_missing(folder, cell), force=False)
-    try:
-        result = CellResult.load(path)
-    except RecordError as error:
-        return _hole(folder, cell, "broken", str(error).removeprefix(f"{path}: "), force=True)
-    if result.cell != cell:
-        return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", force=True)
-    if result.status != "ok":
-        return _hole(folder, cell, result.status, str(result.reason), force=True)
-    return result
-
-
-def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
-    """Return status and reason of a cell without a record."""
-    failed = folder / "cells" / f"{cell.name}.failed.json"
-    log = folder / "logs" / f"{cell.name}.log"
-    try:
-        record = load_json(failed)
-        status = "unfinished" if dict(record.get("failure", {})).get("interrupted") else str(record["status"])
-        return status, f"{record['reason']} (see {log})"
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return "error", f"{failed.name} cannot be read: {error} (see {log})"
-    if log.exists():
-        return "unfinished", f"stopped before it left a record (see {log})"
-    return "not run", "not run yet"
-
-
-def _site_of(folder: Path) -> str | None:
-    """The file of the cluster that the run was started on, if it was."""
-    try:
-        return load_json(folder / "config.json").get("site")
-    except (OSError, ValueError, AttributeError):
-        return None
-
-
-def _hole(folder: Path, cell: Cell, status: str, reason: str, force: bool) -> Hole:
-    target = folder / "cells" / f"{cell.name}.json"
-    again = " --force" if force else ""
-    start = "--cores all" if _site_of(folder) is None else "--profile slurm"
-    command = f".venv/bin/snakemake {start} --configfile {folder}/config.json{again} --nolock -- {target}"
-    return Hole(cell.name, status, " ".join(reason.split()), command)

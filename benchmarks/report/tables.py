@@ -47,5 +47,9 @@ PAPER_TABLES: dict[str, Callable[[Run], Table]] = {
     "fig11": fig11,
 }
 """The tables and figures of the paper."""
-ALL_TABLES = {**TABLES, **PAPER_TABLES}
 ON_SCREEN = ("memory", "accuracy")
+
+
+def all_tables() -> dict[str, Callable[[Run], Table]]:
+    """Return all tables of a report."""
+    return {**TABLES, **PAPER_TABLES}

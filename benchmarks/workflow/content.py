@@ -46,6 +46,7 @@ REPORT = (
     "results/paper",
     "results/reference/tell.json",
     "docs/deviations.md",
+    "benchmarks/config/paper.yaml",
 )
 SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
 

@@ -1,5 +1,5 @@
 # Tables, figures and one page, from the records alone.
-from benchmarks.report.tables import TABLES
+from benchmarks.report.tables import all_tables
 
 
 localrules:
@@ -15,8 +15,8 @@ rule report:
     input:
         cells=get_records,
     output:
-        expand(f"{RUN}/tables/{{table}}.{{form}}", table=TABLES, form=("csv", "md")),
-        expand(f"{RUN}/figures/{{table}}.png", table=TABLES),
+        expand(f"{RUN}/tables/{{table}}.{{form}}", table=all_tables(), form=("csv", "md", "tex")),
+        expand(f"{RUN}/figures/{{table}}.{{form}}", table=all_tables(), form=("png", "svg")),
         expand(f"{RUN}/{{claims}}", claims=("claims.json", "tables/claims.csv", "tables/claims.md")),
         page=f"{RUN}/report.html",
     log:

@@ -91,6 +91,7 @@ TORCH_FREE = (
     "benchmarks/record.py",
     "benchmarks/report/*.py",
     "benchmarks/report/html/*.py",
+    "benchmarks/report/paper/*.py",
     "benchmarks/resume.py",
     "benchmarks/run.py",
     "benchmarks/runtimes/*.py",

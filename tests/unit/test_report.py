@@ -16,7 +16,7 @@ from benchmarks.report.cli import screen_text, write_report
 from benchmarks.report.labels import TIMES, short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
-from benchmarks.report.tables import ALL_TABLES, TABLES
+from benchmarks.report.tables import TABLES, all_tables
 from benchmarks.report.tell import load_tells
 from benchmarks.report.write import to_csv, to_markdown
 from resireduce.errors import ConfigError
@@ -51,7 +51,7 @@ def folder(tmp_path):
 @pytest.fixture
 def no_figures(monkeypatch):
     """Figures take most of a report's time; one test draws them."""
-    monkeypatch.setattr("benchmarks.report.figures.draw", lambda table: b"\x89PNG")
+    monkeypatch.setattr("benchmarks.report.figures.draw_both", lambda table: (b"\x89PNG", b"<svg/>"))
 
 
 def rows(table):
@@ -102,9 +102,9 @@ def test_throughput_of_records_without_units_is_shown_in_steps(folder):
     assert f"20.00 (1.00 {TIMES}) |" in to_markdown(TABLES["throughput"](replace(run, results=results)), [])
 
 
-def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch):
+def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch, no_figures):
     steps = replace(TABLES["throughput"](load_run(folder)), name="steps")
-    monkeypatch.setitem(ALL_TABLES, "steps", lambda run: steps)
+    monkeypatch.setitem(TABLES, "steps", lambda run: steps)
     page = write_report(load_run(folder)).read_text()
     assert '<section id="steps">' in page
     assert page.count("data:image/png") >= 1, "the page draws only those of memory, accuracy and throughput itself"
@@ -153,7 +153,8 @@ def test_every_kind_of_hole_has_its_reason_and_command(folder, no_figures):
     assert "rank 1 was killed" in page
 
 
-def test_without_a_baseline_nothing_is_normalised(folder):
+def test_without_a_baseline_nothing_is_normalised(folder, monkeypatch):
+    monkeypatch.setattr("benchmarks.report.tables.PAPER_TABLES", {})  # their figures have tests of their own
     for seed in range(3):
         path_of(folder, Cell(model="gpt2-bytes", seed=seed)).unlink()
     run = load_run(folder)
@@ -196,7 +197,8 @@ class Collector(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_but_itself(folder):
+def test_the_page_needs_nothing_but_itself(folder, monkeypatch):
+    monkeypatch.setattr("benchmarks.report.tables.PAPER_TABLES", {})
     page = write_report(load_run(folder)).read_text()
     parser = Collector()
     parser.feed(page)
@@ -207,7 +209,8 @@ def test_the_page_needs_nothing_but_itself(folder):
     assert page.count("<script>") == 1
     for name in TABLES:
         assert (folder / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
-        assert (folder / f"tables/{name}.md").exists()
+        assert (folder / f"figures/{name}.svg").read_bytes().startswith(b"<?xml")
+        assert all((folder / f"tables/{name}.{form}").exists() for form in ("csv", "md", "tex"))
 
 
 def test_what_a_record_says_cannot_break_the_page(folder, no_figures):

@@ -1,5 +1,6 @@
 """Fig. 10 (experiment 2): convergence and time of training."""
 
+from math import fsum
 from statistics import mean
 
 from benchmarks.record import CellResult
@@ -56,6 +57,8 @@ def curve(results: list[CellResult]) -> list[list[float]]:
         for step, value in result.metric_history:
             if step is not None and value is not None:
                 seen.setdefault(step, []).append(value)
-    points = [[step, mean(values)] for step, values in sorted(seen.items()) if len(values) == len(results)]
+    points = [
+        [step, fsum(values) / len(values)] for step, values in sorted(seen.items()) if len(values) == len(results)
+    ]
     every = -(-len(points) // POINTS)
     return points if every <= 1 else [*points[:-1:every], points[-1]]

@@ -7,7 +7,7 @@ from benchmarks.report.load import Run
 from benchmarks.report.paper.make import make_table
 from benchmarks.report.paper.quantity import APART
 from benchmarks.report.paper.spec import BASELINE, Line, Spec
-from benchmarks.report.table import Table
+from benchmarks.report.table import Record, Table
 
 SPEC = Spec(
     name="fig4",
@@ -33,6 +33,19 @@ SPEC = Spec(
 
 def fig4(run: Run) -> Table:
     """Return Fig. 4 for a run: a row a cell, and the densities of its groups in the figure."""
-    drawn = distributions(run).records
+    drawn = first_of_each_model(distributions(run).records)
     table = make_table(run, SPEC)
     return replace(table, drawn=drawn) if drawn else replace(table, figure="")
+
+
+def first_of_each_model(records: list[Record]) -> list[Record]:
+    """Return the records of each model's first cell: those of its groups follow that of all."""
+    found: dict[str, list[Record]] = {}
+    model = ""
+    for record in records:
+        if record["group"] == "all":
+            model = "" if record["model"] in found else record["model"]
+            found.setdefault(record["model"], [])
+        if model:
+            found[model].append(record)
+    return [record for group in found.values() for record in group]

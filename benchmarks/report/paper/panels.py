@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from benchmarks.report.figures import INK, beside, missing
+from benchmarks.report.figures import INK, beside
 from benchmarks.report.paper import quantity as quantities
 from benchmarks.report.table import Record
 
@@ -40,7 +40,8 @@ def bars_panel(panel: Axes, records: Sequence[Record]) -> None:
 
 def _texts(panel: Axes, row: int, record: Record) -> None:
     if record["measured"] is None:
-        missing(panel, row, record, record["missing"] or "no value")
+        words = record["missing"] or "no value"
+        panel.annotate(words, (0.01, row), xycoords=("axes fraction", "data"), va="center", fontsize=8, style="italic")
     else:
         beside(panel, row, 38, f"{record['measured']:.2f}")
 

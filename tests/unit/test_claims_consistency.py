@@ -1,0 +1,99 @@
+"""Claims that need no run: their arithmetic, and the counts it uses against the library."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.claims.claim import Claim
+from benchmarks.claims.consistency import consistency
+from benchmarks.claims.kinds import CONSISTENCY
+from benchmarks.claims.ledger import ledger
+from benchmarks.claims.load import load_claims
+from benchmarks.models import MODELS
+from benchmarks.workloads import WORKLOADS
+from resireduce.grouping import compressible, find_groups
+from resireduce.scheme import load
+
+BOOK = load_claims()
+CLAIMS = [claim for claim in BOOK.claims if claim.kind == CONSISTENCY]
+AGREES = {
+    "table1-size-vgg19",
+    "exp1-cloud-max-stated",
+    "exp4-gain-stated",
+    "exp5-range-stated-0.1",
+    "exp5-range-stated-0.05",
+    "exp5-range-stated-0.01",
+}
+"""Where the paper agrees with itself; elsewhere it is at odds."""
+
+
+@pytest.mark.parametrize("model", BOOK.counts)
+def test_counts_are_those_of_the_library(model: str) -> None:
+    """T, R0 and what `w+2d` saves, from the model on tensors without storage."""
+    with torch.device("meta"):
+        built = load(MODELS[model])()
+    sizes = {name: tensor.numel() for name, tensor in compressible(built).items()}
+    grouping = find_groups(built, compressible(built))
+    saved = sum(sum(sizes[name] for name in group) - sizes[group[0]] for group in grouping.groups)
+    for name in grouping.specific:
+        rows = compressible(built)[name].shape[0]
+        columns = sizes[name] // rows
+        saved += sizes[name] - (rows // 2) * (columns // 2)
+    counts = BOOK.counts[model]
+    assert counts.parameters == sum(one.numel() for one in built.parameters())
+    assert (counts.residuals, counts.saved) == (sum(sizes.values()), saved)
+    assert counts.copies == (1 if WORKLOADS[model].optimizer == "sgd" else 2)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+def test_what_the_paper_states_follows_or_not(claim: Claim) -> None:
+    found = consistency(BOOK, claim.paper)
+    assert found.status == ("reproduced" if claim.id in AGREES else "not reproduced")
+    one = ledger(book=replace(BOOK, claims=(claim,)))[0]
+    assert (one.status, one.scope, one.value, one.cells) == (found.status, "paper", found.value, ())
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.id)
+@pytest.mark.parametrize("right", [True, False])
+def test_another_stated_value_turns_the_verdict(claim: Claim, right: bool) -> None:
+    found = consistency(BOOK, claim.paper)
+    assert found.value is not None
+    name = claim.paper.limits.get("stated") or claim.paper.limits["high"]
+    value = round(found.value, 2) if right else 2 * found.value
+    published = {**BOOK.published, name: replace(BOOK.published[name], value=value)}
+    book = replace(BOOK, published=published)
+    assert consistency(book, claim.paper).status == ("reproduced" if right else "not reproduced")
+
+
+ARITHMETIC: list[tuple[str, str]] = [
+    (
+        "exp1-cloud-arithmetic-resnet50",
+        "14,065,664 of (3 x 23,705,252 + 23,441,408) elements = 14.88 %; 15.6 % would need a state of 3.80 T, "
+        "here it is 3.99 T (T = 23,705,252); stated 15.6 %",
+    ),
+    ("exp1-local-max-stated", "max(11.9, 14.8, 13.2, 13.3, 11.6) = 14.8, exp1-local-saving-vgg19; stated 13.3 %"),
+    ("exp4-gain-stated", "relative: 100 x (63.1 - 63) / 63 = 0.16 %; absolute: 0.10 points; stated 0.16 %"),
+    (
+        "exp5-range-stated-0.1",
+        "relative: 0.68, 0.31, 0.17, 0.20 %, so 0.17 to 0.68; stated 0.17 to 0.68; absolute: 0.50, 0.20, 0.15, 0.03",
+    ),
+    (
+        "obs1-share-arithmetic",
+        "143,650,816 of (3 x 143,678,248 + 143,650,816) elements = 25.00 %; stated 23.56 %",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "reason"), ARITHMETIC)
+def test_the_reason_shows_the_arithmetic(name: str, reason: str) -> None:
+    claim = next(claim for claim in CLAIMS if claim.id == name)
+    assert consistency(BOOK, claim.paper).reason == reason
+
+
+def test_a_range_whose_lower_end_is_wrong_does_not_follow() -> None:
+    claim = next(claim for claim in CLAIMS if claim.id == "exp5-range-stated-0.1")
+    low: Any = replace(BOOK.published["exp5-loss-min-0.1"], value=0.1)
+    book = replace(BOOK, published={**BOOK.published, low.id: low})
+    assert consistency(book, claim.paper).status == "not reproduced"
