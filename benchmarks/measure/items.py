@@ -75,6 +75,8 @@ def items_problem(packed: Any, bytes_by_state: Mapping[str, int | None]) -> str 
 def _wrong(packed: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong within, one line each."""
     names, shapes = packed["names"], packed["shapes"]
+    if not is_count(packed["rank"]):
+        yield f"rank: {packed['rank']!r} is not the number of a rank"
     if len(set(names)) != len(shapes) or len(names) != len(shapes) or not all(isinstance(name, str) for name in names):
         yield f"{len(names)} names and {len(shapes)} shapes do not belong together"
     if not all(is_count(number) and number < len(names) for members in packed["shared"].values() for number in members):
@@ -85,14 +87,20 @@ def _wrong(packed: Mapping[str, Any]) -> Iterator[str]:
         of, own = kind["of"], {int(number): _elements(shape) for number, shape in kind["shapes"].items()}
         if kind["state"] not in STATES:
             yield f"{title}: not a state; allowed: {', '.join(STATES)}"
-        if len(set(of)) != len(of) or not all(map(is_count, of)) or not own.keys() <= set(of):
+        if len(set(of)) != len(of) or not _are_counts(of) or not own.keys() <= set(of):
             yield f"{title}: a tensor is there twice, or has a shape but is not there"
-        held = sum(own.get(number, sizes[number]) for number in of) * kind["element_bytes"]
-        if held != kind["bytes"]:
+        held = sum(own.get(number, sizes[number]) for number in of) if own else sum(map(sizes.__getitem__, of))
+        held *= kind["element_bytes"]
+        if held != kind["bytes"] or not is_count(kind["bytes"]):
             yield f"{title}: its tensors add up to {held} bytes, not to {kind['bytes']}"
 
 
 def _elements(shape: list[int]) -> int:
-    if not all(map(is_count, shape)):
+    if not _are_counts(shape):
         raise TypeError(f"{shape!r} is not a shape")
     return prod(shape)
+
+
+def _are_counts(numbers: list[int]) -> bool:
+    """Whether all are whole numbers, 0 or more; there are many of them."""
+    return set(map(type, numbers)) <= {int} and min(numbers, default=0) >= 0

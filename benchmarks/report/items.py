@@ -83,12 +83,12 @@ def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list
             alike += 1
         else:
             found.append((setting, before, after))
-    notes = [f"Every tensor of {len(found)} settings: tables/items.csv."] if found else []
+    notes = [f"Settings of which tables/items.csv has every tensor: {len(found)}."] if found else []
     if alike:
-        notes.append(f"{alike} more settings hold the same tensors as one of these of their scheme, and are left out.")
+        notes.append(f"Left out because they hold the same tensors as one of these of their scheme: {alike}.")
     if missing:
         why = "their records, or their baseline's, are from before tensors were listed"
-        notes.append(f"{missing} settings are not here: {why}.")
+        notes.append(f"Settings that are not here, because {why}: {missing}.")
     return found, notes
 
 

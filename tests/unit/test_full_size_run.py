@@ -11,6 +11,7 @@ from benchmarks.__main__ import main
 from benchmarks.cell import Cell
 from benchmarks.cells import read_config
 from benchmarks.matrix import expand
+from benchmarks.measure.items import unpack
 from benchmarks.models import MODELS
 from benchmarks.record import CellResult
 from benchmarks.tasks.base import to_device
@@ -58,6 +59,7 @@ def test_resnet50_takes_a_step(tmp_path):
     assert (record.status, record.steps, record.metric_name) == ("ok", 1, "top1")
     parts = ("parameters", "gradients", "residuals", "optimizer_states")
     check_bytes("resnet50", ModelStates(**{part: getattr(record, f"{part}_bytes") for part in parts}))
+    assert len(unpack(record.items)) > 2 * 161, "every tensor is listed, and a record adds up"
 
 
 @pytest.mark.parametrize("model", [model for model in ELEMENTS if model != "resnet50"])

@@ -2,8 +2,8 @@
 
 import copy
 import json
+import math
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from torch import nn
 import resireduce
 from benchmarks.cell import Cell
 from benchmarks.measure.items import items_problem, pack, unpack
+from benchmarks.measure.memory import measure_memory
 from benchmarks.models import MODELS
 from benchmarks.outcomes import to_result
 from benchmarks.record import CellResult, RecordError
 from benchmarks.training.optimizers import make_optimizer
-from benchmarks.training.rank import run_rank
 from benchmarks.workloads import SMALL, WORKLOADS
 from resireduce.__main__ import main
 from resireduce.comm.local import LocalCommunicator, PretendCommunicator
@@ -27,7 +27,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, SCHEMES, load
 from tests.records import make_result
-from tests.worlds import Net, seeded, sgd_for, train
+from tests.worlds import Net, loss_of, seeded, sgd_for, train
 
 PARTS = {
     "baseline": {"full"},
@@ -123,7 +123,7 @@ def test_residuals_in_half_precision_are_listed_as_such() -> None:
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_what_a_compressor_keeps_is_listed(compressor: str) -> None:
     options = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w", "gradients": "kept"}
-    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=2, **options)  # type: ignore[arg-type]
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, **options)  # type: ignore[arg-type]
     kept = "momentum_buffer" if sgd_for(options) == "momentum" else "velocity"
     assert {item.part for item in check(model, optimizer) if item.state == "optimizer_states"} == {kept}
 
@@ -207,6 +207,8 @@ def with_kind(**changes: object) -> dict[str, object]:
 BAD_ITEMS = [
     (lambda: [1], r"^items: \[1\] is not a mapping"),
     (lambda: {"rank": 0}, "^items: damaged: KeyError: 'names'"),
+    (lambda: damaged("rank", math.nan), "^items: rank: nan is not the number of a rank"),
+    (lambda: with_kind(bytes=math.nan), "^items: parameters float32: its tensors add up to [0-9]+ bytes, not to nan$"),
     (lambda: damaged("names", ["a"]), "^items: 1 names and [0-9]+ shapes"),
     (lambda: damaged("shared", {"0": [9999]}), "^items: shared: "),
     (lambda: damaged("kinds", []), "^items: the parameters add up to 0 bytes, not to parameters_bytes, [0-9]+"),
@@ -244,17 +246,19 @@ def test_the_largest_model_takes_little_room() -> None:
                ("optimizer_states", "exp_avg_sq"), ("optimizer_states", "step")) for i in items[:436]]  # fmt: skip
     assert len(items) == 6 * 436
     assert len(json.dumps(pack(items), indent=1)) < 80_000
-    assert items_problem(pack(items), sums(items)) is None
+    assert items_problem({"rank": 0, **pack(items)}, sums(items)) is None
 
 
-def test_a_cell_measures_its_tensors() -> None:
-    cell = Cell(
-        model="resnet20", data="synthetic", scheme="w+2d", backend="local", world_size=1, steps=1, batch_per_rank=8
-    )
-    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
-    outcome.pop("baseline_bytes")
-    result = to_result(cell, [outcome], 1.0, None)
-    assert result.status == "ok", result.reason
-    assert result.items["rank"] == 0 and "items" not in result.per_rank[0]
-    planned = small("resnet20", scheme="w+2d", gradients="kept")
-    assert set(unpack(result.items)) == set(itemise_states(planned[1], planned[0]))
+def test_the_record_has_the_tensors_of_the_rank_that_holds_most() -> None:
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, scheme="w+2d", gradients="kept")
+    items = itemise_states(optimizer, model)
+    memory = measure_memory(optimizer, lambda: loss_of(model, torch.Generator()), model).as_dict()
+    assert memory["residuals_bytes"] == sums(items)["residuals"] and set(unpack(memory["items"])) == set(items)
+    common = {"ladder": [], "phase_seconds": {}, "sampling": None, "difference": None}
+    less = common | dict.fromkeys(memory, 0) | {"items": {}}
+    result = make_result(cell := Cell(model="gpt2-bytes", scheme="w+2d"))
+    names = ("metric_name", "higher_is_better", "metric", "steps", "steps_per_second", "step_seconds")
+    outcome = {"status": "ok", "reason": None, "data_hash": "", "threads": 1} | {n: getattr(result, n) for n in names}
+    found = to_result(cell, [outcome | {"memory": less}, outcome | {"memory": common | memory}], 1.0, None)
+    assert found.items == {"rank": 1, **pack(items)}
+    assert not any("items" in rank for rank in found.per_rank), "one rank's are enough"
