@@ -16,7 +16,7 @@ from benchmarks.report.cli import screen_text, write_report
 from benchmarks.report.labels import TIMES, short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
-from benchmarks.report.tables import TABLES, all_tables
+from benchmarks.report.tables import TABLES
 from benchmarks.report.tell import load_tells
 from benchmarks.report.write import to_csv, to_markdown
 from resireduce.errors import ConfigError
