@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.claims.finding import Finding
 from benchmarks.claims.ledger import ledger
 from benchmarks.claims.show import to_csv as claims_csv
 from benchmarks.claims.show import to_json
@@ -45,7 +46,7 @@ def say(line: str) -> None:
 
 def write_report(run: Run) -> Path:
     """Write tables/*.{csv,md,tex}, figures/*.{png,svg} and report.html into the run's folder; return that."""
-    from benchmarks.report.page import render_page
+    from benchmarks.report.html.page import render_page
 
     tables = [make(run) for make in all_tables().values()]
     figures = {}
@@ -56,14 +57,14 @@ def write_report(run: Run) -> Path:
         save_text(to_latex(table), run.folder / f"tables/{table.name}.tex")
         save_bytes(raster, run.folder / f"figures/{table.name}.png")
         save_bytes(vector, run.folder / f"figures/{table.name}.svg")
-    write_claims(run)
-    save_text(render_page(run, tables, figures), run.folder / "report.html")
+    findings = ledger(run)
+    write_claims(run, findings)
+    save_text(render_page(run, tables, figures, findings), run.folder / "report.html")
     return run.folder / "report.html"
 
 
-def write_claims(run: Run) -> None:
+def write_claims(run: Run, found: list[Finding]) -> None:
     """Write the ledger into the run's folder: claims.json, tables/claims.csv, tables/claims.md."""
-    found = ledger(run)
     save_text(to_json(found), run.folder / "claims.json")
     save_text(claims_csv(found), run.folder / "tables/claims.csv")
     save_text(claims_markdown(found), run.folder / "tables/claims.md")

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks.record import STATE_FIELDS
-from benchmarks.report.figures import INK, STYLES, to_png
+from benchmarks.report.figures import INK, STYLES
 from benchmarks.report.items import group_title
 from benchmarks.report.table import Record, Table
 
@@ -19,8 +19,8 @@ HEIGHT = 0.36
 WORDS = ("P parameters", "G gradients", "R residuals", "O optimizer states")
 
 
-def draw_items(table: Table) -> bytes:
-    """Return the figure as PNG: a panel a model; of each group of alike tensors two bars, the baseline's above."""
+def draw_items(table: Table) -> Figure:
+    """Return the figure: a panel a model; of each group of alike tensors two bars, the baseline's above."""
     shown = [record for record in table.records if record["shown"]]
     models = list(dict.fromkeys(record["model"] for record in shown))
     panels_groups = [_largest([record for record in shown if record["model"] == model]) for model in models]
@@ -34,7 +34,7 @@ def draw_items(table: Table) -> bytes:
         for (_, colour, hatch), words in zip(STYLES, WORDS, strict=True)
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
-    return to_png(figure)
+    return figure
 
 
 def _largest(records: Sequence[Record]) -> list[list[Record]]:

@@ -9,6 +9,7 @@ from benchmarks.report.load import Run
 from benchmarks.report.table import Record, Table, baseline_results, hole_text, setting_record
 
 HEAD = ["P", "G", "R", "O", "Total", "Normalised", "In flight", "Peak normalised"]
+COLUMNS = (*STATE_FIELDS, "total_bytes", "normalised", "in_flight_bytes", "peak_normalised")
 READING = (
     "MiB of one rank: parameters P, gradients G, residuals R, optimizer states O, held at a step boundary; in flight: "
     "dense gradients and messages beside them at the fullest moment of a step. 100 % is the total of top-k with full "
@@ -40,6 +41,7 @@ def memory(run: Run) -> Table:
         panel="benchmarks.report.figures:memory_panel",
         text_columns=2,
         group_starts=starts,
+        columns=("model", "scheme", *COLUMNS),
     )
 
 

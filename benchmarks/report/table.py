@@ -40,6 +40,9 @@ class Table:
     notes: list[str] = field(default_factory=list)
     drawn: list[Record] = field(default_factory=list)
     """What the figure shows, where that is not the records."""
+    columns: tuple[str, ...] = ()
+    """Of the records, what each column of body shows, "" for none; only where both have the same rows. The page sorts
+    by these, and without them by the numbers that are shown."""
 
 
 def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:

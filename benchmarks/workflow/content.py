@@ -45,9 +45,10 @@ REPORT = (
     "benchmarks/options.py",
     "results/paper",
     "results/reference/tell.json",
+    "docs/deviations.md",
     "benchmarks/config/paper.yaml",
 )
-SUFFIXES = (".py", ".j2", ".css", ".json", ".txt", ".csv", ".yaml")
+SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:

@@ -90,6 +90,7 @@ TORCH_FREE = (
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
     "benchmarks/report/*.py",
+    "benchmarks/report/html/*.py",
     "benchmarks/report/paper/*.py",
     "benchmarks/resume.py",
     "benchmarks/run.py",

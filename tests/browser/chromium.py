@@ -1,0 +1,195 @@
+"""A real Chromium without a window, driven over a pipe by the DevTools protocol. Standard library only.
+
+Protocol: messages of JSON, each ended by a zero byte, on the file descriptors 3 (to the browser) and 4 (from it).
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+FLAGS = ("--headless", "--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run")
+FLAGS += ("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe")
+PATIENCE_SECONDS = 60
+KEYS = {"Delete": 46, "Tab": 9, "Enter": 13, "Escape": 27, "ArrowUp": 38, "ArrowDown": 40, " ": 32}
+
+
+def find_chromium() -> str | None:
+    """Return the path of a browser, or None."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Chromium:
+    """One browser with one page."""
+
+    def __init__(self, path: str, profile: Path) -> None:
+        """Start the browser; its files lie in profile."""
+        to_read, self._to = (_high(one) for one in os.pipe())
+        self._from, to_write = (_high(one) for one in os.pipe())
+        # Chromium's own sandbox does not work for root.
+        flags = [*FLAGS, f"--user-data-dir={profile}", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+        quiet = [(os.POSIX_SPAWN_OPEN, one, "/dev/null", os.O_RDWR, 0) for one in (0, 1, 2)]
+        pipes = [(os.POSIX_SPAWN_DUP2, to_read, 3), (os.POSIX_SPAWN_DUP2, to_write, 4)]
+        self._pid = os.posix_spawn(path, [path, *flags], os.environ, file_actions=[*quiet, *pipes], setsid=True)
+        os.close(to_read)
+        os.close(to_write)
+        self._buffer, self._number, self._session = b"", 0, None
+        self.events: list[dict[str, Any]] = []
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Network", "Log"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command, and return its result."""
+        self._number += 1
+        message = {"id": self._number, "method": method, "params": parameters}
+        message |= {"sessionId": self._session} if self._session else {}
+        os.write(self._to, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._receive()
+            if answer.get("id") == self._number:
+                assert "error" not in answer, (method, answer["error"])
+                return dict(answer["result"])
+            self.events.append(answer)
+
+    def open(self, path: Path, width: int = 1400, height: int = 900, scripts: bool = True) -> None:
+        """Show a file on a light screen, and wait until all of it is there."""
+        self.media()
+        self.call("Emulation.setScriptExecutionDisabled", value=not scripts)
+        self.resize(width, height)
+        self.events.clear()
+        self.call("Page.navigate", url=path.resolve().as_uri())
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.named("Page.loadEventFired"):
+            assert time.monotonic() < deadline
+            self.events.append(self._receive())
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the page a size, in CSS pixels."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
+
+    def media(self, media: str = "", scheme: str = "light") -> None:
+        """Show the page as on a screen or as printed, and light or dark."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.call("Emulation.setEmulatedMedia", media=media, features=features)
+
+    def run(self, expression: str) -> Any:
+        """Return the value of an expression, waiting where it is a promise."""
+        found = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, found["exceptionDetails"]
+        return found["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Wait until an expression is true."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not self.run(expression):
+            assert time.monotonic() < deadline, expression
+            time.sleep(0.02)
+
+    def place(self, selector: str) -> tuple[float, float]:
+        """Scroll to the first element, and return its middle; it must be the uppermost there."""
+        box = self.run(
+            f"(() => {{ const one = document.querySelector({json.dumps(selector)});"
+            "one.scrollIntoView({block: 'center', inline: 'center'});"
+            "const {x, y, width, height} = one.getBoundingClientRect();"
+            "const at = [x + width / 2, y + height / 2]; const top = document.elementFromPoint(...at);"
+            "return [...at, one.parentNode.contains(top)]; })()"
+        )
+        assert box[2], f"{selector} is covered"
+        return box[0], box[1]
+
+    def click(self, selector: str) -> None:
+        """Click on the middle of the first element, as a mouse does."""
+        x, y = self.place(selector)
+        for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+            self.call(
+                "Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=int(kind != "mouseMoved")
+            )
+
+    def hover(self, selector: str) -> None:
+        """Move the mouse to the first element."""
+        x, y = self.place(selector)
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def tap(self, selector: str) -> None:
+        """Touch the first element."""
+        x, y = self.place(selector)
+        self.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": x, "y": y}])
+        self.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+
+    def key(self, name: str) -> None:
+        """Press a key."""
+        text = {"text": "\r"} if name == "Enter" else {"text": name} if name == " " else {}
+        for kind in ("keyDown", "keyUp"):
+            self.call(
+                "Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=KEYS[name], **text
+            )
+
+    def write(self, selector: str, text: str) -> None:
+        """Click into a field and write into it, over what is there."""
+        self.click(selector)
+        self.run("document.activeElement.select()")
+        if text:
+            self.call("Input.insertText", text=text)
+        else:
+            self.key("Delete")
+
+    def picture(self, whole: bool = False) -> bytes:
+        """Return a PNG of what is seen, or of the whole page."""
+        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
+
+    def pdf(self) -> bytes:
+        """Return the page as it is printed, with the tags that screen readers use."""
+        found = self.call("Page.printToPDF", preferCSSPageSize=True, printBackground=True, generateTaggedPDF=True)
+        return base64.b64decode(found["data"])
+
+    def named(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of events of one name since the page was opened."""
+        return [event["params"] for event in self.events if event.get("method") == method]
+
+    def close(self) -> None:
+        """End the browser and all its processes."""
+        with contextlib.suppress(OSError):
+            os.killpg(self._pid, signal.SIGKILL)
+        os.waitpid(self._pid, 0)
+        os.close(self._to)
+        os.close(self._from)
+
+    def _receive(self) -> dict[str, Any]:
+        while b"\0" not in self._buffer:
+            ready, _, _ = select.select([self._from], [], [], PATIENCE_SECONDS)
+            assert ready, "the browser does not answer"
+            read = os.read(self._from, 2**20)
+            assert read, "the browser has ended"
+            self._buffer += read
+        message, _, self._buffer = self._buffer.partition(b"\0")
+        return dict(json.loads(message))
+
+
+@contextlib.contextmanager
+def chromium(path: str, profile: Path) -> Iterator[Chromium]:
+    """Start a browser, and end it whatever happens."""
+    browser = Chromium(path, profile)
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+def _high(number: int) -> int:
+    """Move a file descriptor away from 3 and 4, and keep it from other programs."""
+    moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 10)
+    os.close(number)
+    return moved

@@ -1,0 +1,106 @@
+"""A browser for the tests, and pages for it. Without a browser they are skipped, and say so."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims.finding import Finding
+from benchmarks.matrix import expand
+from benchmarks.report.html.page import render_page
+from benchmarks.report.labels import MINUS
+from benchmarks.report.load import load_run
+from benchmarks.report.table import Table
+from benchmarks.report.tables import TABLES
+from tests.browser.chromium import Chromium, chromium, find_chromium
+from tests.records import make_result
+
+MODELS = ["vgg-digits", "gpt2-bytes", "resnet-digits"]
+CONFIG = {
+    "run": "x",
+    "defaults": {"density": 0.01},
+    "matrix": [
+        {"model": MODELS, "compressor": "none", "scheme": "none", "gradients": ["kept", "streamed"]},
+        {"model": MODELS, "scheme": ["baseline", "none", "w", "w+2d"], "seed": [0, 1]},
+        {"model": MODELS, "scheme": ["baseline", "w+2d"], "gradients": "streamed"},
+    ],
+}
+STATUSES = ("reproduced", "not reproduced", "inconclusive", "not run", "reproduced", "not run", "not run")
+FINDINGS = [
+    Finding(
+        id=f"C{number}",
+        statement=f"Claim number {number}",
+        source="section 5",
+        status=status,
+        scope="small models",
+        reason="a < b & c",
+        command=f"make run RUN=claim{number}",
+        value=None if status == "not run" else 10.5 - number,
+        interval=None if status == "not run" else (-1.0, 12.0),
+        published=100.0 / number,
+        unit="%",
+        tolerance="within 1 point",
+        seeds=2,
+        cells=("a.b", "c.d"),
+    )
+    for number, status in enumerate(STATUSES, start=1)
+]
+ODD_ROWS = (
+    ("a", "9.84"),
+    ("b", "oom"),
+    ("c", f"{MINUS}3.2 ± 1"),
+    ("d", ""),
+    ("e", "2.5 GiB"),
+    ("f", "900 MiB"),
+    ("g", "1,200"),
+)
+
+
+def odd_table() -> Table:
+    """Numbers as people write them, and what is none."""
+    body = [[name, text] for name, text in ODD_ROWS]
+    return Table("odd", "Odd values", "Read it.", [{"name": row[0]} for row in body], ["Name", "Value"], body, "")
+
+
+def long_table(rows: int) -> Table:
+    """A table of many rows in three groups; shown values are equal where raw ones are not."""
+    records = [{"model": f"m{index * 3 // rows}", "row": index, "raw": (index * 7919) % rows} for index in range(rows)]
+    shown = [[one["model"], f"row {one['row']}", "1.0", *["0.123"] * 7] for one in records]
+    starts = tuple(i for i, one in enumerate(records) if i == 0 or one["model"] != records[i - 1]["model"])
+    head = ["Model", "Name", "Raw", *(f"c{index}" for index in range(7))]
+    columns = ("", "", "raw", *[""] * 7)
+    return Table("long", "Long", "Read it.", records, head, shown, "", "", 2, starts, columns=columns)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no chromium is installed: the page is NOT tested in a browser")
+    with chromium(path, tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def make_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Return a function that writes the page of a run of which every `leave_out`-th cell is missing."""
+
+    def make(leave_out: int | None = 9, findings: list[Finding] = FINDINGS, more: tuple[Table, ...] = ()) -> Path:
+        folder = tmp_path_factory.mktemp("run")
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        for number, cell in enumerate(expand({key: CONFIG[key] for key in ("defaults", "matrix")})):
+            if leave_out is None or (number + 1) % leave_out:
+                make_result(cell).save(folder / "cells" / f"{cell.name}.json")
+        run = load_run(folder)
+        page = folder / "report.html"
+        page.write_text(render_page(run, [*(table(run) for table in TABLES.values()), *more], {}, findings))
+        return page
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def page(make_page: Callable[..., Path]) -> Path:
+    """A run with a few holes, and findings of every status."""
+    return make_page(more=(odd_table(), long_table(150)))
