@@ -87,6 +87,7 @@ TORCH_FREE = (
     "benchmarks/options.py",
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
+    "benchmarks/regression/*.py",
     "benchmarks/report/*.py",
     "benchmarks/resume.py",
     "benchmarks/run.py",
