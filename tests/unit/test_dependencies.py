@@ -66,6 +66,7 @@ LIGHT = {"resireduce/scheme.py": ("resireduce.errors",), "resireduce/errors.py":
 TORCH_FREE = (
     "benchmarks/__main__.py",
     "benchmarks/budget/*.py",
+    "benchmarks/bundle/*.py",
     "benchmarks/cell.py",
     "benchmarks/checks.py",
     "benchmarks/data/*.py",
