@@ -60,4 +60,8 @@ def _ids(paths: Iterable[str]) -> list[dict[str, str]]:
 def _file(path: str, size: int | None) -> dict[str, Any]:
     kind = next((kind for suffix, kind in KINDS.items() if path.endswith(suffix)), None)
     entity = {"@id": path, "@type": "File", "name": path.rsplit("/", 1)[-1]}
-    return entity | ({} if kind is None else {"encodingFormat": kind}) | ({} if size is None else {"contentSize": str(size)})
+    return (
+        entity
+        | ({} if kind is None else {"encodingFormat": kind})
+        | ({} if size is None else {"contentSize": str(size)})
+    )

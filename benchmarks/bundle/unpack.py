@@ -76,7 +76,9 @@ def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
         raise BundleError(f"{NAME}: {error}") from None
     del found[NAME]
     problems = [f"{path}: missing, though the manifest has it" for path in sorted(manifest.files.keys() - found.keys())]
-    problems += [f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - manifest.files.keys())]
+    problems += [
+        f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - manifest.files.keys())
+    ]
     for path in sorted(found.keys() & manifest.files.keys()):
         if found[path] != manifest.files[path]:
             problems.append(f"{path}: changed, its SHA-256 is not that of the manifest")

@@ -121,9 +121,7 @@ def _missing(run: Run, old: Row, label: str) -> list[Outcome]:
 def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: str) -> Outcome:
     old, new = getattr(old_row, quantity), getattr(new_row, quantity)
     band = bands.of(quantity, old_row.setting.compressor)
-    outcome = Outcome(
-        name=old_row.setting.name, label=label, quantity=quantity, verdict="skipped", old=old, new=new
-    )
+    outcome = Outcome(name=old_row.setting.name, label=label, quantity=quantity, verdict="skipped", old=old, new=new)
     if old is None:
         return replace(outcome, reason=_why_none(quantity))
     if new is None:

@@ -119,5 +119,7 @@ def test_a_saving_that_shrinks_fails_by_name(tmp_path: Path) -> None:
     failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
     assert done.returncode == 1, done.stdout + done.stderr
     assert len(failed) == 2 and "[2d,_kept_on_vgg-digits]" in failed[0] and "[w+2d,_kept_on_vgg-digits]" in failed[1]
-    said = re.search(r"w\+2d, kept on vgg-digits: saves 16\.4\d* % in the reference, 16\.\d+ % now: (0\.0\d+) points", done.stdout)
+    said = re.search(
+        r"w\+2d, kept on vgg-digits: saves 16\.4\d* % in the reference, 16\.\d+ % now: (0\.0\d+) points", done.stdout
+    )
     assert said and float(said[1]) > 0, done.stdout
