@@ -41,9 +41,8 @@ def main(args: argparse.Namespace) -> int:
         sizes = {path: size_of(content) for path, content in files.items()}
         files[crate.NAME] = crate.crate(name, date, commit, sizes).encode()
         manifest = pack(files, Manifest(name, date, commit, here["dirty"], {}), output)
-    print(
-        f"{len(run.results)} cells, {len(run.holes)} missing, {len(manifest.files)} files of {sum(sizes.values()):,} bytes"
-    )
+    packed = f"{len(manifest.files)} files of {sum(sizes.values()):,} bytes"
+    print(f"{len(run.results)} cells, {len(run.holes)} missing, {packed}")
     if here["dirty"]:
         print("Note: the code has changes that are not committed; source/changes.diff has them")
     print(f"Bundle: {output}, SHA-256 {file_hash(output)}")

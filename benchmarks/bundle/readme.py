@@ -25,9 +25,10 @@ In a checkout of the project, at the commit above if the tables are to be equal:
     python -m benchmarks verify BUNDLE.zip
 
 checks every file against `manifest.json` and every record against its schema, makes every table again from the raw
-records, and compares them line by line. Exit status: 0 verified, 1 something differs, 2 wrong use. Figures and the page
-are held to the manifest only: they depend on the version of what draws them. The manifest is not signed: whoever changes
-a record, its tables and the manifest alike is not found out. Publish the zip's own SHA-256 where it cannot be changed.
+records, and compares them line by line. Exit status: 0 verified, 1 something differs, 2 wrong use. Figures and the
+page are held to the manifest only: they depend on the version of what draws them. The manifest is not signed: whoever
+changes a record, its tables and the manifest alike is not found out. Publish the zip's own SHA-256 where it cannot be
+changed.
 
 ## Run it again
 
@@ -37,10 +38,10 @@ Copy `results/runs/{run}/config.json` into a checkout and
 
 ## What it discloses
 
-Records and logs name the machine's hosts, processors and GPUs (with UUIDs), and its software; logs, the texts of errors
-and `start.json` can hold paths of the machine, with names of users in them. `source/changes.diff` has all changes that were not
-committed. Nothing is redacted: look through `logs/` and `source/` before you publish a bundle, or before a double-blind
-review.
+Records and logs name the machine's hosts, processors and GPUs (with UUIDs), and its software; logs, the texts of
+errors and `start.json` can hold paths of the machine, with names of users in them. `source/changes.diff` has all
+changes that were not committed. Nothing is redacted: look through `logs/` and `source/` before you publish a bundle, or
+before a double-blind review.
 """
 
 

@@ -75,14 +75,14 @@ def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
     except ValueError as error:
         raise BundleError(f"{NAME}: {error}") from None
     del found[NAME]
-    problems = [f"{path}: missing, though the manifest has it" for path in sorted(manifest.files.keys() - found.keys())]
-    problems += [
-        f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - manifest.files.keys())
-    ]
-    for path in sorted(found.keys() & manifest.files.keys()):
-        if found[path] != manifest.files[path]:
-            problems.append(f"{path}: changed, its SHA-256 is not that of the manifest")
-    return manifest, problems
+    return manifest, _compare(manifest.files, found)
+
+
+def _compare(said: dict[str, tuple[str, int]], found: dict[str, tuple[str, int]]) -> list[str]:
+    problems = [f"{path}: missing, though the manifest has it" for path in sorted(said.keys() - found.keys())]
+    problems += [f"{path}: added, the manifest does not have it" for path in sorted(found.keys() - said.keys())]
+    changed = (path for path in sorted(found.keys() & said.keys()) if found[path] != said[path])
+    return [*problems, *(f"{path}: changed, its SHA-256 is not that of the manifest" for path in changed)]
 
 
 def _extract(bundle: ZipFile, entry: ZipInfo, target: Path) -> tuple[str, int]:

@@ -37,16 +37,16 @@ def check_acceptable(run: Run, reason: str) -> None:
 
 
 def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: Sequence[Outcome]) -> Reference:
-    """Write the run's measurements as the reference and return it; the reason and what changed are added to its history.
+    """Write the run's measurements as the reference and return it; its history tells the reason and what changed.
 
-    Raises ConfigError, one line, as check_acceptable does, and if settings or seeds of the reference are not in the run.
+    Raises ConfigError, one line, as check_acceptable does, and if the run lacks settings or seeds of the reference.
     """
     check_acceptable(run, reason)
     lost = [one for one in outcomes if one.quantity == "record" and one.verdict == "problem"]
     if lost:
         raise ConfigError(
-            f"accept: {lost[0].label} is in {path} and not in {run.folder}, as are {len(lost) - 1} others; accept a run "
-            "of all, or delete the reference to begin anew"
+            f"accept: {lost[0].label} is in {path} and not in {run.folder}, as are {len(lost) - 1} others; accept a "
+            "run of all, or delete the reference to begin anew"
         )
     rows = rows_of(run)
     here = provenance()

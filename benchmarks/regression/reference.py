@@ -1,4 +1,4 @@
-"""Committed measurements: one file of JSON, one row a setting on a line of its own, and why each change was accepted."""
+"""Committed measurements: one file of JSON, one setting a line, and why each change was accepted."""
 
 import json
 from collections.abc import Iterable

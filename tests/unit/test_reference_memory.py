@@ -1,4 +1,4 @@
-"""Whether the library still saves what results/reference/memory-cpu.json says: real steps of the small models, to the byte.
+"""Whether the library still saves what results/reference/memory-cpu.json says: real steps, to the byte.
 
 Half a percent of a saving that is lost fails here, by model and scheme.
 """
