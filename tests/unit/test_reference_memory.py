@@ -82,7 +82,7 @@ def what_changed(row: Row, found: dict[str, int]) -> str:
     if old != new:
         before, after, points = shares(old, new)
         lines.append(f"{label}: saves {before} in the reference, {after} now: {points} points")
-    for name in set(GUARDED) & found.keys():
+    for name in (name for name in GUARDED if name in found):
         was, now = getattr(row, name), found[name]
         if abs(now - was) > bands.of(name, row.setting.compressor) * was:
             lines.append(f"{label}: {change_text(name, was, now)}")
