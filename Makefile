@@ -1,6 +1,8 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
 # make test  everything that must pass before a change lands
+# make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
+# make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
 # make test-slurm  cells and faults on a Slurm cluster on this machine, as root (test-slurm-full: all of them)
@@ -16,9 +18,10 @@ RUNTIME ?= none
 IMAGE ?= cpu
 UPGRADE ?=
 OPTIONS ?=
+ACCEPT ?=
 BIN := .venv/bin
 
-.PHONY: run resume test images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test check bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +48,13 @@ resume: .venv/installed
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
 
 test: .venv/installed horovod lint unit
+
+# One thread: steps of small models wait more for two than they gain.
+check: .venv/installed
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
+
+bundle: .venv/installed
+	@$(BIN)/python -m benchmarks bundle --run "results/runs/$(RUN)"
 
 # Each starts a Docker Engine if none runs, and stops it.
 images: .venv/installed
@@ -97,4 +107,4 @@ format: .venv/installed
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/snakefmt Snakefile benchmarks/workflow
 
 clean:
-	rm -rf .venv .venv-audit .snakemake docs/api results/runs results/cache results/audit
+	rm -rf .venv .venv-audit .snakemake docs/api results/runs results/bundles results/cache results/audit

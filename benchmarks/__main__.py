@@ -20,6 +20,9 @@ COMMANDS = {
     "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
     "image": ("benchmarks.images.cli", "build container images, export them, run commands with an engine"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
+    "check": ("benchmarks.regression.cli", "compare a run with committed measurements, or make it these"),
+    "bundle": ("benchmarks.bundle.cli", "pack a run and all that it rests on into one zip"),
+    "verify": ("benchmarks.bundle.verify", "check a bundle, and make its tables from its records again"),
     "precision": (
         "benchmarks.report.precision",
         "compare precisions of residuals in a run of config/precision.yaml",

@@ -66,6 +66,7 @@ LIGHT = {"resireduce/scheme.py": ("resireduce.errors",), "resireduce/errors.py":
 TORCH_FREE = (
     "benchmarks/__main__.py",
     "benchmarks/budget/*.py",
+    "benchmarks/bundle/*.py",
     "benchmarks/cell.py",
     "benchmarks/checks.py",
     "benchmarks/claims/*.py",
@@ -89,6 +90,7 @@ TORCH_FREE = (
     "benchmarks/options.py",
     "benchmarks/outcomes.py",
     "benchmarks/record.py",
+    "benchmarks/regression/*.py",
     "benchmarks/report/*.py",
     "benchmarks/report/html/*.py",
     "benchmarks/report/paper/*.py",

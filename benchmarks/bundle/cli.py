@@ -1,0 +1,56 @@
+"""`python -m benchmarks bundle`: a run and all that it rests on in one zip."""
+
+import argparse
+from datetime import UTC, datetime
+from pathlib import Path
+
+from benchmarks.bundle import crate
+from benchmarks.bundle.contents import check_records, contents, counts
+from benchmarks.bundle.manifest import Manifest
+from benchmarks.bundle.pack import pack, size_of
+from benchmarks.bundle.readme import readme
+from benchmarks.bundle.stage import DRAWN, OUTPUTS, files_of, fresh_report
+from benchmarks.files import file_hash, writable
+from benchmarks.measure.provenance import provenance
+from benchmarks.report.load import load_run
+from benchmarks.workflow.settings import get_run_name
+
+BUNDLES = Path("results/bundles")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/smoke")
+    text = "the zip to write (default: results/bundles/RUN-DATE-COMMIT.zip)"
+    parser.add_argument("--output", metavar="FILE", type=Path, help=text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the zip; what the run lacks is said, and is no error: a partial run has a bundle too."""
+    run = load_run(args.run)
+    check_records(args.run)
+    name, here = get_run_name({"run": args.run.resolve().name}), provenance()
+    date, commit = datetime.now(UTC).date().isoformat(), here["commit"]
+    output = args.output or BUNDLES / f"{name}-{date}-{(commit or 'no-commit')[:12]}.zip"
+    writable("output", output)
+    with fresh_report(args.run, name) as report:
+        if stale := _stale(args.run, report):
+            print(f"Note: {len(stale)} tables of {args.run} are not as its records make them; the bundle has new ones")
+        files = contents(args.run, report, name)
+        files["README.md"] = readme(name, date, commit, here["dirty"], counts(args.run)).encode()
+        sizes = {path: size_of(content) for path, content in files.items()}
+        files[crate.NAME] = crate.crate(name, date, commit, sizes).encode()
+        manifest = pack(files, Manifest(name, date, commit, here["dirty"], {}), output)
+    packed = f"{len(manifest.files)} files of {sum(sizes.values()):,} bytes"
+    print(f"{len(run.results)} cells, {len(run.holes)} missing, {packed}")
+    if here["dirty"]:
+        print("Note: the code has changes that are not committed; source/changes.diff has them")
+    print(f"Bundle: {output}, SHA-256 {file_hash(output)}")
+    return 0
+
+
+def _stale(folder: Path, report: Path) -> list[str]:
+    """Tables in the run's folder that the records do not make."""
+    old, new = files_of(folder, OUTPUTS), files_of(report, OUTPUTS)
+    common = [path for path in old.keys() & new.keys() if not path.endswith(DRAWN)]
+    return sorted(path for path in common if old[path].read_bytes() != new[path].read_bytes())

@@ -1,0 +1,118 @@
+"""`python -m benchmarks verify`: does a bundle hold what it says, and do its records make its tables?"""
+
+import argparse
+import tempfile
+from itertools import zip_longest
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from benchmarks.bundle.contents import record_problem
+from benchmarks.bundle.manifest import BundleError, Manifest
+from benchmarks.bundle.progress import progress
+from benchmarks.bundle.stage import DRAWN, OUTPUTS, files_of, fresh_report
+from benchmarks.bundle.unpack import unpack
+from benchmarks.measure.provenance import ROOT, provenance
+from benchmarks.workflow.settings import RUNS
+from resireduce.errors import ConfigError
+
+MOST_SHOWN = 20
+WIDTH = 160
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.epilog = "Exit status: 0 verified, 1 something differs, 2 wrong use."
+    parser.add_argument("bundle", type=Path, help="a zip that `make bundle` made")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Say what differs, and return the exit status; ConfigError, one line, if there is no such file."""
+    if not args.bundle.is_file():
+        raise ConfigError(f"bundle: {args.bundle} is not a file; give a zip that `make bundle` made")
+    with tempfile.TemporaryDirectory(prefix="resireduce-verify-") as folder:
+        try:
+            with ZipFile(args.bundle) as bundle:
+                manifest, problems = unpack(bundle, Path(folder))
+        except (BadZipFile, UnicodeDecodeError) as error:
+            return _failed(args.bundle, [f"it is no zip: {error}"])
+        except BundleError as error:
+            return _failed(args.bundle, [str(error)])
+        for note in notes(manifest, Path(folder)):
+            print(f"Note: {note}")
+        problems += invalid_records(Path(folder) / RUNS / manifest.run)
+        problems += differing_tables(Path(folder) / RUNS / manifest.run, manifest.run)
+    if problems:
+        return _failed(args.bundle, problems)
+    tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
+    print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {tables} tables made again")
+    return 0
+
+
+def notes(manifest: Manifest, folder: Path) -> list[str]:
+    """Return what may make tables differ and is no fault of the bundle: other code, other published numbers."""
+    here = provenance()
+    found = []
+    if manifest.commit != here["commit"]:
+        found.append(
+            f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}; if tables differ, "
+            f"verify with that commit"
+        )
+    elif manifest.dirty or here["dirty"]:
+        found.append("the bundle or this checkout has changes that were not committed")
+    for path in sorted((folder / "results/paper").glob("*")):
+        own = ROOT / "results/paper" / path.name
+        if not own.is_file() or own.read_bytes() != path.read_bytes():
+            found.append(f"results/paper/{path.name} is not this checkout's, which tables are made with here")
+    return found
+
+
+def invalid_records(run: Path) -> list[str]:
+    """Return records that are broken, or of another cell than their name says."""
+    paths = sorted((run / "cells").glob("*.json")) if run.is_dir() else []
+    found = [problem for path in progress("checked records", paths) if (problem := record_problem(path))]
+    return [problem.replace(f"{run}/", "") for problem in found]
+
+
+def differing_tables(run: Path, name: str) -> list[str]:
+    """Make all tables from the records again, and return what differs: file and first line of it."""
+    if not run.is_dir():
+        return [f"{RUNS}/{name}: the run is not there"]
+    try:
+        with fresh_report(run, name) as report:
+            old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
+            problems = [f"{path}: no table that this code makes" for path in old.keys() - new.keys()]
+            problems += [f"{path}: missing, this code makes it" for path in new.keys() - old.keys()]
+            common = sorted(path for path in old.keys() & new.keys() if not path.endswith(DRAWN))
+            problems += [text for path in common if (text := first_difference(path, old[path], new[path]))]
+    except ConfigError as error:
+        return [f"tables cannot be made: {error}"]
+    return sorted(problems)
+
+
+def first_difference(path: str, old: Path, new: Path) -> str | None:
+    """Return the first line in which two files differ; None if they are equal to the byte."""
+    if old.read_bytes() == new.read_bytes():
+        return None
+    with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
+        for number, (was, now) in enumerate(zip_longest(one, two), start=1):
+            if was != now:
+                return f"{path}, line {number}:\n    bundle:  {_short(was, now)}\n    records: {_short(now, was)}"
+    return f"{path}: its bytes are no text"
+
+
+def _short(line: str | None, other: str | None) -> str:
+    """A line, from a little before what differs."""
+    if line is None:
+        return "(the file ends before)"
+    start = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))
+    start = max(0, start - 60) if len(line) > WIDTH else 0
+    return ("..." if start else "") + repr(line[start : start + WIDTH])[1:-1]
+
+
+def _failed(bundle: Path, problems: list[str]) -> int:
+    for problem in problems[:MOST_SHOWN]:
+        print(f"DIFFERS: {problem}")
+    if len(problems) > MOST_SHOWN:
+        print(f"... and {len(problems) - MOST_SHOWN} more")
+    print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
+    return 1

@@ -1,0 +1,1 @@
+"""The regression check: a run against committed measurements. Imports no torch."""
