@@ -32,6 +32,27 @@ def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
         yield waiting
 
 
+def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """Put `messages`, as `buckets` has cut them, into the order in which `order` completes them; one of small tensors
+    leaves when the next begins, as there.
+
+    What is in a message never changes: with three ranks or more, what an all-reduce rounds to depends on where in its
+    message an element lies, and training that goes on from a checkpoint begins with the first order again.
+    """
+    place = {slot: message for message in messages for slot in message}
+    missing = {id(message): len(message) for message in place.values()}
+    ready: list[list[Slot]] = []
+    for slot in order:
+        if not slot.small:
+            yield place[slot]
+            continue
+        yield from ready
+        message = place[slot]
+        missing[id(message)] -= 1
+        ready = [] if missing[id(message)] else [message]
+    yield from ready
+
+
 def _alike(first: Slot, second: Slot) -> bool:
     a, b = first.parameter, second.parameter
     return a.dtype == b.dtype and a.device == b.device
@@ -64,11 +85,6 @@ class LaunchQueue:
     def timeline(self) -> Timeline | None:
         """That of the pipeline."""
         return self.feedback.timeline
-
-    @property
-    def last(self) -> Slot:
-        """The tensor whose gradient is expected last."""
-        return self._buckets[-1][-1]
 
     def prefetch_after(self, slot: Slot) -> None:
         """The gradient of `slot` is there: bring the residual that is expected to be needed next on its way."""
@@ -178,6 +194,6 @@ class LaunchQueue:
             indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.present]
             order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)
             self.feedback.communicator.broadcast_(order, "resireduce.order")
-            self._buckets = list(buckets(self.slots[index] for index in order.tolist()))
+            self._buckets = list(arrange(self._buckets, [self.slots[index] for index in order.tolist()]))
             self._order_is_learnt, self._next = True, {}
         self._restart()

@@ -8,7 +8,7 @@ from resireduce.comm.base import Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.launch import BUCKET_BYTES, buckets
+from resireduce.launch import BUCKET_BYTES, arrange, buckets
 from resireduce.slot import Slot
 from tests.worlds import Net, seeded, train
 
@@ -89,4 +89,8 @@ def test_messages_of_small_tensors_are_bounded_and_of_one_kind() -> None:
 
     most = BUCKET_BYTES // 4
     order = [slot(0, most // 2), slot(1, 10, small=False), slot(2, most // 2), slot(3, 1), slot(4, 1, torch.float64)]
-    assert [[s.index for s in bucket] for bucket in buckets(order)] == [[1], [0, 2], [3], [4]]
+    messages = list(buckets(order))
+    assert [[s.index for s in bucket] for bucket in messages] == [[1], [0, 2], [3], [4]]
+    assert list(arrange(messages, order)) == messages
+    other = [order[index] for index in (3, 2, 4, 1, 0)]
+    assert [[s.index for s in bucket] for bucket in arrange(messages, other)] == [[3], [1], [4], [0, 2]]
