@@ -229,7 +229,7 @@ def test_runs_that_are_put_together(folder: Path, tmp_path: Path) -> None:
 def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path_of(folder, cell_of()).write_text("{")
     run = load_run(folder)
-    write_claims(run)
+    write_claims(run, ledger(run))
     plain = json.loads((folder / "claims.json").read_text())
     assert [one["status"] for one in plain] == [one.status for one in ledger(run)]
     rows = (folder / "tables/claims.csv").read_text().splitlines()

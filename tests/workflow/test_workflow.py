@@ -34,7 +34,7 @@ SLOW = Cell(model="vgg-digits", scheme="w").name
 @pytest.fixture
 def tree(tmp_path):
     skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce"):
+    for name in ("benchmarks", "resireduce", "results/paper"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
     shutil.copy(ROOT / "Snakefile", tmp_path)
     (tmp_path / "tests").mkdir()
@@ -135,7 +135,7 @@ def test_the_default_is_the_smoke_matrix(tree):
     assert tell == {"pretrained": 2, "cell": 48, "report": 1, "all": 1}
     mini = ("--configfile", "benchmarks/config/mini.yaml", "--config", "part=distributions")
     assert planned(tree, *mini) == {"pretrained": 2, "cell": 8, "report": 1, "all": 1}
-    assert not (tree / "results").exists()
+    assert not (tree / "results/runs").exists()
 
 
 def test_a_new_table_is_expected_from_the_report(tree):
