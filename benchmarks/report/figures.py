@@ -41,17 +41,19 @@ def draw_both(table: Table) -> tuple[bytes, bytes]:
 
 def make_figure(table: Table) -> Figure:
     """Return a table's figure: a panel a model, a row a scheme, or what the table's own function draws."""
-    shown = table.drawn or table.records
-    if table.figure and shown:
+    shown = table.records if table.drawn is None else table.drawn
+    if not shown:
+        return _nothing()
+    if table.figure:
         own: Figure = load(table.figure)(table)
         return own
     by_model: dict[str, list[Record]] = {}
     for record in shown:
         by_model.setdefault(record["model"], []).append(record)
-    columns = min(2, max(1, len(by_model)))
-    rows = max(1, -(-len(by_model) // columns))
-    limit = max(8, min(MOST_ROWS, MOST_IN_ALL // max(1, len(by_model))))
-    most = min(limit, max(map(len, by_model.values()), default=1))
+    columns = min(2, len(by_model))
+    rows = -(-len(by_model) // columns)
+    limit = max(8, min(MOST_ROWS, MOST_IN_ALL // len(by_model)))
+    most = min(limit, max(map(len, by_model.values())))
     figure = Figure(figsize=(5.4 * columns, rows * (0.9 + 0.27 * most) + 0.5), layout="constrained")
     panels = figure.subplots(rows, columns, squeeze=False).flatten()
     for panel, (model, records) in zip(panels, by_model.items(), strict=False):
@@ -60,6 +62,12 @@ def make_figure(table: Table) -> Figure:
     for panel in panels[len(by_model) :]:
         panel.set_visible(False)
     _legend(figure, panels[0], columns=5 if columns > 1 else 3)
+    return figure
+
+
+def _nothing() -> Figure:
+    figure = Figure(figsize=(5.4, 0.6))
+    figure.text(0.02, 0.5, "nothing measured yet", va="center", style="italic", color="#666666")
     return figure
 
 

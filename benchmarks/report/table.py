@@ -38,7 +38,7 @@ class Table:
     group_starts: tuple[int, ...] = ()
     """Rows at which another model begins."""
     notes: list[str] = field(default_factory=list)
-    drawn: list[Record] = field(default_factory=list)
+    drawn: list[Record] | None = None
     """What the figure shows, where that is not the records."""
     columns: tuple[str, ...] = ()
     """Of the records, what each column of body shows, "" for none; only where both have the same rows. The page sorts

@@ -117,7 +117,9 @@ def test_what_a_killed_engine_left_does_not_keep_the_next_from_starting(
     containerd.write_text(str(os.getpid()))
     pruned, there = list[bool](), iter([False, True])
     client = SimpleNamespace(containers=SimpleNamespace(prune=lambda: pruned.append(True)), close=lambda: None)
-    monkeypatch.setattr(own_engine, "command", lambda name: ["sh", "-c", f"test ! -e {own.pid_file} && exec sleep 5", "sh"])
+    monkeypatch.setattr(
+        own_engine, "command", lambda name: ["sh", "-c", f"test ! -e {own.pid_file} && exec sleep 5", "sh"]
+    )
     monkeypatch.setattr(own_engine, "answers", lambda address: next(there))
     monkeypatch.setattr(own_engine.docker, "DockerClient", lambda **_: client)
     monkeypatch.setattr(own_engine.time, "sleep", lambda seconds: None)

@@ -95,7 +95,7 @@ def draw_throughput(table: Table) -> Figure:
 def _figure(table: Table, panels: Sequence[Callable[[Axes, Sequence[Record]], None]]) -> Figure:
     """A row of panels for each model, two models in a row where each has one panel."""
     by_model: dict[str, list[Record]] = {}
-    for record in table.drawn:
+    for record in table.drawn or []:
         by_model.setdefault(record["model"], []).append(record)
     columns = max(2, len(panels))
     rows = -(-len(by_model) * len(panels) // columns)

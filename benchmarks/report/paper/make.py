@@ -44,11 +44,17 @@ def make_table(run: Run, spec: Spec, more: Callable[[list[CellResult]], Record] 
         body=body,
         panel=spec.panel,
         figure=spec.figure,
-        drawn=[record for record in records if record["quantity"] == spec.lines[0].quantity.name],
+        drawn=_drawn([record for record in records if record["quantity"] == spec.lines[0].quantity.name]),
         text_columns=2,
         group_starts=starts,
         notes=[*spec.notes, *_stated(spec), *_about(run, rows, records), *_commands(records)],
     )
+
+
+def _drawn(records: Sequence[Record]) -> list[Record]:
+    """Those of models of which something was measured; the table has what is published of the others."""
+    known = {record["model"] for record in records if record["measured"] is not None}
+    return [record for record in records if record["model"] in known]
 
 
 def _group(row: Row) -> tuple[str, str]:
