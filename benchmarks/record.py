@@ -24,6 +24,9 @@ STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
 BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
 NUMBER_FIELDS = ("metric", "steps_per_second", "wall_seconds")
+TIME_FIELDS = ("steps_per_second", "units_per_second", "wall_seconds")
+LARGEST = 1e100
+"""Of any number in an ok record: tables and intervals square them and sum them up."""
 
 
 class RecordError(ValueError):
@@ -92,7 +95,7 @@ class CellResult:
     def from_dict(cls, values: Any) -> Self:
         """Build a record from plain values. Raises RecordError, one line."""
         version = values.get("schema_version") if isinstance(values, dict) else None
-        if not isinstance(version, int) or not 1 <= version <= SCHEMA_VERSION:
+        if not isinstance(version, int) or version is True or not 1 <= version <= SCHEMA_VERSION:
             raise RecordError(f"schema_version: {version!r} cannot be read; allowed: 1 to {SCHEMA_VERSION}")
         missing = [f.name for f in fields(cls) if f.name not in values and ADDED.get(f.name, 1) <= version]
         missing = [name for name in missing if name not in OPTIONAL]
@@ -170,6 +173,12 @@ def _ok_problems(result: CellResult) -> list[str]:
     # Items are many, and have been seen to be whole numbers.
     if not all_finite(vars(result) | {"cell": result.cell.to_dict(), "items": None}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
+    if problem := _range_problem(result):
+        return [problem]
+    return _sum_problems(result)
+
+
+def _sum_problems(result: CellResult) -> list[str]:
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:
         return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]
@@ -177,6 +186,23 @@ def _ok_problems(result: CellResult) -> list[str]:
     if result.metrics and result.metrics.get(str(result.metric_name)) != result.metric:
         return [f"metric: {result.metric} is not the {result.metric_name} in metrics, {result.metrics}"]
     return []
+
+
+def _range_problem(result: CellResult) -> str | None:
+    """Return which number of an ok record can have been measured by nothing: it would make tables overflow."""
+    if not result.total_bytes:
+        return "total_bytes: 0 is not allowed; an ok record holds a model, 1 byte or more; run its cell again"
+    singles = {name: getattr(result, name) for name in (*NUMBER_FIELDS, *BYTE_FIELDS, "units_per_second")}
+    numbers = {name: value for name, value in {**result.metrics, **singles}.items() if value is not None}
+    steps = result.step_seconds or [0.0]
+    for name, value in {**numbers, "step_seconds": max(steps, key=abs)}.items():
+        if abs(value) > LARGEST:
+            shown = str(value)[:40]
+            return f"{name}: {shown} is too large; allowed: up to {LARGEST:g}, and more is diverged; run it again"
+    for name, value in {**{name: numbers.get(name, 0) for name in TIME_FIELDS}, "step_seconds": min(steps)}.items():
+        if value < 0:
+            return f"{name}: {value} is negative; allowed: 0 or more; delete the record and run its cell again"
+    return None
 
 
 def _or_none(check: Any) -> Any:

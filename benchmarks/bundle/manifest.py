@@ -36,7 +36,7 @@ class Manifest:
     @classmethod
     def from_values(cls, values: Any) -> Self:
         """Read what the file holds. Raises BundleError, one line."""
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
+        if not isinstance(values, dict) or values.get("format") is True or values.get("format") != FORMAT:
             found = values.get("format") if isinstance(values, dict) else None
             raise BundleError(f"{NAME}: format {found!r} cannot be read; this code reads {FORMAT}")
         if not isinstance(values.get("run"), str) or not RUN_NAME.fullmatch(values["run"]):

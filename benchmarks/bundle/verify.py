@@ -38,13 +38,14 @@ def main(args: argparse.Namespace) -> int:
         except BundleError as error:
             return _failed(args.bundle, [str(error)])
         for note in notes(manifest, Path(folder)):
-            print(f"Note: {note}")
+            print(f"Note: {_printable(note)}")
         problems += invalid_records(Path(folder) / RUNS / manifest.run)
         problems += differing_tables(Path(folder) / RUNS / manifest.run, manifest.run)
     if problems:
         return _failed(args.bundle, problems)
     tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
-    print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {tables} tables made again")
+    made = f"{tables} tables made again; of report.html and figures only the SHA-256"
+    print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {made}")
     return 0
 
 
@@ -109,9 +110,14 @@ def _short(line: str | None, other: str | None) -> str:
     return ("..." if start else "") + repr(line[start : start + WIDTH])[1:-1]
 
 
+def _printable(text: str) -> str:
+    """Text with what moves a terminal's cursor or changes its colours made visible: names in a zip may hold it."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
 def _failed(bundle: Path, problems: list[str]) -> int:
     for problem in problems[:MOST_SHOWN]:
-        print(f"DIFFERS: {problem}")
+        print(f"DIFFERS: {_printable(problem)}")
     if len(problems) > MOST_SHOWN:
         print(f"... and {len(problems) - MOST_SHOWN} more")
     print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")

@@ -74,6 +74,8 @@ def _claims(where: str, entry: dict[str, Any], shared: _Shared) -> list[Claim]:
     for name in ("id", "source", "statement", "test"):
         if not entry.get(name):
             raise ConfigError(f"{where}: {name}: missing; give it")
+    if not isinstance(entry["id"], str):
+        raise ConfigError(f"{where}: id: {entry['id']!r} is not allowed; give a text")
     kind = choose(f"{where}: test: kind", mapping(f"{where}: test", entry["test"]).get("kind"), (*KINDS, CONSISTENCY))
     if kind == CONSISTENCY:
         return [_consistency(where, entry, shared)]

@@ -20,7 +20,11 @@ def not_worse(case: Case) -> Verdict:
     loss = mean_loss(case, found)
     if isinstance(loss, Verdict):
         return replace(loss, published=published_loss(case))
-    margin = _margin(case, found, loss.level)
+    name = str(found.results["against"][found.seeds(*BOTH)[0]].metric_name)
+    if case.limits.get("margin") is None and name not in case.book.margins:
+        reason = f"metric_name: {name!r} has no margin; claims.yaml has those of {', '.join(case.book.margins)}"
+        return Verdict(status=INCONCLUSIVE, reason=reason, results=found.records(*BOTH))
+    margin = _margin(case, loss.level, name)
     status = below(loss.interval, margin)
     reason = f"loss {written(loss.mean, loss.interval, loss.unit)}, margin {number(margin)}"
     if status == REPRODUCED:
@@ -50,12 +54,11 @@ def published_loss(case: Case) -> float | None:
     return round(100 * loss / against if case.limits.get("relative") else loss, 4)
 
 
-def _margin(case: Case, found: Comparison, level: float) -> float:
+def _margin(case: Case, level: float, name: str) -> float:
     """The margin in the unit of the loss: a published number, or the usual one of the metric."""
     given = case.limits.get("margin")
     if given is not None:
         return float(case.book.published[given].value if isinstance(given, str) else given)
-    name = str(next(iter(found.results["against"].values())).metric_name)
     usual = case.book.margins[name]
     if usual.points is not None:
         return 100 * usual.points / level if case.limits.get("relative") else usual.points

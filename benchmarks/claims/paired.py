@@ -46,6 +46,8 @@ def mean_loss(case: Case, found: Comparison) -> Loss | Verdict:
     if not values:
         return Verdict(status=INCONCLUSIVE, reason=with_missing("no seed in common", found))
     others = [found.results["against"][seed] for seed in values]
+    if unlike := _unlike([*others, *(found.results["tested"][seed] for seed in values)]):
+        return Verdict(status=INCONCLUSIVE, reason=with_missing(unlike, found), results=found.records(*BOTH))
     unit = "%" if relative else unit_of(others[0])
     mean = interval(list(values.values()))
     assert mean is not None
@@ -53,6 +55,15 @@ def mean_loss(case: Case, found: Comparison) -> Loss | Verdict:
     if within is None:
         return _one_seed(found, next(iter(values)), mean.mean, unit)
     return Loss(mean.mean, within, mean.n, unit, sum(float(one.metric or 0) for one in others) / len(others))
+
+
+def _unlike(records: list[CellResult]) -> str | None:
+    """Return why metrics of records cannot be subtracted; None if they can."""
+    for name in ("metric_name", "higher_is_better"):
+        values = dict.fromkeys(str(getattr(record, name)) for record in records)
+        if len(values) > 1:
+            return f"{name} is not the same in all records: {', '.join(values)}"
+    return None
 
 
 def _one_seed(found: Comparison, seed: int, loss: float, unit: str) -> Verdict:

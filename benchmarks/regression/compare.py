@@ -69,10 +69,25 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
         _problem(cell, usual, f"{hole.status}: {hole.reason}; to fill it: {hole.command}")
         for cell, hole in run.holes.items()
     ]
+    found += [_problem(cell, usual, reason) for cell, reason in _uneven(run)]
     return found + [
         _problem(cell, usual, f"there twice: cells/{cell.name}.json and cells/{other} are records of it")
         for cell, other in duplicates(run)
     ]
+
+
+def _uneven(run: Run) -> list[tuple[Cell, str]]:
+    """Cells whose model states are not those of the setting's first seed: the seed with most would hide them."""
+    found = []
+    for results in run.settings().values():
+        for one in results[1:]:
+            for name in STATE_FIELDS:
+                first, other = getattr(results[0], name), getattr(one, name)
+                if first != other:
+                    text = f"{name} is {other:,}, that of seed {results[0].cell.seed} {first:,}"
+                    found.append((one.cell, f"{text}; model states do not depend on seeds, run the wrong one again"))
+                    break
+    return found
 
 
 def _problem(cell: Cell, usual: Cell | None, reason: str) -> Outcome:
@@ -127,8 +142,7 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
     if new is None:
         reason = f"the reference has it, the run has not: {_why_none(quantity)}"
         return replace(outcome, verdict="problem", reason=reason, severity=float("inf"))
-    if quantity == "metric" and old_row.metric_name != new_row.metric_name:
-        reason = f"it was the {old_row.metric_name} and is the {new_row.metric_name}"
+    if quantity == "metric" and (reason := _unlike(old_row, new_row)):
         return replace(outcome, verdict="problem", reason=reason, severity=float("inf"))
     if band is None:
         return replace(outcome, reason="measured on another device")
@@ -145,6 +159,15 @@ def _is_worse(quantity: str, row: Row, difference: float) -> bool:
     """More bytes are; a smaller saving, ratio or metric is, unless the metric is better when lower."""
     more_is_worse = quantity in BYTES or (quantity == "metric" and row.higher_is_better is False)
     return (difference > 0) == more_is_worse
+
+
+def _unlike(old: Row, new: Row) -> str | None:
+    """Why metrics of two rows cannot be compared; None if they can."""
+    if old.metric_name != new.metric_name:
+        return f"it was the {old.metric_name} and is the {new.metric_name}"
+    if old.higher_is_better != new.higher_is_better:
+        return f"higher_is_better was {old.higher_is_better} and is {new.higher_is_better}"
+    return None
 
 
 def _why_none(quantity: str) -> str:

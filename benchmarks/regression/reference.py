@@ -95,9 +95,12 @@ def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
     """Return FACTS of records, each once; of several values all, sorted."""
     found: dict[str, set[Any]] = {name: set() for name in FACTS}
     for result in results:
-        known = result.provenance | {"torch": (result.provenance.get("packages") or {}).get("torch")}
+        packages = result.provenance.get("packages")
+        known = result.provenance | {"torch": packages.get("torch") if isinstance(packages, dict) else None}
         for name, values in found.items():
-            values.add(known.get(name))
+            value = known.get(name)
+            # A record may have anything there, also what no set takes.
+            values.add(str(value) if isinstance(value, list | dict) else value)
     return {
         name: (next(iter(values)) if len(values) == 1 else sorted(values, key=str)) if values else None
         for name, values in found.items()

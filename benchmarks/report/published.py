@@ -46,10 +46,11 @@ def load_published(path: Path = NUMBERS_FILE) -> dict[str, Published]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
+            head = tuple(reader.fieldnames or ())  # read here: it is looked for once more in an empty file
             rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}; restore it from the repository") from None
-    if (head := tuple(reader.fieldnames or ())) != COLUMNS:
+    if head != COLUMNS:
         wrong = [f"{name!r} is not known" for name in head if name not in COLUMNS]
         wrong += [f"{name!r} is missing" for name in COLUMNS if name not in head] or ["they are in another order"]
         raise ConfigError(f"{path}: columns: {', '.join(wrong)}; allowed: {', '.join(COLUMNS)}")

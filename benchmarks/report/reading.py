@@ -1,6 +1,7 @@
 """Read the records of a run: one each, or many in two processes; with what there is instead where one is missing."""
 
 import os
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -139,8 +140,9 @@ def _site_of(folder: Path) -> str | None:
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str) -> Hole:
     target = folder / "cells" / f"{cell.name}.json"
     again = " --force" if start.endswith(" --force") else ""
-    options = f"{start.removesuffix(again)} --configfile {folder}/config.json{again}"
-    return Hole(cell.name, status, " ".join(reason.split()), f".venv/bin/snakemake {options} --nolock -- {target}")
+    options = f"{start.removesuffix(again)} --configfile {shlex.quote(str(folder / 'config.json'))}{again}"
+    command = f".venv/bin/snakemake {options} --nolock -- {shlex.quote(str(target))}"
+    return Hole(cell.name, status, " ".join(reason.split()), command)
 
 
 def try_load(path: Path) -> CellResult | None:

@@ -188,6 +188,25 @@ def test_left_overs_of_another_matrix_do_not_count(folder, check):
     check(status=0)
 
 
+@pytest.mark.parametrize(
+    "odd", [{"packages": "torch"}, {"packages": 7}, {"device": ["cpu"]}, {"commit": {"a": []}}], ids=str
+)
+def test_odd_provenance_of_a_record_does_not_crash(folder, check, odd):
+    change(folder, provenance=MEASURED | odd)
+    assert "Check PASSED" in check(status=0)
+
+
+def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
+    cell = Cell(model="vgg-digits", scheme="none", seed=1)
+    change(folder, cell, parameters_bytes=1, total_bytes=make_result(cell).total_bytes - 8_400_000 + 1)
+    assert "parameters_bytes is 1, that of seed 0 8,400,000" in check(status=1)
+
+
+def test_a_metric_that_counts_the_other_way_is_named(folder, check):
+    change(folder, higher_is_better=False)
+    assert "higher_is_better was True and is False" in check(status=1)
+
+
 def test_speed_counts_as_a_ratio_to_the_baseline_within_a_band(folder, check):
     change_all(folder, steps_per_second=3.0)  # a slower machine: all ratios are 1
     check(status=0)

@@ -145,3 +145,10 @@ def test_a_published_value_is_written_once() -> None:
 def test_ids_are_short_names_of_words() -> None:
     names = [claim.id for claim in load_claims(CLAIMS_FILE).claims]
     assert all(name == name.lower() and " " not in name and len(name) <= 36 for name in names)
+
+
+def test_an_id_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(CLAIMS_FILE.read_text().replace("- id: exp1-local-max-stated", "- id: [1]"))
+    with pytest.raises(ConfigError, match=r"claim \[1\]: id: \[1\] is not allowed; give a text"):
+        load_claims(path)

@@ -252,3 +252,27 @@ def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "On small models, one seed: what a laptop can show of each claim" in text
     assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.06 points" in text
     assert f"+ {SAME:<36} equal in every digit at 2 evaluations, 1 seed" in text
+
+
+def planted(folder: Path, cell: Cell, **values: Any) -> None:
+    path = path_of(folder, cell)
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("schemes", "values", "reason"),
+    [
+        (["w+2d"], {"metric_name": "f1", "metrics": {}}, "metric_name is not the same in all records: accuracy, f1"),
+        (["w+2d"], {"higher_is_better": False}, "higher_is_better is not the same in all records: True, False"),
+        (["w+2d", "baseline"], {"metric_name": "x", "metrics": {}}, "metric_name: 'x' has no margin; claims.yaml has"),
+    ],
+)
+def test_metrics_that_are_not_alike_are_not_subtracted(
+    folder: Path, schemes: list[str], values: dict[str, Any], reason: str
+) -> None:
+    for scheme in schemes:
+        for seed in range(3):
+            planted(folder, cell_of(scheme, seed), **values)
+    one = found(folder)[ACCURACY]
+    assert one.status == "inconclusive"
+    assert one.reason.startswith(reason)

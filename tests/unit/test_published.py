@@ -77,3 +77,9 @@ def row(name: str) -> list[str]:
 
 def with_value(row: list[str], value: str) -> list[str]:
     return [*row[:9], value, *row[10:]]
+
+
+def test_an_empty_file_of_numbers_is_refused(tmp_path):
+    (tmp_path / "numbers.csv").touch()
+    with pytest.raises(ConfigError, match="columns: 'id' is missing"):
+        load_published(tmp_path / "numbers.csv")

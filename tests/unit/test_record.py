@@ -233,6 +233,13 @@ def test_a_failed_save_leaves_the_old_record(result, tmp_path, monkeypatch):
         ({"provenance": None}, "provenance: "),
         ({"cell": {"model": "no"}}, "model: 'no'"),
         ({"extra": 1}, "record key: 'extra'"),
+        ({"schema_version": True}, "schema_version: True"),
+        ({"metric": 1e308}, "metric: 1e\\+308 is too large; allowed: up to 1e\\+100"),
+        ({"residuals_bytes": 10**400}, "residuals_bytes: 1000000.* is too large"),
+        ({"step_seconds": [0.1, 1e200]}, "step_seconds: 1e\\+200 is too large"),
+        ({"steps_per_second": -1.0}, "steps_per_second: -1.0 is negative"),
+        ({"step_seconds": [0.1, -0.1]}, "step_seconds: -0.1 is negative"),
+        (dict.fromkeys(BYTE_FIELDS, 0), "total_bytes: 0 is not allowed"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(result, change, message):

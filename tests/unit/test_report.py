@@ -2,6 +2,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -266,3 +267,12 @@ def test_labels_name_the_rarer_fields_only_where_they_differ_and_mean_something(
     assert short_labels([cells[0], cells[2]]) == ["no compression, kept", "baseline, kept"]
     assert short_labels(cells[2:]) == ["baseline, kept, fp16", "baseline, kept, randomk"]
     assert short_labels([Cell(model="vgg-digits"), cells[3]])[1] == "baseline, kept, randomk, density 0.05"
+
+
+def test_a_command_quotes_a_folder_with_blanks(tmp_path):
+    run = tmp_path / "a b'$(x)"
+    (run / "cells").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps({"matrix": [{"model": "vgg-digits"}]}))
+    (hole,) = load_run(run).holes.values()
+    words = shlex.split(hole.command)
+    assert f"{run}/config.json" in words and words[-1] == f"{run}/cells/{hole.name}.json"

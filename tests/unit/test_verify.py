@@ -172,6 +172,14 @@ def test_wrong_use_is_one_line(tmp_path, verify):
     assert verify(tmp_path, 2).count("\n") == 1
 
 
+def test_nothing_in_a_bundle_moves_the_cursor(good, tmp_path, verify):
+    files = contents(good)
+    head = json.loads(files["manifest.json"]) | {"commit": "\x1b[2Jx"}
+    said = verify(write(tmp_path / "a.zip", files | {"manifest.json": json.dumps(head).encode(), "a\x1b[2J": b""}), 1)
+    assert "\x1b" not in said
+    assert "commit \\x1b[2Jx" in said and "a\\x1b[2J: added" in said
+
+
 def test_another_commit_is_a_note(good, tmp_path, verify):
     files = contents(good)
     head = json.loads(files["manifest.json"]) | {"commit": "f" * 40}
