@@ -1,6 +1,7 @@
 """`python -m benchmarks verify`: does a bundle hold what it says, and do its records make its tables?"""
 
 import argparse
+import re
 import tempfile
 from itertools import zip_longest
 from pathlib import Path
@@ -9,7 +10,7 @@ from zipfile import BadZipFile, ZipFile
 from benchmarks.bundle.contents import record_problem
 from benchmarks.bundle.manifest import BundleError, Manifest
 from benchmarks.bundle.progress import progress
-from benchmarks.bundle.stage import DRAWN, OUTPUTS, files_of, fresh_report
+from benchmarks.bundle.stage import OUTPUTS, files_of, fresh_report
 from benchmarks.bundle.unpack import unpack
 from benchmarks.measure.provenance import ROOT, provenance
 from benchmarks.workflow.settings import RUNS
@@ -17,6 +18,9 @@ from resireduce.errors import ConfigError
 
 MOST_SHOWN = 20
 WIDTH = 160
+PICTURES = (".png", ".svg")
+"""Depend on what draws them; so do those within the page."""
+PICTURE = re.compile("data:image/png;base64,[A-Za-z0-9+/=]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     if problems:
         return _failed(args.bundle, problems)
     tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
-    made = f"{tables} tables made again; of report.html and figures only the SHA-256"
+    made = f"{tables} tables and report.html made again; of figures only the SHA-256"
     print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {made}")
     return 0
 
@@ -83,7 +87,7 @@ def differing_tables(run: Path, name: str) -> list[str]:
             old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
             problems = [f"{path}: no table that this code makes" for path in old.keys() - new.keys()]
             problems += [f"{path}: missing, this code makes it" for path in new.keys() - old.keys()]
-            common = sorted(path for path in old.keys() & new.keys() if not path.endswith(DRAWN))
+            common = sorted(path for path in old.keys() & new.keys() if not path.endswith(PICTURES))
             problems += [text for path in common if (text := first_difference(path, old[path], new[path]))]
     except ConfigError as error:
         return [f"tables cannot be made: {error}"]
@@ -91,14 +95,19 @@ def differing_tables(run: Path, name: str) -> list[str]:
 
 
 def first_difference(path: str, old: Path, new: Path) -> str | None:
-    """Return the first line in which two files differ; None if they are equal to the byte."""
+    """Return the first line in which two files differ; None if they are equal, a page but for its pictures."""
     if old.read_bytes() == new.read_bytes():
         return None
     with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
-        for number, (was, now) in enumerate(zip_longest(one, two), start=1):
+        lines = [map(_without_pictures, file) for file in (one, two)] if path.endswith(".html") else [one, two]
+        for number, (was, now) in enumerate(zip_longest(*lines), start=1):
             if was != now:
                 return f"{path}, line {number}:\n    bundle:  {_short(was, now)}\n    records: {_short(now, was)}"
-    return f"{path}: its bytes are no text"
+    return None if path.endswith(".html") else f"{path}: its bytes are no text"
+
+
+def _without_pictures(line: str) -> str:
+    return PICTURE.sub("", line)
 
 
 def _short(line: str | None, other: str | None) -> str:

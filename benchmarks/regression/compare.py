@@ -142,8 +142,8 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
     if new is None:
         reason = f"the reference has it, the run has not: {_why_none(quantity)}"
         return replace(outcome, verdict="problem", reason=reason, severity=float("inf"))
-    if quantity == "metric" and (reason := _unlike(old_row, new_row)):
-        return replace(outcome, verdict="problem", reason=reason, severity=float("inf"))
+    if quantity == "metric" and (unlike := _unlike(old_row, new_row)):
+        return replace(outcome, verdict="problem", reason=unlike, severity=float("inf"))
     if band is None:
         return replace(outcome, reason="measured on another device")
     relative = abs(new - old) if quantity in SAVINGS else abs(new - old) / abs(old) if old else float(new != old)

@@ -47,7 +47,19 @@ def distributions(run: Run) -> Table:
 
 def _observed(results: list[CellResult]) -> CellResult | None:
     """The first seed that observed distributions."""
-    return next((result for result in results if NAME in result.observations), None)
+    return next((result for result in results if _is_whole(result.observations.get(NAME))), None)
+
+
+def _is_whole(seen: Any) -> bool:
+    """Whether all that is shown is there: a record is valid with any observations."""
+    try:
+        _texts(seen)
+        for group in seen["groups"]:
+            _columns(group["members"][0], group)
+            float(group["standard_deviation"]), [len(density) for density in group["densities"]]
+        return seen["bins"]["low"] < seen["bins"]["high"] and seen["bins"]["count"] > 0
+    except (KeyError, IndexError, TypeError, ValueError):
+        return False
 
 
 def _columns(name: str, seen: dict[str, Any]) -> Record:

@@ -17,7 +17,7 @@ from benchmarks.report.densities import spread
 from benchmarks.report.figures import draw
 from benchmarks.report.html.page import render_page
 from benchmarks.report.load import load_run
-from benchmarks.report.tables import TABLES
+from benchmarks.report.tables import PAPER_TABLES, TABLES
 from benchmarks.report.write import to_csv
 from benchmarks.training.build import build
 from resireduce.comm.local import LocalCommunicator
@@ -111,3 +111,14 @@ def test_a_run_without_observations_has_an_empty_table(tmp_path) -> None:
     table = TABLES["distributions"](run)
     assert not table.records and draw(table).startswith(b"\x89PNG") and to_csv(table).strip() == ""
     assert "Distributions" not in render_page(run, [table], {"distributions": b""})
+
+
+@pytest.mark.parametrize("seen", [{}, {"bins": 1}, {"groups": [{}]}])
+def test_observations_that_are_cut_are_no_observations(tmp_path, seen) -> None:
+    config = {"matrix": [{"model": "vgg-digits", "observe": ["distributions"]}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (cell,) = expand(config)
+    replace(make_result(cell), observations={"distributions": seen}).save(tmp_path / f"cells/{cell.name}.json")
+    run = load_run(tmp_path)
+    assert run.results and not TABLES["distributions"](run).records
+    assert all(record["measured"] is None for record in PAPER_TABLES["fig4"](run).records)

@@ -53,6 +53,14 @@ def write(path, files):
     return path
 
 
+def test_a_page_that_says_something_else_is_found_out(good, verify, tmp_path):
+    files = contents(good)
+    page = files[f"{RUN}/report.html"].decode()
+    assert "not run" in page
+    bad = forge(tmp_path / "bad.zip", files | {f"{RUN}/report.html": page.replace("not run", "reproduced").encode()})
+    assert "DIFFERS: report.html, line " in verify(bad, 1)
+
+
 def test_a_bundle_is_verified(good, verify):
     said = verify(good, 0)
     assert "Verified: " in said and "run x" in said
