@@ -82,6 +82,7 @@ def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float =
     metric = LEVELS[name] * (1 + loss / 100 * (1 if name == "perplexity" else -1))
     seconds = [slower * (0.05 + 0.0001 * (step % 7)) for step in range(40)]
     seen = {"wasserstein": 0.1, "jensen_shannon": 0.02, "pairs": 3}, {"wasserstein": 0.3, "jensen_shannon": 0.1}
+    device = "Example GPU" if WORKLOADS[cell.model].data else "cpu"
     observed = {"bins": {}, "groups": [], "within": seen[0], "between": seen[1]}
     values = {
         "metric": metric,
@@ -90,7 +91,7 @@ def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float =
         "wall_seconds": 100.0 * slower,
         "step_seconds": seconds,
         "observations": {"distributions": observed} if cell.observe else {},
-        "provenance": {"commit": "c1", "cpu": "Example CPU", "device": "cpu", "packages": {"torch": "2.13"}},
+        "provenance": {"commit": "c1", "cpu": "Example CPU", "device": device, "packages": {"torch": "2.13"}},
         **states(cell),
         **change,
     }

@@ -2,7 +2,8 @@
 
 Over seeds the interval is Student's t of the paired losses. With one seed of each, throughput has its interval from
 the means of successive blocks of steps ("batch means": neighbouring steps depend on each other, blocks hardly do; Law,
-"Simulation modeling and analysis", section 9.5): it holds for these two runs, which the reason says.
+"Simulation modeling and analysis", section 9.5): it holds for these two runs, which the reason says. On a CPU there is
+none: what else runs on its cores differs more from one run to the next than within one.
 """
 
 import math
@@ -64,7 +65,8 @@ def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval,
         over_seeds = interval(values)
         assert over_seeds is not None
         return over_seeds, f"over {len(values)} seeds"
-    if name == "steps_per_second" and (over_blocks := _block_interval(*pairs[0])):
+    on_cpu = any(result.provenance.get("device") == "cpu" for result in pairs[0])
+    if name == "steps_per_second" and not on_cpu and (over_blocks := _block_interval(*pairs[0])):
         return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
     return Interval(values[0], None, 1), "n = 1: no interval"
 
