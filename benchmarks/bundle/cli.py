@@ -6,16 +6,18 @@ from pathlib import Path
 
 from benchmarks.bundle import crate
 from benchmarks.bundle.contents import check_records, contents, counts
+from benchmarks.bundle.difference import differences
 from benchmarks.bundle.manifest import Manifest
 from benchmarks.bundle.pack import pack, size_of
 from benchmarks.bundle.readme import readme
-from benchmarks.bundle.stage import DRAWN, OUTPUTS, files_of, fresh_report
+from benchmarks.bundle.stage import files_of, fresh_report
 from benchmarks.files import file_hash, writable
 from benchmarks.measure.provenance import provenance
 from benchmarks.report.load import load_run
 from benchmarks.workflow.settings import get_run_name
 
 BUNDLES = Path("results/bundles")
+TABLES = ("tables",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +36,8 @@ def main(args: argparse.Namespace) -> int:
     output = args.output or BUNDLES / f"{name}-{date}-{(commit or 'no-commit')[:12]}.zip"
     writable("output", output)
     with fresh_report(args.run, name) as report:
-        if stale := _stale(args.run, report):
+        stale = differences(files_of(args.run, TABLES), files_of(report, TABLES))
+        if stale:
             print(f"Note: {len(stale)} tables of {args.run} are not as its records make them; the bundle has new ones")
         files = contents(args.run, report, name)
         files["README.md"] = readme(name, date, commit, here["dirty"], counts(args.run)).encode()
@@ -47,10 +50,3 @@ def main(args: argparse.Namespace) -> int:
         print("Note: the code has changes that are not committed; source/changes.diff has them")
     print(f"Bundle: {output}, SHA-256 {file_hash(output)}")
     return 0
-
-
-def _stale(folder: Path, report: Path) -> list[str]:
-    """Tables in the run's folder that the records do not make."""
-    old, new = files_of(folder, OUTPUTS), files_of(report, OUTPUTS)
-    common = [path for path in old.keys() & new.keys() if not path.endswith(DRAWN)]
-    return sorted(path for path in common if old[path].read_bytes() != new[path].read_bytes())

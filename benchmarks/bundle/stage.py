@@ -14,8 +14,6 @@ INPUTS = ("cells", "logs", "config.json", "start.json")
 """What a report is made from (of logs, which there are), and what starts the run again."""
 OUTPUTS = ("tables", "figures", "report.html", "claims.json")
 """What it is made to."""
-DRAWN = (".png", ".svg", ".html")
-"""Kinds of files that depend on the versions of what draws them; all others are text from the records alone."""
 
 
 @contextmanager

@@ -1,13 +1,12 @@
 """`python -m benchmarks verify`: does a bundle hold what it says, and do its records make its tables?"""
 
 import argparse
-import re
 import tempfile
-from itertools import zip_longest
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from benchmarks.bundle.contents import record_problem
+from benchmarks.bundle.difference import differences
 from benchmarks.bundle.manifest import BundleError, Manifest
 from benchmarks.bundle.progress import progress
 from benchmarks.bundle.stage import OUTPUTS, files_of, fresh_report
@@ -17,10 +16,6 @@ from benchmarks.workflow.settings import RUNS
 from resireduce.errors import ConfigError
 
 MOST_SHOWN = 20
-WIDTH = 160
-PICTURES = (".png", ".svg")
-"""Depend on what draws them; so do those within the page."""
-PICTURE = re.compile("data:image/png;base64,[A-Za-z0-9+/=]*")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,36 +82,10 @@ def differing_tables(run: Path, name: str) -> list[str]:
             old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
             problems = [f"{path}: no table that this code makes" for path in old.keys() - new.keys()]
             problems += [f"{path}: missing, this code makes it" for path in new.keys() - old.keys()]
-            common = sorted(path for path in old.keys() & new.keys() if not path.endswith(PICTURES))
-            problems += [text for path in common if (text := first_difference(path, old[path], new[path]))]
+            problems += differences(old, new).values()
     except ConfigError as error:
         return [f"tables cannot be made: {error}"]
     return sorted(problems)
-
-
-def first_difference(path: str, old: Path, new: Path) -> str | None:
-    """Return the first line in which two files differ; None if they are equal, a page but for its pictures."""
-    if old.read_bytes() == new.read_bytes():
-        return None
-    with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
-        lines = [map(_without_pictures, file) for file in (one, two)] if path.endswith(".html") else [one, two]
-        for number, (was, now) in enumerate(zip_longest(*lines), start=1):
-            if was != now:
-                return f"{path}, line {number}:\n    bundle:  {_short(was, now)}\n    records: {_short(now, was)}"
-    return None if path.endswith(".html") else f"{path}: its bytes are no text"
-
-
-def _without_pictures(line: str) -> str:
-    return PICTURE.sub("", line)
-
-
-def _short(line: str | None, other: str | None) -> str:
-    """A line, from a little before what differs."""
-    if line is None:
-        return "(the file ends before)"
-    start = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))
-    start = max(0, start - 60) if len(line) > WIDTH else 0
-    return ("..." if start else "") + repr(line[start : start + WIDTH])[1:-1]
 
 
 def _printable(text: str) -> str:

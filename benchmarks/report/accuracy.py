@@ -30,7 +30,7 @@ def accuracy(run: Run) -> Table:
     tells = load_tells()
     records = [accuracy_record(run, setting, results, tells) for setting, results in run.settings().items()]
     head, body = by_model(run, cell_texts(run, records, _text), headings(records))
-    panel = "benchmarks.report.figures:accuracy_panel"
+    panel = "benchmarks.report.panels:accuracy_panel"
     return Table("accuracy", "Accuracy", READING, records, head, body, panel, notes=_notes(records))
 
 

@@ -5,7 +5,7 @@ from itertools import cycle
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.report.figures import INK
+from benchmarks.report.panels import INK
 from benchmarks.report.table import Record, Table
 
 GROUPS = 4

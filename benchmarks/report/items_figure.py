@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from benchmarks.record import STATE_FIELDS
-from benchmarks.report.figures import INK, STYLES
 from benchmarks.report.items import group_title
+from benchmarks.report.panels import INK, STYLES
 from benchmarks.report.table import Record, Table
 
 LARGEST = 10

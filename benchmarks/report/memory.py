@@ -38,7 +38,7 @@ def memory(run: Run) -> Table:
         records=[records[i] for i in order],
         head=["Model", "Scheme, gradients", *HEAD],
         body=body,
-        panel="benchmarks.report.figures:memory_panel",
+        panel="benchmarks.report.panels:memory_panel",
         text_columns=2,
         group_starts=starts,
         columns=("model", "scheme", *COLUMNS),

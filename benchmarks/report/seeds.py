@@ -28,7 +28,7 @@ def seeds(run: Run) -> Table:
     """Return the seeds table of a run."""
     records = [seeds_record(run, setting, results) for setting, results in run.settings().items()]
     head, body = by_model(run, cell_texts(run, records, _text), headings(records))
-    panel = "benchmarks.report.figures:differences_panel"
+    panel = "benchmarks.report.panels:differences_panel"
     return Table("seeds", "Seeds", READING, records, head, body, panel, notes=list(CAVEATS))
 
 

@@ -20,7 +20,7 @@ def throughput(run: Run) -> Table:
     """Return the throughput table of a run."""
     records = [throughput_record(run, setting, results) for setting, results in run.settings().items()]
     head, body = by_model(run, cell_texts(run, records, _text), {})
-    panel = "benchmarks.report.figures:throughput_panel"
+    panel = "benchmarks.report.panels:throughput_panel"
     return Table("throughput", "Throughput", READING, records, head, body, panel)
 
 

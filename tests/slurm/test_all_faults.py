@@ -107,7 +107,7 @@ class Story:
 
 def test_whatever_happens_the_tables_are_the_same(project: Project) -> None:
     cluster = project.cluster
-    with Watcher() as watcher:
+    with Watcher(project.folder) as watcher:
         story = Story(project, watcher)
         rejected_sbatch(story)
         running = project.resume(*AT_ONCE)

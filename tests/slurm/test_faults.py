@@ -26,7 +26,7 @@ def checkpoint_of(project: Project, cell: Cell) -> Path:
 def test_a_crashed_node_and_a_time_limit_cost_no_result(tmp_path: Path, cluster: Cluster) -> None:
     matrix = [fields(cell) for cell in (LONG, WIDE)]
     project = Project.make(tmp_path / "project", cluster, matrix, minutes=1, checkpoint_minutes=0.05)
-    with Watcher() as watcher:
+    with Watcher(project.folder) as watcher:
         running = project.start("--slurm-no-requeue")
         wait_until(checkpoint_of(project, WIDE).exists, 90)
         step = json.loads(checkpoint_of(project, WIDE).read_text())["step"]

@@ -87,7 +87,7 @@ def states(project: Project) -> list[str]:
 
 
 def test_jobs_of_a_killed_snakemake_end_before_the_run_goes_on(project: Project, narrow: Cluster) -> None:
-    with Watcher() as watcher:
+    with Watcher(project.folder) as watcher:
         finished = stop_in_the_middle(project, "killed", signal.SIGKILL, {"COMPLETED", "RUNNING", "PENDING"})
         assert finished
         left = states(project)
@@ -102,7 +102,7 @@ def test_jobs_of_a_killed_snakemake_end_before_the_run_goes_on(project: Project,
 
 
 def test_a_run_goes_on_after_ctrl_c(project: Project, narrow: Cluster) -> None:
-    with Watcher() as watcher:
+    with Watcher(project.folder) as watcher:
         finished = stop_in_the_middle(project, "interrupted", signal.SIGINT, {"RUNNING", "PENDING"})
         assert not states(project)
         assert project.resume(run="interrupted").wait(180) == 0, project.screen

@@ -26,8 +26,9 @@ class Training:
 
 @dataclass
 class Watcher:
-    """Within it all processes of ranks on this machine are noted."""
+    """Within it all processes of ranks that work in a project's folder are noted."""
 
+    project: Path
     seen: dict[tuple[int, str], Training] = field(default_factory=dict)
     """By number and start time of the process."""
     twice: set[str] = field(default_factory=set)
@@ -52,27 +53,28 @@ class Watcher:
 
     def alive(self, run: str) -> list[Training]:
         """Return the processes of a run that are there now."""
-        return [self.seen[key] for key in find_ranks() if key in self.seen and self.seen[key].run == run]
+        return [self.seen[key] for key in find_ranks(self.project) if key in self.seen and self.seen[key].run == run]
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
             now, places = time.time(), set()
-            for key, (run, cell, rank) in find_ranks().items():
+            for key, (run, cell, rank) in find_ranks(self.project).items():
                 self.seen.setdefault(key, Training(run, cell, rank, key[0], now))
                 if (run, cell, rank) in places:
                     self.twice.add(f"{run}/{cell}")
                 places.add((run, cell, rank))
 
 
-def find_ranks() -> dict[tuple[int, str], tuple[str, str, int]]:
-    """Return run, cell and rank of each process of a rank, by its number and the time at which it was started."""
+def find_ranks(project: Path) -> dict[tuple[int, str], tuple[str, str, int]]:
+    """Return run, cell and rank of each rank's process in a project, by its number and the time of its start."""
     found = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
                 words = Path(entry.path, "cmdline").read_bytes().decode(errors="replace").split("\0")
                 if "benchmarks.training.rank" in words and "-m" in words[:2]:
-                    place = WORKING.search(words[words.index("--output") + 1])
+                    output = words[words.index("--output") + 1]
+                    place = WORKING.search(output) if Path(output).is_relative_to(project) else None
                     started = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[19]
                     if place:
                         found[int(entry.name), started] = (place["run"], place["cell"], int(place["rank"]))

@@ -14,7 +14,7 @@ from benchmarks.observe.distributions import BINS, LIMIT, describe, distances, d
 from benchmarks.outcomes import to_result
 from benchmarks.record import CellResult
 from benchmarks.report.densities import spread
-from benchmarks.report.figures import draw
+from benchmarks.report.figures import draw_both
 from benchmarks.report.html.page import render_page
 from benchmarks.report.load import load_run
 from benchmarks.report.tables import PAPER_TABLES, TABLES
@@ -101,7 +101,7 @@ def test_the_report_shows_what_was_observed(tmp_path) -> None:
     assert (
         second["members"] == ["10", "11", "12"] and json.loads(json.dumps(second["densities"])) == second["densities"]
     )
-    assert draw(table).startswith(b"\x89PNG")
+    assert draw_both(table)[0].startswith(b"\x89PNG")
     assert [record["group"] for record in spread([{"group": i} for i in range(9)], 4)] == [0, 3, 5, 8]
 
 
@@ -109,7 +109,7 @@ def test_a_run_without_observations_has_an_empty_table(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"matrix": [{"model": "vgg-digits"}]}))
     run = load_run(tmp_path)
     table = TABLES["distributions"](run)
-    assert not table.records and draw(table).startswith(b"\x89PNG") and to_csv(table).strip() == ""
+    assert not table.records and draw_both(table)[0].startswith(b"\x89PNG") and to_csv(table).strip() == ""
     assert "Distributions" not in render_page(run, [table], {"distributions": b""})
 
 

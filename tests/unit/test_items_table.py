@@ -14,7 +14,7 @@ from benchmarks.matrix import expand
 from benchmarks.measure.items import pack, unpack
 from benchmarks.record import CellResult
 from benchmarks.report.alike import fold
-from benchmarks.report.figures import draw
+from benchmarks.report.figures import draw_both
 from benchmarks.report.items import ROWS, held
 from benchmarks.report.labels import TIMES
 from benchmarks.report.load import Run, load_run
@@ -139,7 +139,7 @@ def test_records_from_before_are_said_and_left_out(run: Run) -> None:
     table = TABLES["items"](older(run.cells))
     assert not table.records and not table.body
     assert any("from before tensors were listed" in note for note in table.notes)
-    assert "from before" in to_markdown(table, []) and draw(table).startswith(b"\x89PNG")
+    assert "from before" in to_markdown(table, []) and draw_both(table)[0].startswith(b"\x89PNG")
     mixed = TABLES["items"](older([cell for cell in run.cells if cell.model == "vgg-digits"]))
     assert {record["model"] for record in mixed.records} == {"gpt2-bytes"}
     empty = TABLES["items"](replace(run, results={}))
@@ -147,7 +147,7 @@ def test_records_from_before_are_said_and_left_out(run: Run) -> None:
 
 
 def test_a_figure_of_the_tensors_is_drawn(run: Run) -> None:
-    assert draw(TABLES["items"](run)).startswith(b"\x89PNG")
+    assert draw_both(TABLES["items"](run))[0].startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

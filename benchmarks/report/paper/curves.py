@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.report.figures import INK
+from benchmarks.report.panels import INK
 from benchmarks.report.paper.panels import PUBLISHED
 from benchmarks.report.table import Record, Table
 

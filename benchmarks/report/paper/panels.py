@@ -5,7 +5,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
-from benchmarks.report.figures import INK, beside
+from benchmarks.report.panels import INK, beside
 from benchmarks.report.paper import quantity as quantities
 from benchmarks.report.table import Record
 
