@@ -22,6 +22,11 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
         return None
     config["site"] = str(config.get("site", SITE_FILE))
     site = Site.load(Path(config["site"]))
+    if site.longest_minutes < site.minutes:
+        raise ConfigError(
+            f"{config['site']}: longest_minutes: {site.longest_minutes} is not allowed: the first try asks for "
+            f"minutes, {site.minutes}; give as many at least"
+        )
     given = {"runtime": site.runtime, "image": site.image, "network": site.network}
     if config.get("runtime") or site.runtime != "none":
         config.update({name: value for name, value in given.items() if value is not None and name not in config})

@@ -9,20 +9,21 @@ from snakemake.logging import logger
 from snakemake.utils import validate
 
 from benchmarks.cells import read_yaml
-from benchmarks.extends import extend
 from benchmarks.cluster.lost import LOST, lost_nodes
 from benchmarks.cluster.placement import account_option, job_resources
 from benchmarks.cluster.working import forget
+from benchmarks.extends import extend
 from benchmarks.record import RecordError
+from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
 from benchmarks.workflow.image import get_image, start_engine
 from benchmarks.workflow.leftovers import check_leftovers
 from benchmarks.workflow.lock import FolderInUse, lock_folder
 from benchmarks.workflow.progress import FailedTries, Finished
 from benchmarks.workflow.screen import hide_noise, stop
-from benchmarks.workflow.cluster import check_places, get_site
 from benchmarks.workflow.settings import (
     RUNS,
+    check_backends,
     check_records,
     find_cell,
     get_cells,
@@ -34,6 +35,7 @@ from benchmarks.workflow.settings import (
     write_specs,
 )
 from benchmarks.workflow.start import profile_options, remember_start, started_with
+from benchmarks.workflow.submission import check_submission
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.
@@ -97,6 +99,11 @@ onstart:
             if SITE is not None or started_with(Path(RUN)):
                 check_leftovers(Path(RUN), CELLS)
             jobs = {job.rule.name for job in workflow.dag.needrun_jobs()}
+            cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
+            if IMAGE is None:
+                check_backends(CELLS[name] for name in cell_jobs)
+            if SITE is not None and cell_jobs:
+                check_submission(Path(config["site"]), SITE)
             if IMAGE and IMAGE.needs_engine(jobs):
                 LOCKS.append(start_engine())
             if IMAGE:
@@ -105,7 +112,6 @@ onstart:
             stop(error)
         write_specs(RUN, config, CELLS.values())
         remember_start(Path(RUN), None if SITE is None else profile_options(sys.argv[1:], os.environ))
-        cell_jobs = {job.wildcards.cell: job for job in workflow.dag.needrun_jobs() if job.rule.name == "cell"}
         keep_earlier(RUN, cell_jobs)
         (Path(RUN) / LOST).unlink(missing_ok=True)
         forget(Path(RUN) / f"finished/{name}.json" for name in CELLS if name not in cell_jobs)

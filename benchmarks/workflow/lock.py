@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import socket
 from pathlib import Path
 from typing import TextIO
 
@@ -26,7 +27,7 @@ def lock_folder(folder: str | Path) -> TextIO:
         file.close()
         raise FolderInUse(f"{folder} is in use by process {owner}; wait for it, or choose another run name") from None
     file.truncate(0)
-    file.write(f"{os.getpid()}\n")
+    file.write(f"{os.getpid()} on {socket.gethostname()}\n")
     file.flush()
     return file
 

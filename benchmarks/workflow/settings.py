@@ -13,6 +13,7 @@ from benchmarks.checks import known_keys
 from benchmarks.files import load_json, save_bytes, save_json
 from benchmarks.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.record import CellResult, RecordError
+from benchmarks.training.horovod import check_backend
 from benchmarks.workflow.content import PRETRAINING, content_hash, text_hash
 from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError
@@ -51,6 +52,15 @@ def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
             f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
         )
     return cells[name]
+
+
+def check_backends(cells: Iterable[Cell]) -> None:
+    """Raise ConfigError, one line with the first such cell, if cells are to talk over what is not installed."""
+    for cell in cells:
+        try:
+            check_backend(cell.backend)
+        except ConfigError as error:
+            raise ConfigError(f"{cell.name}: {error}, or leave such cells out") from None
 
 
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:

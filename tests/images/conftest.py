@@ -39,3 +39,12 @@ def image(client: docker.DockerClient, call: Call, tmp_path_factory: pytest.Temp
     done = call("build", "cpu", "--entry", file, "--lock", file.with_name("images.lock.json"))
     assert done.returncode == 0, done.stderr
     return file
+
+
+@pytest.fixture(scope="session")
+def sif(image: Path, call: Call) -> Path:
+    """Return the image as apptainer reads it, beside its JSON."""
+    file = image.with_suffix(".sif")
+    done = call("export", "cpu", "--entry", image, "--sif", file)
+    assert done.returncode == 0, done.stderr
+    return file

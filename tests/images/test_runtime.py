@@ -104,10 +104,7 @@ def test_a_cell_trains_as_on_the_host_and_its_record_names_the_image(tmp_path, i
     assert (owned, containers(image), list(tmp_path.glob("checkpoints"))) == ([], [], [])
 
 
-def test_a_cell_trains_under_apptainer_as_under_docker(tmp_path, image, call):
-    sif = image.with_suffix(".sif")
-    done = call("export", "cpu", "--entry", image, "--sif", sif)
-    assert done.returncode == 0, done.stderr
+def test_a_cell_trains_under_apptainer_as_under_docker(tmp_path, image, sif):
     horovod = {**CELL, "backend": "horovod"}
     _, said, record = run(tmp_path, horovod, image, runtime="apptainer")
     assert record.get("status") == "ok", said

@@ -1,10 +1,12 @@
 """A matrix on the cluster: ranks on one and two nodes, over torch and Horovod, to tables."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks.cell import Cell
+from benchmarks.cluster.site import SITE_FILE
 from tests.slurm.cluster import Cluster
 from tests.slurm.project import Project
 
@@ -61,3 +63,13 @@ def test_nothing_is_left_that_was_needed_only_while_it_ran(project: Project) -> 
     assert {Cell.from_dict(record.cell.to_dict()).name for record in project.records().values()} == {
         path.stem for path in (run / "specs").glob("*.json")
     }
+
+
+def test_a_partition_that_is_not_there_is_told_before_any_job(tmp_path: Path, cluster: Cluster) -> None:
+    project = Project.make(tmp_path / "project", cluster, MATRIX)
+    site = json.loads((project.folder / SITE_FILE).read_text())
+    (project.folder / SITE_FILE).write_text(json.dumps(site | {"partitions": {"gpu": {}, "gpux": {}}}))
+    before = cluster.jobs()
+    assert project.start().wait(60) == 2
+    assert "error: slurm/partitions.yaml: partitions: 'gpux' is not allowed: invalid partition name" in project.screen
+    assert cluster.jobs() == before

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -246,8 +247,11 @@ def test_a_run_that_is_being_worked_on_is_left_alone(slurm, run, replaced, capsy
     slurm.add(3, cell_comment("mine", CELL.name))
     with lock_folder(run):
         assert resume("--run", "mine") == 2
-    said = capsys.readouterr()
-    assert said.err.startswith(f"error: run: {run} is in use by process {os.getpid()}") and said.err.count("\n") == 1
+    said, host = capsys.readouterr(), socket.gethostname()
+    assert (
+        said.err.startswith(f"error: run: {run} is in use by process {os.getpid()} on {host};")
+        and said.err.count("\n") == 1
+    )
     assert not replaced and not slurm.cancelled
 
 

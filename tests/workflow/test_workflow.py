@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -246,8 +247,9 @@ def test_one_run_of_a_folder_at_a_time_and_a_kill_loses_nothing(tree):
             time.sleep(0.1)
         second = call(tree, *MINE)
         assert second.returncode == 2
+        owner = f"process {first.pid} on {socket.gethostname()}"
         assert second.stderr.strip() == (
-            f"error: results/runs/mine is in use by process {first.pid}; wait for it, or choose another run name"
+            f"error: results/runs/mine is in use by {owner}; wait for it, or choose another run name"
         )
         assert planned(tree, *MINE)["cell"] == 1
     finally:
@@ -291,6 +293,19 @@ def test_a_folder_that_cannot_be_written_stops_the_run(tree):
     assert done.returncode == 2
     assert done.stderr.startswith("error: results/runs/mine is not a folder; choose another run name")
     assert done.stderr.count("\n") == 1
+
+
+def test_cells_over_horovod_need_it_before_anything_runs(tree):
+    code = tree / "benchmarks/training/horovod.py"
+    code.write_text(code.read_text().replace('find_spec("horovod")', 'find_spec("there_is_none")'))
+    (tree / "my.yaml").write_text("matrix: [{model: vgg-digits, backend: [torch, horovod]}]")
+    done = call(tree, *MINE)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: vgg-digits.topk.baseline.kept.d0.01.s0.horovod: backend: 'horovod' cannot be used: Horovod is not "
+        "installed; install it: make horovod, or leave such cells out\n"
+    )
+    assert not (tree / "results/runs/mine/cells").exists()
 
 
 @pytest.mark.parametrize(
