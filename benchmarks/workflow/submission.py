@@ -9,7 +9,7 @@ from benchmarks.cluster.job import ask
 from benchmarks.cluster.site import SITE_FILE, Site
 from resireduce.errors import ConfigError
 
-DOCTOR = f"python -m benchmarks doctor --slurm --write {SITE_FILE} finds out which are"
+DOCTOR = f"write the file by: python -m benchmarks doctor --slurm --write {SITE_FILE}"
 NO_PARTITION, NO_ACCOUNT = "invalid partition", "invalid account"
 """In what sbatch says. Whatever else it refuses may be otherwise by then: a drained partition, a limit."""
 ELSEWHERE = ("slurm_cluster", "cluster", "clusters")

@@ -68,7 +68,7 @@ def test_nothing_is_left_that_was_needed_only_while_it_ran(project: Project) -> 
 def test_a_partition_that_is_not_there_is_told_before_any_job(tmp_path: Path, cluster: Cluster) -> None:
     project = Project.make(tmp_path / "project", cluster, MATRIX)
     site = json.loads((project.folder / SITE_FILE).read_text())
-    (project.folder / SITE_FILE).write_text(json.dumps(site | {"partitions": {"gpu": {}, "gpux": {}}}))
+    (project.folder / SITE_FILE).write_text(json.dumps(site | {"partitions": {"gpu": {"max_gpu": 2}, "gpux": {}}}))
     before = cluster.jobs()
     assert project.start().wait(60) == 2
     assert "error: slurm/partitions.yaml: partitions: 'gpux' is not allowed: invalid partition name" in project.screen
