@@ -37,27 +37,28 @@ def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([state[name] for state in states]).mean(0) for name in names}
 
 
+def check_conserved(after: list[DistributedOptimizer], before: list[dict[str, Tensor]]) -> None:
+    """But for the rounding of sums, which is of the largest summand's size: the ranks' residuals may cancel out."""
+    expected, found = mean(before), mean([optimizer.residual_state_dict() for optimizer in after])
+    for name, tensor in expected.items():
+        largest = max(float(state[name].abs().max()) for state in before)
+        torch.testing.assert_close(found[name], tensor, rtol=0, atol=8 * torch.finfo(tensor.dtype).eps * largest)
+
+
 @pytest.mark.parametrize("scheme", CONSERVING)
 @pytest.mark.parametrize(("before", "after"), [(3, 1), (1, 3), (3, 2), (2, 3), (4, 2), (2, 2)])
 def test_the_average_over_the_ranks_is_conserved(before: int, after: int, scheme: str) -> None:
     states = saved(before, scheme=scheme)
     optimizers = loaded(after, states, scheme=scheme)
-    expected, found = mean(states), mean([optimizer.residual_state_dict() for optimizer in optimizers])
-    assert expected or scheme == "member"
-    for name in expected:
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-8)
+    assert mean(states) or scheme == "member"
+    check_conserved(optimizers, states)
     assert all(optimizer.steps == 3 for optimizer in optimizers)
 
 
 def test_velocities_are_conserved() -> None:
     states = saved(3, compressor="dgc-momentum", scheme="baseline")
-    found = [
-        optimizer.residual_state_dict() for optimizer in loaded(2, states, compressor="dgc-momentum", scheme="baseline")
-    ]
-    expected = mean(states)
-    assert any(name.startswith("momentum.") for name in expected)
-    for name, tensor in mean(found).items():
-        torch.testing.assert_close(tensor, expected[name], rtol=1e-5, atol=1e-8)
+    assert any(name.startswith("momentum.") for name in mean(states))
+    check_conserved(loaded(2, states, compressor="dgc-momentum", scheme="baseline"), states)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
