@@ -61,11 +61,30 @@ def _largest(candidates: Callable[[], Tensor], k: int) -> tuple[Tensor, Tensor]:
     del values
     values = candidates()
     reaches = torch.empty(values.shape, dtype=torch.bool)
-    np.greater_equal(values.numpy(), border, out=reaches.numpy())
+    _reaching(values.numpy(), border, k, reaches.numpy())
     indices = torch.from_numpy(np.flatnonzero(reaches.numpy()))
-    if indices.numel() > k:  # several magnitudes are that of the border
-        at_border = (values[indices] == border).nonzero().view(-1)
-        needed = torch.ones_like(indices, dtype=torch.bool)
-        needed[at_border[: indices.numel() - k]] = False
-        indices = indices[needed]
     return values[indices], indices
+
+
+def _reaching(values: np.ndarray, border: float, k: int, out: np.ndarray) -> None:
+    """Mark in `out` the `k` values of `border` or more: of several that are the border, the last.
+
+    Needs no memory, however many there are: what a step holds at its fullest moment is the same for all values.
+    """
+    np.greater_equal(values, border, out=out)
+    surplus = int(np.count_nonzero(out)) - k
+    if surplus > 0:
+        np.equal(values, border, out=out)
+        end = _place(out, surplus) + 1
+        np.greater(values[:end], border, out=out[:end])
+        np.greater_equal(values[end:], border, out=out[end:])
+
+
+def _place(mask: np.ndarray, number: int) -> int:
+    """Where the `number`-th True is, counted from 1; each half is counted once, and so on within it."""
+    start, stop = 0, mask.size
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        before = int(np.count_nonzero(mask[start:middle]))
+        start, stop, number = (start, middle, number) if number <= before else (middle, stop, number - before)
+    return start

@@ -129,6 +129,20 @@ def test_the_rounds_of_a_selection_that_a_plan_runs_show_the_memory_of_all(piece
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("k", [20, 400])
+def test_a_selection_takes_the_same_memory_of_any_values(k: int, dtype: torch.dtype) -> None:
+    drawn = torch.randn(3000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    peaks = set()
+    for values in (drawn, torch.zeros(3000), drawn.sign(), drawn.clamp(-1, 1), drawn.relu()):
+        flat = values.to(dtype)
+        with LiveBytes(lambda tensor: True) as alive:
+            chosen = largest_magnitudes(flat, k, 1000)
+        assert torch.equal(flat[chosen].abs().sort().values, flat.abs().sort().values[-k:])
+        peaks.add(alive.peak_bytes)
+    assert len(peaks) == 1
+
+
 @pytest.mark.parametrize(("scheme", "compressor", "gradients"), ROWS)
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 def test_plan_is_what_a_run_holds_to_the_byte(optimizer: str, scheme: str, compressor: str, gradients: str) -> None:
