@@ -11,12 +11,9 @@ from tests.slurm.cluster import Cluster, Program, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher
 
-MATRIX = [
-    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 10, "seed": [0, 1]},
-    {"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 250, "seed": [0, 1, 2]},
-]
-CELLS = 5
-"""Two run at once: when two have ended at the same moment, there are still two that run and one that waits."""
+CELLS = 6
+"""Two run at once: when two have ended at the same moment, two more save and two wait."""
+MATRIX = [{"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 100, "seed": list(range(CELLS))}]
 
 
 class Terminal(Project):
@@ -35,7 +32,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, shared_cluster: Cluster) -
     """Return the project after an undisturbed run, `calm`."""
     shared_cluster.reset()
     project = Terminal.make(
-        tmp_path_factory.mktemp("resume") / "project", shared_cluster, MATRIX, checkpoint_minutes=0.05
+        tmp_path_factory.mktemp("resume") / "project", shared_cluster, MATRIX, checkpoint_minutes=0.02
     )
     assert project.start(run="calm").wait(180) == 0, project.screen
     return project
@@ -50,14 +47,18 @@ def narrow(cluster: Cluster):
 
 
 def stop_in_the_middle(project: Project, run: str, sign: signal.Signals, among: set[str]) -> dict[str, bytes]:
-    """Send a signal to Snakemake when its jobs are in these states, and one has saved what it can go on from.
+    """Send a signal to Snakemake while its jobs are in these states, and one has saved what it can go on from.
 
     Returns the records of that moment.
     """
     known, folder = {job.id for job in project.cluster.jobs()}, project.folder / f"results/runs/{run}"
+
+    def in_the_middle() -> bool:
+        found = {job.state for job in project.cluster.jobs() if job.id not in known}
+        return among <= found and any((folder / "checkpoints").glob("*/checkpoint.json"))
+
     running = project.start(run=run)
-    wait_until(lambda: among <= {job.state for job in project.cluster.jobs() if job.id not in known}, 120)
-    wait_until(lambda: any((folder / "checkpoints").glob("*/checkpoint.json")), 60)
+    wait_until(in_the_middle, 180)
     finished = {path.name: path.read_bytes() for path in (folder / "cells").glob("*.json")}
     if sign == signal.SIGKILL:
         running.kill()
