@@ -18,7 +18,7 @@ from tests.slurm.project import Project
 from tests.slurm.watch import Training, Watcher
 
 pytestmark = pytest.mark.full
-STEPS = 200
+STEPS = 150
 LONG = Cell(model="vgg-digits", steps=900)
 """Longer than a minute, its first time limit."""
 MATRIX = [
