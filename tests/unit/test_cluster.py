@@ -21,15 +21,15 @@ from benchmarks.cell import Cell
 from benchmarks.cluster import job, task
 from benchmarks.cluster.lost import has_failed, lost_nodes
 from benchmarks.cluster.placement import Placement, job_resources, place
-from benchmarks.cluster.site import LIMITS, SITE_FILE, Site
+from benchmarks.cluster.site import LIMITS, Site
 from benchmarks.cluster.step import Task, judge, step
 from benchmarks.cluster.working import find_kept, keep, working_folder
 from benchmarks.files import save_json
 from benchmarks.training.interfaces import address_of, interface_to
 from benchmarks.training.rendezvous import tcp_store
-from benchmarks.workflow.content import ROOT
 from resireduce.errors import ConfigError
 from tests.records import make_result
+from tests.slurm_outputs import shipped_site
 
 CELL = Cell(model="vgg-digits")
 
@@ -38,8 +38,10 @@ def ranks(count: int, nodes: int | None = None) -> Cell:
     return Cell(model="vgg-digits", world_size=count, nodes=nodes)
 
 
-def test_the_site_that_is_shipped_is_that_of_one_who_says_nothing() -> None:
-    assert Site.load(ROOT / SITE_FILE) == Site()
+def test_the_site_that_is_shipped_is_that_of_one_who_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "partitions.yaml"
+    path.write_text(shipped_site(), encoding="utf-8")
+    assert Site.load(path) == Site()
 
 
 BAD_SITES = [

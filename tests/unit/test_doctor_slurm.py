@@ -12,7 +12,7 @@ from snakemake_executor_plugin_slurm.partitions import read_partition_file
 
 from benchmarks.cell import Cell
 from benchmarks.cluster.placement import job_resources
-from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.site import Site
 from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
 from benchmarks.doctor.slurm import rank, settings
 from benchmarks.doctor.slurm.fill import fill
@@ -22,9 +22,9 @@ from benchmarks.doctor.slurm.proposal import Tried, propose, tries_of
 from benchmarks.doctor.slurm.trial import Trial, command, plan
 from benchmarks.workflow.content import ROOT
 from resireduce.errors import ConfigError
-from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
+from tests.slurm_outputs import CPUS, MIXED, SMALL, answering, shipped_site
 
-SHIPPED = (ROOT / SITE_FILE).read_text(encoding="utf-8")
+SHIPPED = shipped_site()
 
 
 def inventory(outputs: dict[str, str]) -> Inventory:
