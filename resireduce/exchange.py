@@ -68,7 +68,7 @@ class Exchange:
             )
 
     def begin_backward(self) -> None:
-        """A backward pass begins. If averages are used within it, no guard may stand in `.grad` since an earlier one."""
+        """A backward pass begins. If averages are used within it, no guard may stand in `.grad` of an earlier one."""
         if self.updater.in_backward:
             for slot in self.intake.arrived:
                 slot.uncover()
