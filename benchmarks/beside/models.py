@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
     "bert-base": (bert_base, lambda: _answers(30528)),
     "bert-questions": (bert_questions, lambda: _answers(768)),
     "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
-    "small-stack": (lambda: Stack(256, 64, 4), lambda: _classes(256)),
+    "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
 }
 """Of each size one to measure, and one to have all libraries loaded before: how it is made, and its batch."""
 WARM_UP = {"bert-base": "bert-questions", "stack": "small-stack"}

@@ -21,7 +21,7 @@ from benchmarks.beside.sockets import sent_bytes
 from benchmarks.files import save_json
 from benchmarks.measure.memory import peak_resident_bytes, reset_peak_resident
 
-WARM_UP_STEPS = 4
+WARM_UP_STEPS = 3
 """Optimizer states are there after one, PowerSGD compresses from the third."""
 MEASURED_STEPS = 2
 
