@@ -130,7 +130,8 @@ def test_what_the_page_says_that_compressors_send() -> None:
         bound, said = "at most" in row["Bytes"], int(re.sub(r"\D", "", row["Bytes"]))
         if row["Bytes"].endswith("for each sent"):
             said *= int(compressor.decompress(payload).count_nonzero())
-        assert payload.nbytes <= said if bound else payload.nbytes == said, row
+        about = 0.3 * said if "about" in row["Bytes"] else 0
+        assert payload.nbytes <= said if bound else abs(payload.nbytes - said) <= about, row
 
 
 def test_what_the_page_says_that_precisions_take() -> None:
