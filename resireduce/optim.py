@@ -54,7 +54,7 @@ class DGCSGD(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As every optimizer's. Raises ConfigError for a number that cannot be used."""
+        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
         options = self.defaults | param_group
         for name, limit in (("lr", math.inf), ("decay_momentum", 1), ("weight_decay", math.inf)):
             value = options[name].item() if isinstance(options[name], Tensor) else options[name]

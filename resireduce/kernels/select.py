@@ -45,9 +45,10 @@ def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) ->
 
 
 def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: bool = False) -> Tensor | None:
-    """As `reaching`, but None if there are more than `most`: their indices can take twice the memory of `flat`.
+    """As `reaching` of `flat`, `threshold` and `strictly`, but None if there are more than `most`.
 
-    It is found out before they take more than those of `most` elements and a sixteenth.
+    The indices of all elements would take twice the memory of `flat`. That there are more is found out before they take
+    more than those of `most` elements and a sixteenth.
     """
     compare = torch.gt if strictly or not threshold else torch.ge
     found, count = [], 0
