@@ -45,6 +45,7 @@ def plan(
     residual_device: str | None = None,
     itemised: bool = False,
     update: str = "in_step",
+    overlap: bool | None = None,
 ) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
@@ -53,8 +54,8 @@ def plan(
         optimizer: sgd (with momentum, its own or the compressor's) or adamw; or what makes one of the parameters.
         world_size: number of ranks, each of which sends as much as this one.
         scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
-            backward_passes_per_step, update: as in `resireduce.distribute`. Several passes hold the gradients that no
-            residual can absorb: they are in flight.
+            backward_passes_per_step, update, overlap: as in `resireduce.distribute`. Several passes hold the gradients
+            that no residual can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
         itemised: whether to list the tensors, too.
@@ -96,6 +97,7 @@ def plan(
         backward_passes_per_step=min(backward_passes_per_step, 2),
         residual_device=residual_device,
         update=update,
+        overlap=overlap,
     )
     waiting = waiting_bytes(distributed)
     items, peak = _two_steps(model, distributed, compiled)

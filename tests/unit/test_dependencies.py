@@ -16,7 +16,7 @@ LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "payload", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "state"),
-    ("momentum",),
+    ("momentum", "optim"),
     ("error_feedback",),
     ("patterns", "slot", "start", "wrapped_step", "wrapper"),
     ("attach", "launch"),
