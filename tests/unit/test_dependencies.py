@@ -23,7 +23,9 @@ LAYERS = (
     ("intake", "update"),
     ("comm_hook", "optimizer"),
     ("grad_scaler", "itemise", "resume"),
-    ("checks", "scheme"),
+    ("checks", "scheme", "texts"),
+    ("named",),
+    ("hugging_face", "optimizer_zoo"),
     ("api", "ddp", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
 )
@@ -35,6 +37,7 @@ SIDEWAYS = {
     ("ddp", "api"),
     ("plan", "api"),
     ("plan", "memory"),
+    ("plan", "zoo"),
 }
 """Within a layer, only these: (who imports, what)."""
 
@@ -109,6 +112,7 @@ TORCH_FREE = (
     "resireduce/errors.py",
     "resireduce/item.py",
     "resireduce/scheme.py",
+    "resireduce/texts.py",
 )
 """Loading these loads none of HEAVY, not even through others: tables need no training environment."""
 
