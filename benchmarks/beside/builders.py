@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
@@ -31,9 +32,20 @@ def ddp(model: nn.Module, bucket_view: bool = False, power_sgd: bool = False, ei
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
     if power_sgd:
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=POWER_SGD_FROM)
-        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        wrapped.register_comm_hook(state, _one_by_one)
     optimizer = adamw(model.parameters(), eight_bit)
     return Loop(wrapped, optimizer.step, optimizer.zero_grad)
+
+
+def _one_by_one(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
+    """torch's hook, each bucket waited for.
+
+    It sends its second and third messages from gloo's threads, so that those of two buckets may come in another order
+    on another rank: "Received data size doesn't match expected size".
+    """
+    sent: Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
+    sent.wait()
+    return sent
 
 
 def in_backward(model: nn.Module) -> Loop:

@@ -44,7 +44,7 @@ def check(
     said = f"of {gibibytes(freed)} freed, {gibibytes(cells)} stay resident in ranks of cells, {gibibytes(shell)} here"
     if cells > most:
         own = [name for name in MALLOC if name in environment]
-        cure = f"unset {' '.join(own)}" if own else "another C library or allocator (LD_PRELOAD) is at work: use glibc's"
+        cure = f"unset {' '.join(own)}" if own else "another allocator is at work: unset LD_PRELOAD"
         return [warning(NAME, f"{said}: what is resident hides what is saved", cure)]
     if shell > most:
         settings = " ".join(f"{name}={value}" for name, value in MALLOC.items())

@@ -57,15 +57,15 @@ def test_what_the_kernel_counts_agrees_with_the_tensors() -> None:
 
 
 def test_bytes_sent_are_counted_by_the_kernel() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
-            before = sent_bytes()
-            one.sendall(b"x" * 50_000)
-            left = 50_000
-            while left:
-                left -= len(other.recv(left))
-            other.sendall(b"y" * 7)
-            assert sent_bytes() - before == 50_007, "both ends are this process's"
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+        before = sent_bytes()
+        one.sendall(b"x" * 50_000)
+        left = 50_000
+        while left:
+            left -= len(other.recv(left))
+        other.sendall(b"y" * 7)
+        assert sent_bytes() - before == 50_007, "both ends are this process's"
 
 
 def test_a_way_is_measured_on_two_ranks() -> None:

@@ -70,6 +70,11 @@ LIGHT = {"resireduce/scheme.py": ("resireduce.errors",), "resireduce/errors.py":
 
 TORCH_FREE = (
     "benchmarks/__main__.py",
+    "benchmarks/beside/__init__.py",
+    "benchmarks/beside/cli.py",
+    "benchmarks/beside/measure.py",
+    "benchmarks/beside/tables.py",
+    "benchmarks/beside/ways.py",
     "benchmarks/budget/*.py",
     "benchmarks/bundle/*.py",
     "benchmarks/cell.py",

@@ -32,7 +32,9 @@ def nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(folder: Path, **variables: str) -> list[str]:
     """What a process sees that is started as ranks are."""
-    lines = f"import os; print([os.environ.get(name) for name in {list(MALLOC)}], file=open({str(folder / 'out')!r}, 'w'))"
+    lines = (
+        f"import os; print([os.environ.get(name) for name in {list(MALLOC)}], file=open({str(folder / 'out')!r}, 'w'))"
+    )
     with starting(None, folder, [], []) as start, start(["-c", lines], variables) as process:
         while process.poll() is None:
             time.sleep(0.05)
