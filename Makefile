@@ -1,6 +1,7 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
 # make test  everything that must pass before a change lands
+# make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
@@ -19,9 +20,10 @@ IMAGE ?= cpu
 UPGRADE ?=
 OPTIONS ?=
 ACCEPT ?=
+EXAMPLES ?= 1000
 BIN := .venv/bin
 
-.PHONY: run resume test check bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test fuzz check bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -48,6 +50,10 @@ resume: .venv/installed
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
 
 test: .venv/installed horovod lint unit
+
+# Not the same examples every time, as in make test; one that fails is tried first the next time.
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 FUZZ_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/fuzz
 
 # One thread: steps of small models wait more for two than they gain.
 check: .venv/installed
