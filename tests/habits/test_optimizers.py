@@ -76,7 +76,6 @@ OTHERS: dict[str, Make] = {
     "Lion": of(pytorch_optimizer.Lion, lr=1e-3, weight_decay=0.1),
     "Lamb": of(pytorch_optimizer.Lamb),
     "Adan": of(pytorch_optimizer.Adan),
-    "SOAP": of(pytorch_optimizer.SOAP),
     "AdaBelief": of(pytorch_optimizer.AdaBelief),
     "Prodigy": of(pytorch_optimizer.Prodigy),
     "ScheduleFreeAdamW": of(pytorch_optimizer.ScheduleFreeAdamW),
@@ -86,8 +85,8 @@ OTHERS: dict[str, Make] = {
     "schedulefree.RAdam": of(schedulefree.RAdamScheduleFree, lr=1e-2),
     "prodigyopt": of(prodigyopt.Prodigy, weight_decay=0.01),
 }
-SUMMING = ("SOAP", "Prodigy", "prodigyopt")
-"""Their products and decompositions round by where in memory a gradient begins, in plain torch too."""
+SUMMING = ("Prodigy", "prodigyopt")
+"""Their products round by where in memory a gradient begins, in plain torch too."""
 TORCHAO: dict[str, Make] = {
     "Adam8bit": lambda model: torchao.optim.Adam8bit([model.wide.weight]),
     "AdamW8bit": lambda model: torchao.optim.AdamW8bit([model.wide.weight]),
