@@ -44,6 +44,7 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         density=cell.density,
         world_size=cell.world_size,
         update=cell.update,
+        overlap=True,
     )
 
 
