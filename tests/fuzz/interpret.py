@@ -124,9 +124,9 @@ class Interpreter:
         if self.scheduler is not None and not self.program.scheduler_first:
             self.scheduler.step()
         self._zero("after")
-        if step.clamped:
+        if step.shrunk:
             for parameter in self.model.parameters():
-                parameter.data.clamp_(-0.3, 0.3)
+                parameter.data.mul_(0.98)
         if self.program.saved_after == number:
             self.model.load_state_dict(copy.deepcopy(self.model.state_dict()))
             self.optimizer.load_state_dict(copy.deepcopy(self.optimizer.state_dict()))

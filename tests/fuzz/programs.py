@@ -47,8 +47,8 @@ class Step:
     """Whether parameters are read between backward() and step()."""
     rate: float | None = None
     """Set between backward() and step()."""
-    clamped: bool = False
-    """Whether weights are clamped after the step."""
+    shrunk: bool = False
+    """Whether weights are scaled in place after the step, through .data."""
     frozen: int | None = None
     """A layer that has no gradient in this step, by requires_grad_."""
 
@@ -104,7 +104,7 @@ steps = st.builds(
     passes=st.sampled_from((1, 1, 1, 2, 3)),
     norms_logged=st.booleans(),
     rate=st.none() | st.sampled_from((0.0, 0.01, 0.2)),
-    clamped=st.booleans(),
+    shrunk=st.booleans(),
     frozen=st.none() | st.integers(0, 4),
 )
 programs = st.builds(
