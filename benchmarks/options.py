@@ -79,7 +79,7 @@ def freeze(options: Any, scheme: str) -> Frozen:
     if not isinstance(given, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{row_ratio: 0.25}}")
     residuals = {SCHEMES[scheme].grouped, SCHEMES[scheme].specific, SCHEMES[scheme].other}
-    known = {name: check for residual in residuals for name, check in CHECKS.get(residual, {}).items()}
+    known = {name: check for residual in residuals for name, check in CHECKS.get(str(residual), {}).items()}
     frozen = []
     for name, value in given.items():
         if residuals <= CHECKS.keys():

@@ -1,29 +1,43 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from resireduce.checks import check_momentum, check_norms, check_passes, check_scaler, check_types, optimized
+from resireduce.checks import (
+    check_momentum,
+    check_norms,
+    check_overlap,
+    check_passes,
+    check_scaler,
+    check_steps,
+    check_types,
+    check_update,
+    optimized,
+)
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
-from resireduce.scheme import BACKENDS, GRADIENTS, SCHEMES, build_compressor, build_residual, load
-from resireduce.start import broadcast_start, check_agreement
+from resireduce.scheme import BACKENDS, GRADIENTS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.start import broadcast_start, check_agreement, check_optimizer_agreement
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 
 def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scheme: str = "w+2d",
+    scheme: str | Scheme = "w+2d",
     compressor: str | Compressor = "topk",
-    density: float = 0.01,
+    density: float | Callable[[int], float] = 0.01,
     backend: str | Communicator = "torch",
     groups: str | Grouping | Mapping[str, object] = "auto",
     gradients: str = "streamed",
@@ -35,6 +49,10 @@ def distribute(
     max_local_grad_norm: float | None = None,
     grad_scaler: torch.amp.GradScaler | None = None,
     residual_device: str | None = None,
+    update: str = "in_step",
+    overlap: bool | None = None,
+    group: "dist.ProcessGroup | None" = None,
+    warm_up_steps: int = 0,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -42,17 +60,19 @@ def distribute(
         model: on its device already; its parameters and buffers are overwritten with rank 0's.
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
-            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half.
+            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half. Or a
+            `resireduce.scheme.Scheme` of residuals of your own.
         compressor: none; topk, dgc, dgc-simple, dgc-momentum, randomk (which send a share of the elements); threshold
             (what is greater); fp16, qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3),
             one of your own, ...
-        density: share of each tensor's elements that is sent, where the compressor selects any.
+        density: share of each tensor's elements that is sent, where the compressor selects any; or a function from the
+            number of the step, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
-        gradients: streamed frees each gradient during the backward pass, kept leaves them in `.grad`. Either way they
-            are under way when `backward()` returns: clipping or unscaling them before `step()` comes too late, and is
-            an error.
+        gradients: streamed frees each gradient during the backward pass, when it is compressed and sent: clipping or
+            unscaling between `backward()` and `step()` comes too late, and is an error. kept leaves gradients in
+            `.grad`, as plain training does, until `step()` sends what is there then and puts the averages in its place.
         residual_dtype: storage precision of residuals: float64, float32, bfloat16, float16, float8_e4m3, int8 or int4,
             not wider than the gradients; None is the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
@@ -61,13 +81,23 @@ def distribute(
         options: of the scheme's residuals, by the names of their arguments: phi and norms (w), row_ratio, column_ratio,
             norms and choice (d, 2d), ratio (partial), norm and smallest (member). A ratio may be {pattern: ratio}.
         max_grad_norm: averaged gradients are scaled so that their global norm is this at most, as clip_grad_norm_ does;
-            `optimizer.grad_norm` has the norm. It is that of what was sent, which varies more than the gradient's own.
+            `optimizer.grad_norm` has the norm; `math.inf` asks for that alone. It
+            is that of what was sent, which varies more than the gradient's own.
             Streamed, all ranks' payloads then wait for the last.
         max_local_grad_norm: kept only: each rank's own gradient is scaled so that its norm is this at most, before
             anything is compressed, which then waits for all of it. DGC has max_grad_norm / sqrt(world size) here.
         grad_scaler: a `resireduce.GradScaler` that scales the loss. Streamed, payloads wait as with max_grad_norm.
         residual_device: "cpu" holds residuals in the host's memory, pinned; each is brought to the GPU shortly before
             its gradient is there. None: on the gradients' device.
+        update: in_step: no parameter changes before `step()`; what is sent without compression waits for it.
+            in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
+            during the backward pass. Options of the optimizer must then not change before `step()`, and no weight may
+            be used detached earlier in the model than where it is trained.
+        overlap: kept only: True compresses and sends during the backward pass. `.grad` cannot be used then before
+            `step()`.
+        group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
+            their messages go through another one, made for this optimizer.
+        warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
@@ -78,10 +108,18 @@ def distribute(
     check_passes(backward_passes_per_step)
     check_norms(max_grad_norm, max_local_grad_norm, gradients)
     check_scaler(grad_scaler, model)
+    check_steps("warm_up_steps", warm_up_steps)
+    overlaps = check_overlap(overlap, gradients, max_local_grad_norm, grad_scaler)
     parameters = optimized(model, optimizer)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
     check_momentum(lossy, optimizer)
-    communicator = _communicator(backend)
+    early = check_update(update, optimizer, {
+        "compressor": "none" if lossy.lossless else type(lossy).__name__, "gradients": gradients,
+        "max_grad_norm": max_grad_norm, "grad_scaler": grad_scaler,
+        "backward_passes_per_step": backward_passes_per_step,
+    })  # fmt: skip
+    communicator = _communicator(backend, group)
+    check_optimizer_agreement(model, optimizer, communicator)
     feedback = build_feedback(
         model,
         parameters,
@@ -93,8 +131,11 @@ def distribute(
         dense=dense,
         options=options,
         residual_device=residual_device,
+        warm_up_steps=warm_up_steps,
         settings={
             "gradients": gradients,
+            "update": update,
+            "overlap": overlaps,
             "backward_passes_per_step": backward_passes_per_step,
             "max_grad_norm": max_grad_norm,
             "max_local_grad_norm": max_local_grad_norm,
@@ -103,9 +144,12 @@ def distribute(
     )
     distributed = DistributedOptimizer(
         optimizer,
+        model,
         parameters,
         feedback,
         streamed=gradients == "streamed",
+        overlap=overlaps,
+        in_backward=early,
         backward_passes_per_step=backward_passes_per_step,
         max_grad_norm=max_grad_norm,
         max_local_grad_norm=max_local_grad_norm,
@@ -122,12 +166,13 @@ def build_feedback(
     compressor: Compressor,
     communicator: Communicator,
     *,
-    scheme: str,
+    scheme: str | Scheme,
     groups: str | Grouping | Mapping[str, object],
     residual_dtype: str | None,
     dense: Iterable[str] | None,
     options: Mapping[str, object] | None,
     residual_device: str | None = None,
+    warm_up_steps: int = 0,
     settings: Mapping[str, object] | None = None,
 ) -> ErrorFeedback:
     """The pipeline for `parameters`, those of `model` that are trained, by name; all else as in `distribute`.
@@ -141,8 +186,11 @@ def build_feedback(
     warn_if_nothing_is_reduced(scheme, grouping)
     given: dict[str, object] = {"scheme": scheme, "compressor": compressor, "groups": grouping}
     given |= {"residual_dtype": residual_dtype, "residual_device": residual_device, "options": dict(options or {})}
+    given["warm_up_steps"] = warm_up_steps
     check_agreement(given | dict(settings or {}), parameters, communicator)
-    return ErrorFeedback(compressor, residual, communicator, frozenset(parameters.keys() - compressed.keys()))
+    return ErrorFeedback(
+        compressor, residual, communicator, frozenset(parameters.keys() - compressed.keys()), warm_up_steps
+    )
 
 
 def find_grouping(
@@ -158,9 +206,9 @@ def find_grouping(
     return find_groups(model, compressed)
 
 
-def warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
+def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
     """A scheme that reduces groups or specific layers saves nothing in a model that has none."""
-    kinds = SCHEMES[scheme]
+    kinds = find_scheme(scheme)
     reduced = [
         members
         for kind, members in ((kinds.grouped, grouping.groups), (kinds.specific, grouping.specific))
@@ -174,9 +222,11 @@ def warn_if_nothing_is_reduced(scheme: str, grouping: Grouping) -> None:
         )
 
 
-def _communicator(backend: str | Communicator) -> Communicator:
+def _communicator(backend: str | Communicator, group: "dist.ProcessGroup | None") -> Communicator:
+    if group is not None and backend != "torch":
+        raise ConfigError(f"group: a process group is not allowed with backend={backend!r}; give backend='torch'")
     if isinstance(backend, Communicator):
         return backend
     target = BACKENDS[choose("backend", backend, BACKENDS)]
-    communicator: Communicator = load(target)()
+    communicator: Communicator = load(target)(group) if backend == "torch" else load(target)()
     return communicator

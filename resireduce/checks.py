@@ -1,16 +1,20 @@
 """What `resireduce.distribute` is given, checked before anything is changed."""
 
 import math
+import sys
+from collections.abc import Mapping
 from inspect import Parameter, signature
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from resireduce.attach import is_distributed
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.errors import ConfigError, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
-from resireduce.optimizer import DISTRIBUTED
+from resireduce.scheme import UPDATES
+from resireduce.wrapped_step import WrappedStep
 
 
 def check_types(model: object, optimizer: object) -> None:
@@ -25,6 +29,14 @@ def check_types(model: object, optimizer: object) -> None:
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
             "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
+    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)  # type: ignore[attr-defined]
+    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)  # type: ignore[attr-defined]
+    if sharded is not None or wrapper is not None:
+        what = "the model" if sharded is None else repr(sharded)
+        raise ConfigError(
+            f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
+            "whose parameters are whole on every rank"
+        )
 
 
 def check_passes(backward_passes_per_step: object) -> None:
@@ -33,10 +45,55 @@ def check_passes(backward_passes_per_step: object) -> None:
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
 
 
+def check_steps(field: str, value: object) -> None:
+    """Raise ConfigError unless `value` of `field` is a whole number, 0 or more."""
+    if not is_count(value):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, 0 or more")
+
+
+def check_overlap(
+    overlap: object, gradients: str, max_local_grad_norm: float | None, grad_scaler: object | None
+) -> bool:
+    """Whether gradients go out during the backward pass. Raise ConfigError for an `overlap` that cannot be."""
+    if overlap not in (None, True, False):
+        raise ConfigError(f"overlap: {overlap!r} is not allowed; give True, False or None")
+    if overlap is False and gradients == "streamed":
+        raise ConfigError("overlap: False is not allowed with gradients='streamed'; give gradients='kept'")
+    needs_all = {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": grad_scaler}
+    field = next((field for field, value in needs_all.items() if value is not None), None)
+    if overlap and gradients == "kept" and field is not None:
+        raise ConfigError(
+            f"overlap: True is not allowed with {field} and kept gradients, which needs the whole gradient before "
+            "anything is sent; leave overlap out"
+        )
+    return gradients == "streamed" or bool(overlap)
+
+
+def check_update(update: str, optimizer: torch.optim.Optimizer, settings: Mapping[str, object]) -> bool:
+    """Whether parameters are updated during the backward pass. Raise ConfigError where that cannot be right."""
+    if choose("update", update, UPDATES) == "in_step":
+        return False
+    right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
+    for field, allowed in (right | {"backward_passes_per_step": 1}).items():
+        if settings[field] != allowed:
+            raise ConfigError(
+                f"update: 'in_backward' is not allowed with {field}={settings[field]!r}, only with {allowed!r}: "
+                "parameters change before all gradients are known; give update='in_step'"
+            )
+    if not WrappedStep(optimizer, streamed=True).is_sliced:
+        raise ConfigError(
+            f"update: 'in_backward' is not allowed with {type(optimizer).__name__}, which has a hook before its step "
+            "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
+            "update='in_step'"
+        )
+    return True
+
+
 def check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
     """Raise ConfigError unless `max_grad_norm` and `max_local_grad_norm` can be clipped to with these `gradients`."""
-    for field, value in (("max_grad_norm", max_grad_norm), ("max_local_grad_norm", max_local_grad_norm)):
-        if value is not None and not (is_number(value) and 0 < value < math.inf):
+    local = ("max_local_grad_norm", max_local_grad_norm, sys.float_info.max)
+    for field, value, largest in (("max_grad_norm", max_grad_norm, math.inf), local):
+        if value is not None and not (is_number(value) and 0 < value <= largest):
             raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
     if max_local_grad_norm is not None and gradients == "streamed":
         raise ConfigError(
@@ -85,10 +142,10 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(parameters) < len(held):
         raise ConfigError("optimizer: it holds parameters that are not the model's; give distribute() the whole model")
-    twice = next((name for name, p in parameters.items() if hasattr(p, DISTRIBUTED)), None)
+    twice = next((name for name, p in parameters.items() if is_distributed(p)), None)
     if twice is not None:
         raise ConfigError(
-            f"model: {twice!r} is distributed already; use the optimizer of that call, or build the model anew"
+            f"model: {twice!r} is distributed already; use the optimizer of that call, or close() it before"
         )
     if not parameters:
         raise ConfigError("optimizer: it holds no trainable parameter of the model")

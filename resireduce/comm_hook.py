@@ -1,5 +1,6 @@
 """The communication hook of DistributedDataParallel: what happens to one bucket of gradients."""
 
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from functools import partial
@@ -13,7 +14,7 @@ from resireduce.error_feedback import ErrorFeedback, Message
 from resireduce.errors import UsageError
 from resireduce.launch import buckets
 from resireduce.payload import Payload
-from resireduce.slot import Slot
+from resireduce.slot import Slot, make_slots
 
 
 class CompressionHook:
@@ -30,18 +31,19 @@ class CompressionHook:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         self.feedback = feedback
-        self.slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
+        self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._gathered_limit = sum(slot.nbytes for slot in self.slots) // 16
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, slot))
+            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
 
     def _restart(self) -> None:
         self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
         self._results: list[tuple[Future[Tensor], Tensor]] = []
+        self.feedback.begin_step()
         for slot in self.slots:
             slot.present = False
 
@@ -60,6 +62,7 @@ class CompressionHook:
         ConfigError if they are those of another model, scheme or residual_dtype.
         """
         self.feedback.load_state_dict(state)
+        self.feedback.begin_step()
 
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -70,7 +73,7 @@ class CompressionHook:
         """
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = _views(buffer, slots)
-        whole = all(slot.dense for slot in slots)
+        whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
         slots.sort(key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         for group in [slots] if whole else buckets(slots):
             payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
@@ -105,12 +108,16 @@ class CompressionHook:
         if not slot.present:
             grad.zero_()
             return self.feedback.absent(slot.parameter, slot.name, self.steps)
-        own = grad.contiguous() if slot.dense else grad.clone(memory_format=torch.contiguous_format)
+        own = (
+            grad.contiguous()
+            if not self.feedback.leaves_residual(slot.name)
+            else grad.clone(memory_format=torch.contiguous_format)
+        )
         return self.feedback.compress(own, slot.name, self.steps)
 
     def _make_room(self, payloads: list[Payload], first: Slot) -> None:
         """Receive the oldest messages if all ranks' `payloads` would make more than the limit."""
-        if first.gathered:
+        if self.feedback.gathers(first.name):
             nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
             while self._under_way and self._gathered_bytes + nbytes > self._gathered_limit:
                 self._receive()
@@ -137,9 +144,11 @@ class CompressionHook:
         self._restart()
 
 
-def _mark_present(slot: Slot, _: Tensor) -> None:
+def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     """This rank has a gradient of it, from this backward pass or from an earlier one within `no_sync()`."""
-    slot.present = True
+    slot = place()
+    if slot is not None:
+        slot.present = True
 
 
 def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:

@@ -5,7 +5,7 @@ still running, and leaves the averages in `.grad` when `backward()` returns. Cli
 work on them as ever.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -13,24 +13,26 @@ from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.api import build_feedback
+from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.optimizer import DISTRIBUTED
-from resireduce.scheme import build_compressor
+from resireduce.scheme import Scheme, build_compressor
 
 
 def compress_ddp(
     model: DistributedDataParallel,
-    scheme: str = "w+2d",
+    scheme: str | Scheme = "w+2d",
     compressor: str | Compressor = "topk",
-    density: float = 0.01,
+    density: float | Callable[[int], float] = 0.01,
     groups: str | Grouping | Mapping[str, object] = "auto",
     residual_dtype: str | None = None,
     dense: Iterable[str] | None = None,
     options: Mapping[str, object] | None = None,
+    residual_device: str | None = None,
+    warm_up_steps: int = 0,
 ) -> CompressionHook:
     """Make `model` average compressed gradients over the ranks of its process group, with error feedback.
 
@@ -40,8 +42,9 @@ def compress_ddp(
 
     Args:
         model: in DistributedDataParallel, without a communication hook.
-        scheme, compressor, density, groups, residual_dtype, dense, options: as of `resireduce.distribute`. With
-            a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the hook cannot see.
+        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as of
+            `resireduce.distribute`. With a compressor that corrects momentum (dgc-momentum) the optimizer must have
+            none, which the hook cannot see.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails. So
@@ -53,12 +56,14 @@ def compress_ddp(
         model.module,
         parameters,
         lossy,
-        TorchCommunicator(model.process_group),
+        TorchCommunicator(model.process_group, shares=True),
         scheme=scheme,
         groups=groups,
         residual_dtype=residual_dtype,
         dense=dense,
         options=options,
+        residual_device=residual_device,
+        warm_up_steps=warm_up_steps,
     )
     hook = CompressionHook(parameters, feedback)
     model.register_comm_hook(hook, _reduce)
@@ -83,7 +88,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
         for name, parameter in model.module.named_parameters()
         if parameter.requires_grad and name not in model.parameters_to_ignore
     }
-    twice = next((name for name, parameter in parameters.items() if hasattr(parameter, DISTRIBUTED)), None)
+    twice = next((name for name, parameter in parameters.items() if is_distributed(parameter)), None)
     if twice is not None:
         raise ConfigError(
             f"model: {twice!r} is distributed already, by resireduce.distribute(...), which averages gradients itself; "

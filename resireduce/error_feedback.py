@@ -63,13 +63,23 @@ class ErrorFeedback:
     precision would lose small values, without a residual that knows.
     """
 
-    def __init__(self, compressor: Compressor, residual: Residual, communicator: Communicator, dense: frozenset[str]):
+    def __init__(
+        self,
+        compressor: Compressor,
+        residual: Residual,
+        communicator: Communicator,
+        dense: frozenset[str],
+        warm_up_steps: int = 0,
+    ):
+        self.warm_up_steps = warm_up_steps
+        """In the first so many steps all tensors are sent dense; residuals stay empty."""
         self.compressor = compressor.for_world(communicator.world_size)
         self.residual, self.communicator = residual, communicator
         self._dense = dense
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.begin_step()
         self.timeline: Timeline | None = None
         """Told where the time of a step goes; None: nobody."""
 
@@ -95,13 +105,25 @@ class ErrorFeedback:
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
             velocity.copy_(state[name])
 
+    def begin_step(self) -> None:
+        """A step begins, the one that the residual counts next."""
+        self._warms_up = self.residual.steps < self.warm_up_steps
+
     def compressor_of(self, name: str) -> Compressor:
-        """The compressor of tensor `name`: none where it is sent dense."""
-        return self._dense_compressor if name in self._dense else self.compressor
+        """The compressor of tensor `name` in this step: none where it is sent dense."""
+        return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
 
     def keeps_residual(self, name: str) -> bool:
-        """Whether anything of tensor `name` can be left unsent."""
+        """Whether tensor `name` has a residual."""
+        return name not in self._dense and not self.compressor.lossless
+
+    def leaves_residual(self, name: str) -> bool:
+        """Whether anything of tensor `name` can be left unsent in this step."""
         return not self.compressor_of(name).lossless
+
+    def gathers(self, name: str) -> bool:
+        """Whether all ranks' payloads of tensor `name` are received in this step, instead of their sum."""
+        return self.compressor_of(name).collective == "all_gather"
 
     @timed("compress")
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -124,7 +146,7 @@ class ErrorFeedback:
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
-        return self.momentum is None and self.keeps_residual(name) and self.residual.absorbs(name)
+        return self.momentum is None and self.leaves_residual(name) and self.residual.absorbs(name)
 
     @timed("compress")
     def absorb(self, grad: Tensor, name: str) -> None:

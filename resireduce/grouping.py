@@ -97,7 +97,7 @@ def _check_kinds(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
-        if parameter.is_complex():
+        if parameter.is_complex() and parameter.requires_grad:
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
 
 

@@ -8,19 +8,19 @@ from torch import Tensor
 from resireduce.clip import clip_factor
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.slot import Slot
+from resireduce.slot import DROPPED, Slot
 
 
 class Intake:
-    """Takes gradients as autograd finishes them; with `waits`, all of them once the last has come.
-
-    It waits where the whole gradient of a rank is to be clipped or checked, which only kept gradients can be.
+    """Takes gradients: as autograd finishes them where they overlap with the backward pass, else all in `step()`.
 
     Args:
         slots: one for each parameter.
         feedback: compresses them.
         streamed: whether gradients are freed once they are compressed.
-        max_norm: kept only: the whole gradient of this rank is scaled so that its norm is this at most.
+        overlap: whether they are compressed during the backward pass.
+        hides: whether a guard stands in `.grad` from then on.
+        max_norm: without overlap: the whole gradient of this rank is scaled so that its norm is this at most.
         scaler: whose scale gradients are divided by before anything else is done with them.
     """
 
@@ -30,12 +30,13 @@ class Intake:
         feedback: ErrorFeedback,
         *,
         streamed: bool,
+        overlap: bool,
+        hides: bool,
         max_norm: float | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ):
-        self.slots, self.feedback, self.streamed = slots, feedback, streamed
+        self.slots, self.feedback, self.streamed, self.overlap, self.hides = slots, feedback, streamed, overlap, hides
         self.max_norm, self.scaler = max_norm, scaler
-        self.waits = not streamed and (max_norm is not None or scaler is not None)
         self.restart()
 
     def restart(self) -> None:
@@ -44,6 +45,7 @@ class Intake:
         self.holds = False  # whether an earlier pass of this step left gradients in .grad
         self.non_finite: NonFiniteGradient | None = None
         self._inverse_scale: float | None = None
+        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
         for slot in self.slots:
             slot.restart()
 
@@ -58,56 +60,62 @@ class Intake:
         if not (self.streamed and self.feedback.absorbs(slot.name)) or grad is None or grad.layout != torch.strided:
             self.holds = True
             return
+        slot.check_kind()
         try:
             self.feedback.absorb(self._unscale_(grad), slot.name)
             slot.absorbed = True
         except NonFiniteGradient as error:
             self._drop(slot, error)
-        slot.parameter.grad = None
+            slot.parameter.grad = None
+            return
+        slot.hide()
 
     def take(self, slot: Slot, step: int) -> None:
         """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it."""
+        slot.check_kind()
         grad = self._gradient(slot)
         try:
             slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
         except NonFiniteGradient as error:
             self._drop(slot, error)
-            return
-        slot.present = True
-        self.arrived.append(slot)
-        if self.streamed:
-            slot.parameter.grad = None
-            slot.remember_sent(self.scaler is not None and self.feedback.keeps_residual(slot.name))
         else:
-            slot.seal()
+            slot.present = True
+            self.arrived.append(slot)
+        if self.streamed and self.scaler is not None and self.feedback.leaves_residual(slot.name):
+            slot.remember_sent(self.feedback.gathers(slot.name))
+        if self.hides:
+            slot.hide(keep=not self.streamed)
+        elif self.streamed:
+            slot.parameter.grad = None
 
-    def finish(self, step: int) -> bool:
-        """Take what is left of this `step`. False: some rank's gradient overflowed, and nothing has been compressed."""
-        if self.waits:
-            self._prepare(self._pending())
-            if self.scaler is not None and self._anywhere(self.non_finite is not None):
-                return False
-        for slot in self._pending():
-            self.take(slot, step)
-        self.holds = False
-        return True
+    def pending(self) -> list[Slot]:
+        """Those whose gradient lies in `.grad`, or is absorbed, and has not been taken: the last of the model first.
 
-    def _pending(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.passes and not slot.present and not slot.dropped]
+        Gradients that were put there by hand are among them.
+        """
+        return [slot for slot in reversed(self.slots) if not slot.present and not slot.dropped and self._has(slot)]
+
+    def _has(self, slot: Slot) -> bool:
+        return (slot.passes > 0 and self.overlap) or slot.parameter.grad is not None
+
+    def prepare(self) -> bool:
+        """Without overlap: unscale and clip the whole gradient of this rank. False: that of some rank overflowed."""
+        if self.overlap or (self.max_norm is None and self.scaler is None):
+            return True
+        self._unscale_and_clip(self.pending())
+        self._prepared = True
+        return self.scaler is None or not self._anywhere(self.non_finite is not None)
 
     def _gradient(self, slot: Slot) -> Tensor:
         """What has come of a tensor in this step, but for what is absorbed already; unscaled."""
         grad = slot.parameter.grad
-        if grad is None and slot.absorbed:
+        if slot.absorbed and slot.is_guarded:
             return torch.zeros_like(slot.parameter)
-        if grad is None:
-            raise UsageError(
-                f"the gradient of {slot.name!r} was dropped between two backward passes of one step: call zero_grad() "
-                "only before the first"
-            )
+        if grad is None or (slot.absorbed and not slot.complete):
+            raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self.waits else self._unscale_(grad)
+        return grad if self._prepared else self._unscale_(grad)
 
     def _unscale_(self, grad: Tensor) -> Tensor:
         """Divide by the scale of the loss, asked for once a step."""
@@ -124,25 +132,20 @@ class Intake:
         """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""
         self.non_finite = self.non_finite or error
         slot.dropped = True
-        if self.streamed:
-            slot.parameter.grad = None
 
-    def _prepare(self, pending: Sequence[Slot]) -> None:
-        """Unscale, check and clip the whole gradient of this rank."""
-        norms = []
+    def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
+        norms = {}
         for slot in pending:
-            slot.check_seal()
-            slot.version = None  # from here on the library itself changes it
-            grad = self._unscale_(self._gradient(slot))
+            grad = self._gradient(slot)
             try:
                 check_finite(grad, slot.name)
-                norms.append(torch.linalg.vector_norm(grad))
+                norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
                 self._drop(slot, error)
         if self.max_norm is None or not norms:
             return
-        _, factor = clip_factor(norms, self.max_norm)
-        for slot in self._pending():
+        _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
+        for slot in norms:
             slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 
     def _anywhere(self, here: bool) -> bool:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError
 from resireduce.payload import Payload
 from resireduce.slot import Slot
 from resireduce.timeline import Timeline, timed
@@ -111,18 +110,14 @@ class LaunchQueue:
             self._launched += 1
 
     def _send(self, bucket: list[Slot]) -> None:
-        for slot in bucket:
-            slot.check_seal()
         messages = self.feedback.send([slot.payload for slot in bucket if slot.payload], bucket[0].name)
         for slot, message in zip(bucket, messages, strict=True):
             slot.payload, slot.message = None, message
-            if slot.version is not None:  # an all-reduce works in the gradient's own memory
-                slot.seal()
         self._under_way.extend(bucket)
 
     def gathered_nbytes(self, slot: Slot, payload: Payload) -> int:
         """Bytes of all ranks' payloads of a tensor, if they are received; an all-reduce works in place."""
-        return payload.nbytes * self.feedback.communicator.world_size if slot.gathered else 0
+        return payload.nbytes * self.feedback.communicator.world_size if self.feedback.gathers(slot.name) else 0
 
     def next(self) -> Slot | None:
         """The tensor whose message is the oldest under way, if any is."""
@@ -145,20 +140,13 @@ class LaunchQueue:
     def deliver(self, slot: Slot) -> None:
         """Decompress a received message into its parameter's `.grad`."""
         assert slot.message is not None
-        slot.check_seal()
         kept = slot.parameter.grad
-        if slot.present and kept is not None and slot.version is None:
-            raise UsageError(
-                f"the gradient of {slot.name!r} was streamed, and somebody else has put one in its place. Take the "
-                "model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of distribute(...)"
-            )
         if kept is None:
             slot.parameter.grad = self.feedback.receive(slot.message)
         elif kept.is_contiguous():
             self.feedback.receive(slot.message, into=kept)
         else:
             kept.copy_(self.feedback.receive(slot.message))
-        slot.version = None
         if not self.keeps_messages:
             slot.message = None
 
@@ -188,8 +176,6 @@ class LaunchQueue:
 
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
-        for slot in self.slots:
-            slot.message = None
         if not self._order_is_learnt:
             indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.present]
             order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)

@@ -72,17 +72,24 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
     return held
 
 
+def waiting_bytes(optimizer: DistributedOptimizer) -> int:
+    """Bytes of gradients that are sent without compression, streamed, and so wait for `step()` as they are."""
+    waits = optimizer.streamed and not optimizer.updates_in_backward
+    return sum(slot.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
+
+
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     """Bytes alive at most beside the model states, at any time of a step of `optimizer` in streamed mode.
 
-    dense_bytes: gradients, dense payloads and averaged gradients: twice those of the largest layer (autograd makes the
-    gradients of weight and bias together), and a message of small tensors with its parts. Tied parameters come on top:
-    autograd holds their gradient from their last use to their first. local_bytes: this rank's compressed payloads.
+    waiting_bytes: what is sent without compression, and waits for `step()`. dense_bytes: gradients and averaged ones:
+    twice those of the largest layer (autograd makes the gradients of weight and bias together), and a message of small
+    tensors with its parts. Tied parameters come on top: autograd holds their gradient from their last use to their
+    first. local_bytes: this rank's compressed payloads.
     gathered_bytes: all ranks' payloads of the tensors under way.
 
     Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
     reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
-    behind it: dense payloads then wait for `step()`, and so do messages of tensors that had no gradient here. With
+    behind it: messages then wait for `step()`. With
     `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
     """
     queue, feedback = optimizer.queue, optimizer.feedback
@@ -93,6 +100,7 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     gathered = [queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
     small = sum(slot.nbytes for slot in queue.slots if slot.small)
     return {
+        "waiting_bytes": waiting_bytes(optimizer),
         "dense_bytes": 2 * (largest_layer(queue.slots) + min(BUCKET_BYTES, small)),
         "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
         "gathered_bytes": max(queue.gathered_limit, *gathered),

@@ -1,39 +1,56 @@
 """DistributedOptimizer: gradients go out as the backward pass produces them, and come back in `step`.
 
-Kept gradients (the paper's): `.grad` lives on, and takes the averaged gradient. Streamed gradients: as soon as autograd
-has finished a gradient it is absorbed by the residual, compressed, and freed; `step` brings the averages back a bounded
-number of bytes at a time, and lets the wrapped optimizer update just those parameters.
+Streamed gradients: as soon as autograd has finished a gradient it is absorbed by the residual, compressed, and freed;
+`step` brings the averages back a bounded number of bytes at a time, and lets the wrapped optimizer update just those
+parameters. Kept gradients (the paper's): `.grad` lives on, and takes the averaged gradient; unless they are to overlap
+with the backward pass, nothing is done before `step`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from resireduce.attach import Attachment
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.intake import Intake
+from resireduce.errors import UsageError
+from resireduce.exchange import Exchange
 from resireduce.launch import LaunchQueue
-from resireduce.slot import Slot
-from resireduce.update import Updater
+from resireduce.slot import Slot, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
-DISTRIBUTED = "_resireduce_distributed"
-"""Attribute of the parameters that have a DistributedOptimizer: a second one would compress them twice."""
+FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment")
+"""What a DistributedOptimizer that is closed no longer has."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
-    """Made by `resireduce.distribute`, and used where the wrapped one was: `zero_grad()`, `backward()`, `step()`."""
+    """Made by `resireduce.distribute`, and used where the wrapped one was: `zero_grad()`, `backward()`, `step()`.
+
+    Args:
+        optimizer: the wrapped one.
+        model: what is trained.
+        parameters: those that are averaged, by name, in the order of the model.
+        feedback: compresses and averages.
+        streamed: whether gradients are freed once they are compressed.
+        overlap: whether they are compressed during the backward pass, as streamed ones always are.
+        in_backward: whether the wrapped optimizer uses them there, too.
+
+    All else as in `resireduce.distribute`.
+    """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
+        model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
         feedback: ErrorFeedback,
         *,
         streamed: bool,
+        overlap: bool,
+        in_backward: bool = False,
         backward_passes_per_step: int = 1,
         max_grad_norm: float | None = None,
         max_local_grad_norm: float | None = None,
@@ -44,31 +61,39 @@ class DistributedOptimizer(OptimizerWrapper):
         self.backward_passes_per_step = backward_passes_per_step
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._syncing, self._failed = True, False
-        self.slots = [Slot.of(index, name, p, feedback) for index, (name, p) in enumerate(parameters.items())]
-        limit = sum(slot.nbytes for slot in self.slots) // 16
-        self.queue = LaunchQueue(self.slots, feedback, limit)
-        self._intake = Intake(self.slots, feedback, streamed=streamed, max_norm=max_local_grad_norm, scaler=grad_scaler)
-        self._updater = Updater(
-            optimizer,
-            self.slots,
-            self.queue,
-            streamed=streamed,
-            waits=streamed and grad_scaler is not None,
-            max_grad_norm=max_grad_norm,
-        )
-        self._restart()
+        self._in_backward, self._syncing, self._closed = False, True, False
+        self.slots = make_slots(parameters, feedback)
+        self._exchange = Exchange(
+            optimizer, self.slots, feedback, streamed=streamed, overlap=overlap, in_backward=in_backward,
+            max_grad_norm=max_grad_norm, max_local_grad_norm=max_local_grad_norm, grad_scaler=grad_scaler,
+        )  # fmt: skip
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
-        for slot in self.slots:  # only now that nothing is refused any more
+        self._attach(model, overlap)  # only now that nothing is refused any more
+        self._restart()
+
+    def _attach(self, model: nn.Module, overlap: bool) -> None:
+        for slot in self.slots:
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
-            setattr(slot.parameter, DISTRIBUTED, True)
-            slot.parameter.register_post_accumulate_grad_hook(lambda _, slot=slot: self._on_gradient(slot))
+        self._attachment = Attachment(self, self.slots)
+        if overlap:
+            self._attachment.on_gradients(DistributedOptimizer._on_gradient)
+        else:
+            self._attachment.on_forward(model)
 
     def _restart(self) -> None:
         self._in_backward = False
-        self._intake.restart()
-        self._updater.restart()
+        self._exchange.restart()
+
+    @property
+    def queue(self) -> LaunchQueue:
+        """What is under way."""
+        return self._exchange.queue
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether parameters are updated during the backward pass."""
+        return self._exchange.updater.in_backward
 
     @property
     def steps(self) -> int:
@@ -78,7 +103,7 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def grad_norm(self) -> Tensor | None:
         """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D."""
-        return self._updater.grad_norm
+        return self._exchange.updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals, and its velocities if momentum is corrected. Save one file a rank: they differ."""
@@ -94,10 +119,11 @@ class DistributedOptimizer(OptimizerWrapper):
         """
         self.refuse_within_step("load_residual_state_dict()")
         self.feedback.load_state_dict(state)
+        self.feedback.begin_step()
 
     def refuse_within_step(self, what: str) -> None:
         """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
-        if self._intake.has_begun:
+        if self._exchange.intake.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
     # --- the backward pass ---
@@ -116,12 +142,14 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's; not between `backward` and `step`, when gradients are already under way."""
-        self._refuse_if_failed()
-        if self._intake.has_begun:
+        self._exchange.refuse_if_failed()
+        if self._exchange.intake.has_begun:
             raise UsageError(
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
-                "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. After a "
-                "backward pass that failed: build model and optimizer anew, on every rank, from a checkpoint"
+                "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
+                "came from a loss of another model (a GAN's generator, through the discriminator): call "
+                "requires_grad_(False) on this one while that is computed. After a backward pass that failed: build "
+                "model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
         self.wrapped.zero_grad(set_to_none)
@@ -129,47 +157,25 @@ class DistributedOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has finished with this parameter's gradient."""
-        self._refuse_if_failed()
+        self._exchange.refuse_if_failed()
         if not self._in_backward:
             self._in_backward = True
+            self._exchange.begin_backward()
             Variable._execution_engine.queue_callback(self._end_backward)
-        if slot.complete:
-            raise UsageError(
-                f"a second backward() reached {slot.name!r} before step(). To add up several passes, run all but the "
-                "last within optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...)"
-            )
-        slot.passes += 1
-        slot.complete = self._syncing and slot.passes >= self.backward_passes_per_step
-        if slot.dropped:
-            slot.parameter.grad = None
-        elif not slot.complete:
-            self._intake.hold(slot)
-        elif self._intake.waits:
-            slot.seal()
-        else:
-            self._send(slot)
+        self._exchange.gradient(slot, self.steps, self.backward_passes_per_step if self._syncing else None)
+        if slot.absorbed and not slot.complete:
+            self._attachment.before_gradient(slot)
 
     def _end_backward(self) -> None:
         """Autograd has come to the end of a backward pass; it does not where one fails."""
         self._in_backward = False
-        if self.streamed:
-            self._updater.guard(self._intake.arrived)
+        self._exchange.end_backward()
 
-    def _send(self, slot: Slot) -> None:
-        """Compress a gradient that is complete, and launch what is ready."""
-        self.queue.prefetch_after(slot)
-        self._intake.take(slot, self.steps)
-        self.queue.launch(self.steps)
-        # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
-        if self.streamed and not self._intake.holds:
-            self._updater.update_early(slot)
-
-    def _refuse_if_failed(self) -> None:
-        if self._failed:
-            raise UsageError(
-                "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
-                "anew, on every rank, from a checkpoint"
-            )
+    def __getattr__(self, name: str) -> Any:
+        """What only the wrapped optimizer has, as `train()` and `eval()`. UsageError for what `close` has freed."""
+        if name in FREED and self.__dict__.get("_closed"):
+            raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
+        return getattr(self.__dict__["wrapped"], name) if "wrapped" in self.__dict__ else super().__getattribute__(name)
 
     # --- the step ---
 
@@ -184,36 +190,52 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._refuse_if_failed()
+        self._exchange.refuse_if_failed()
         if self._in_backward:
             raise UsageError(
                 "step() after a backward() that did not come to its end: some gradients are under way, others are "
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
-        ready = self._intake.finish(self.steps)
-        if ready:
-            self._exchange()
-        self.overflowed = not ready or self.queue.flagged
+        self._exchange.updater.refuse()
+        if self._only_makes_state():
+            self.wrapped.step()
+            return loss
+        self.overflowed = not self._exchange.finish(self.steps, loss)
         self._restart()
         return loss
 
-    def _exchange(self) -> None:
-        """All that this rank has to send is compressed: launch the rest, receive, and update."""
-        step, error = self.steps, self._intake.non_finite
-        self.feedback.residual.end_step()
-        self.queue.launch(step, complete=True)
-        self._updater.finish(step, flag=error is not None)
-        self.queue.finish(self._intake.arrived)
-        if self.queue.flagged:
-            self._fail_or_put_back(step, error)
+    step.hooked = True  # type: ignore[attr-defined]  # torch would run global hooks here, and in the wrapped one again
 
-    def _fail_or_put_back(self, step: int, error: NonFiniteGradient | None) -> None:
-        """Some rank's gradient was not finite. What was sent of the others goes back, if the step can be skipped."""
-        if self.grad_scaler is None:
-            self._failed = True
-            raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
-        for slot in self._intake.arrived:
-            if slot.sent is not None:
-                self.feedback.put_back(slot.sent, slot.name)
-        self.feedback.residual.end_step()
-        self.feedback.residual.start_at(step)  # the step is taken again, with the same random choices
+    def _only_makes_state(self) -> bool:
+        """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
+        step with gradients of zero, put there by hand, and learning rates of zero."""
+        groups = self.param_groups
+        if self.state or self._exchange.intake.has_begun or any(float(group.get("lr", 1.0)) != 0 for group in groups):
+            return False
+        gradients = [slot.parameter.grad for slot in self.slots]
+        return all(
+            g is not None and g.layout == torch.strided and g.device.type != "meta" and not g.any() for g in gradients
+        )
+
+    # --- the end ---
+
+    def close(self) -> None:
+        """Take all hooks from the model, and free residuals: it trains plainly, or can be distributed anew.
+
+        What is under way, if a step is, is lost. The wrapped optimizer, `optimizer.wrapped`, keeps its state. Calling
+        it again does nothing.
+        """
+        if self._closed:
+            return
+        self._attachment.end()
+        self.feedback.communicator.close()
+        self._closed = True
+        for name in FREED:
+            delattr(self, name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()

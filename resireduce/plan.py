@@ -14,7 +14,7 @@ from resireduce.errors import ConfigError, choose, is_count
 from resireduce.grouping import Grouping
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
-from resireduce.memory import ModelStates, baseline_total, track_states
+from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
 
@@ -44,6 +44,7 @@ def plan(
     compiled: bool = False,
     residual_device: str | None = None,
     itemised: bool = False,
+    update: str = "in_step",
 ) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
@@ -52,8 +53,8 @@ def plan(
         optimizer: sgd (with momentum, its own or the compressor's) or adamw; or what makes one of the parameters.
         world_size: number of ranks, each of which sends as much as this one.
         scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
-            backward_passes_per_step: as in `resireduce.distribute`. Several passes hold the gradients that no residual
-            can absorb: they are in flight.
+            backward_passes_per_step, update: as in `resireduce.distribute`. Several passes hold the gradients that no
+            residual can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
         itemised: whether to list the tensors, too.
@@ -63,7 +64,8 @@ def plan(
         are gone by then. host_residuals: those in the host's memory, which no other figure counts. baseline_total: the
         same as total with kept gradients and a full residual in the gradient's dtype. normalised: total /
         baseline_total. peak_states: at the fullest moment of a step, activations not counted. in_flight: peak_states -
-        total. peak_normalised: peak_states / baseline_total. itemised, also items: every `resireduce.item.Item` of
+        total. waiting: those of gradients that are sent without compression, and so wait for `step()`, streamed.
+        peak_normalised: peak_states / baseline_total. itemised, also items: every `resireduce.item.Item` of
         parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
     make = optimizer if callable(optimizer) else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
@@ -93,7 +95,9 @@ def plan(
         # From the third on, passes find what the second has found.
         backward_passes_per_step=min(backward_passes_per_step, 2),
         residual_device=residual_device,
+        update=update,
     )
+    waiting = waiting_bytes(distributed)
     items, peak = _two_steps(model, distributed, compiled)
     states = ModelStates(**sums(items))
     baseline = baseline_total(model, states, dense)
@@ -104,6 +108,7 @@ def plan(
         "normalised": states.total / baseline,
         "peak_states": peak,
         "in_flight": peak - states.total,
+        "waiting": waiting,
         "peak_normalised": peak / baseline,
         **({"items": items} if itemised else {}),
     }

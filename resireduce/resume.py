@@ -49,6 +49,7 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
         for source, share in mine.items():
             velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
     residual.start_at(int(by_rank[0]["steps"]))
+    feedback.begin_step()
 
 
 def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:

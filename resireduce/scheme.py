@@ -1,6 +1,6 @@
 """Names to objects: the one place that knows the registries. Imports no torch until something is built."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, signature
@@ -49,13 +49,13 @@ PARTIAL = "resireduce.residuals.partial:PartialResidual"
 
 @dataclass(frozen=True)
 class Scheme:
-    """Which residual a tensor has, as "module:Class"."""
+    """Which residual a tensor has, as "module:Class", or as the class itself, a subclass of `Residual`."""
 
-    grouped: str = FULL
+    grouped: "str | type[Residual]" = FULL
     """A member of a reusable group."""
-    specific: str = FULL
+    specific: "str | type[Residual]" = FULL
     """A specific layer."""
-    other: str = FULL
+    other: "str | type[Residual]" = FULL
     """Any other that is compressed."""
 
 
@@ -74,6 +74,8 @@ SCHEMES = {
 
 GRADIENTS = ("kept", "streamed")
 """Lifetimes of gradients."""
+UPDATES = ("in_step", "in_backward")
+"""When parameters change."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",
@@ -89,48 +91,62 @@ COMMON = {"grouping", "dtype", "rank", "device"}
 """Arguments that every residual takes."""
 
 
-def load(target: str) -> Any:
-    """The object that `target`, "package.module:name", names."""
+def load(target: "str | type[Residual]") -> Any:
+    """The object that `target`, "package.module:name", names; a class is itself."""
+    if not isinstance(target, str):
+        return target
     module, _, name = target.partition(":")
     return getattr(import_module(module), name)
 
 
-def build_compressor(name: str, density: float) -> "Compressor":
+def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
     """The compressor called `name`, sending a share `density` of the elements where it selects any.
 
+    density: a share, or a function from the number of the step, counted from 0, to that of the step.
     Raises ConfigError for a name that is not listed and for a density outside (0, 1].
     """
-    kind = load(COMPRESSORS[choose("compressor", name, COMPRESSORS)].target)
-    return kind.from_density(check_share("density", density))
+    listed = COMPRESSORS[choose("compressor", name, COMPRESSORS)]
+    kind = load(listed.target)
+    if not callable(density):
+        return kind.from_density(check_share("density", density))
+    first = check_share("density", density(0))
+    if not listed.selects:
+        return kind.from_density(first)
+    return load("resireduce.compressors.scheduled:Scheduled")(kind, density)
+
+
+def find_scheme(scheme: "str | Scheme") -> "Scheme":
+    """The scheme of that name, or the one given. Raises ConfigError for anything else."""
+    return scheme if isinstance(scheme, Scheme) else SCHEMES[choose("scheme", scheme, SCHEMES)]
 
 
 def build_residual(
-    name: str,
+    scheme: str | Scheme,
     grouping: "Grouping",
     dtype: str | None = None,
     rank: int = 0,
     options: Mapping[str, object] | None = None,
     device: str | None = None,
 ) -> "Residual":
-    """Rank `rank`'s residual of scheme `name`, routed by `grouping`; stored in `dtype` (None: the gradient's own).
+    """Rank `rank`'s residual of `scheme`, by name or as it is, routed by `grouping`.
 
-    device: "cpu" holds it in the host's memory; None on that of each gradient.
-    `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises ConfigError
-    for a name, dtype or option that is not known, and for an option's value that cannot be used.
+    dtype: in which it is stored; None: the gradient's own. device: "cpu" holds it in the host's memory; None on that of
+    each gradient. `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises
+    ConfigError for a name, dtype or option that is not known, and for an option's value that cannot be used.
     """
     from resireduce.residuals.routed import RoutedResidual
 
-    scheme = SCHEMES[choose("scheme", name, SCHEMES)]
+    kinds = find_scheme(scheme)
     if dtype is not None:
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
         choose("residual_device", device, RESIDUAL_DEVICES)
-    classes = {kind: load(kind) for kind in sorted({scheme.grouped, scheme.specific, scheme.other})}
+    classes = {kind: load(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
     for option in options or {}:
-        choose(f"options of scheme {name!r}", option, set().union(*known.values()))
+        choose(f"options of scheme {scheme!r}", option, set().union(*known.values()))
     residuals = {
         kind: residual(
             grouping=grouping,
@@ -142,9 +158,9 @@ def build_residual(
         for kind, residual in classes.items()
     }
     return RoutedResidual(
-        routes=dict.fromkeys(grouping.grouped, residuals[scheme.grouped])
-        | dict.fromkeys(grouping.specific, residuals[scheme.specific]),
-        other=residuals[scheme.other],
+        routes=dict.fromkeys(grouping.grouped, residuals[kinds.grouped])
+        | dict.fromkeys(grouping.specific, residuals[kinds.specific]),
+        other=residuals[kinds.other],
     )
 
 

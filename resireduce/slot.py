@@ -1,14 +1,21 @@
 """One parameter's way through a step."""
 
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from resireduce.error_feedback import ErrorFeedback, Message
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.payload import Payload
+from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
+
+DROPPED = (
+    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
+    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
+)
 
 
 @dataclass(eq=False)
@@ -21,11 +28,13 @@ class Slot:
     """As the model calls it."""
     parameter: nn.Parameter
     dense: bool
-    """Whether its payload is the gradient itself, which is summed in place."""
-    gathered: bool
-    """Whether all ranks' payloads are received, instead of their sum."""
+    """Whether its payload is always the gradient itself, which is summed in place."""
     small: bool
     """Whether it may share a message with others."""
+    guard: StreamedAway
+    """Stands in `.grad` while the gradient is under way."""
+    hidden: Tensor | None = None
+    """Kept: the tensor in whose place the guard stands, which takes the average."""
     passes: int = 0
     """Backward passes since the last step."""
     complete: bool = False
@@ -42,43 +51,75 @@ class Slot:
     """This rank's message, from its compression to its launch."""
     message: Message | None = None
     """The message under way, from its launch to its receipt."""
-    version: int | None = None
-    """torch's count of the changes to a kept `.grad`, when the library last touched it."""
+    kind: tuple[torch.dtype, torch.device] = field(init=False)
+    """Dtype and device that its parameter had at the start."""
 
-    @classmethod
-    def of(cls, index: int, name: str, parameter: nn.Parameter, feedback: ErrorFeedback) -> Self:
-        """That of the model's parameter number `index`, whose gradients `feedback` compresses."""
-        compressor = feedback.compressor_of(name)
-        small = compressor.lossless and is_small(parameter)
-        gathered = compressor.collective == "all_gather"
-        return cls(index, name, parameter, dense=compressor.lossless, gathered=gathered, small=small)
+    def __post_init__(self) -> None:
+        self.kind = (self.parameter.dtype, self.parameter.device)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its dense gradient."""
         return self.parameter.nbytes
 
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the guard stands in `.grad`."""
+        return self.parameter.grad is self.guard
+
     def restart(self) -> None:
         """Forget the last step."""
-        self.passes, self.version, self.sent = 0, None, None
+        if self.is_guarded:
+            self.parameter.grad = None
+        self.passes, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None
         self.complete = self.absorbed = self.dropped = self.present = False
 
-    def remember_sent(self, needed: bool) -> None:
-        """Keep what is about to be sent, if `needed`: a copy where all ranks' messages are summed in its memory."""
-        if needed and self.payload is not None:
-            own = self.payload.buffer if self.gathered else self.payload.buffer.clone()
+    def hide(self, keep: bool = False) -> None:
+        """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""
+        self.hidden = self.parameter.grad if keep else None
+        self.parameter.grad = self.guard
+
+    def uncover(self) -> None:
+        """Take the guard away. UsageError if somebody has put something else in its place, or has dropped it."""
+        if not self.is_guarded:
+            raise UsageError(
+                f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
+                "step(), when it was already under way: that would have no effect. Scale the loss instead, change "
+                "gradients within optimizer.no_sync(), or use gradients='kept' (without overlap=True); and take the "
+                "model out of DistributedDataParallel, if it is in one"
+            )
+        self.parameter.grad = self.hidden
+
+    def expect_another_pass(self) -> None:
+        """A further backward pass is about to add to `.grad`: make room where the residual has absorbed the others."""
+        if self.complete:
+            raise UsageError(SECOND_BACKWARD.format(name=self.name))
+        if self.absorbed:
+            if not self.is_guarded:
+                raise UsageError(DROPPED.format(name=self.name))
+            self.parameter.grad = None
+
+    def check_kind(self) -> None:
+        """UsageError if the parameter has another dtype or device than at the start."""
+        now = (self.parameter.dtype, self.parameter.device)
+        if now != self.kind:
+            raise UsageError(
+                f"{self.name!r} was {self.kind[0]} on {self.kind[1]} at resireduce.distribute(...), and is {now[0]} on "
+                f"{now[1]} now: convert or move the model before, or close() the optimizer and distribute anew"
+            )
+
+    def remember_sent(self, gathered: bool) -> None:
+        """Keep what is about to be sent: unless it is `gathered`, a copy, since ranks' messages are summed in place."""
+        if self.payload is not None:
+            own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
 
-    def seal(self) -> None:
-        """Remember the state of a kept `.grad`: from now on only the library may change it."""
-        self.version = None if self.parameter.grad is None else self.parameter.grad._version
 
-    def check_seal(self) -> None:
-        """Raise UsageError if somebody else has changed or dropped `.grad` since `seal`."""
-        grad = self.parameter.grad
-        if self.version is not None and (grad is None or grad._version != self.version):
-            raise UsageError(
-                f"the gradient of {self.name!r} was changed between backward() and step(), when it was already under "
-                "way: that would have no effect. Scale the loss instead, or change gradients within optimizer.no_sync("
-                "); and take the model out of DistributedDataParallel, if it is in one"
-            )
+def make_slots(parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback) -> list[Slot]:
+    """One for each of `parameters`, by name in the order of the model, whose gradients `feedback` compresses."""
+    guard = guards(dict(parameters))
+    slots = []
+    for index, (name, parameter) in enumerate(parameters.items()):
+        dense = not feedback.keeps_residual(name)
+        slots.append(Slot(index, name, parameter, dense, dense and is_small(parameter), guard[name]))
+    return slots

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
@@ -15,9 +16,36 @@ def check_agreement(settings: Mapping[str, object], tensors: Mapping[str, Tensor
     """Raise ConfigError on all ranks if any was given other settings, or other tensors to train, than rank 0."""
     if communicator.world_size == 1:
         return
-    mine = {f"parameter {name}": f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-    mine |= {key: repr(value) for key, value in settings.items()}
-    first = _broadcast_object(mine, communicator)
+    mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
+    agree(mine | {key: tell(value) for key, value in settings.items()}, communicator)
+
+
+def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
+    """Raise ConfigError on all ranks if any has another optimizer, other options, other or otherwise ordered tensors.
+
+    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's.
+    """
+    if communicator.world_size == 1:
+        return
+    mine = {"class of the optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for option in sorted(group.keys() - {"params"}):
+            mine[f"option {option} of parameter group {number}"] = tell(group[option])
+        held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
+        mine[f"parameters of group {number}"] = ", ".join(held)
+    for name, value in vars(optimizer).items():
+        if not name.startswith("_") and isinstance(value, int | float | str | bool):
+            mine[f"the optimizer's {name}"] = repr(value)
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for place, (name, tensor) in enumerate(tensors):
+            mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
+    agree(mine, communicator)
+
+
+def agree(mine: Mapping[str, str], communicator: Communicator) -> None:
+    """Raise ConfigError on all ranks if anything that one has in `mine`, by field, is not what rank 0 has there."""
+    first = _broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key)]
     count = torch.tensor([len(different)], device=communicator.control_device)
     communicator.all_reduce(count, "resireduce.start.agreement").wait()
@@ -30,31 +58,50 @@ def check_agreement(settings: Mapping[str, object], tensors: Mapping[str, Tensor
         raise ConfigError("settings or model differ between ranks: another rank says which; give all ranks the same")
 
 
+def _kind(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def tell(value: object) -> str:
+    """`value` in words that are the same in every process: without the address that an object's `repr` may have."""
+    if isinstance(value, Tensor):
+        return f"{value.tolist()}" if value.numel() <= 16 else _kind(value)
+    text = repr(value)
+    return f"a {getattr(value, '__qualname__', type(value).__qualname__)}" if " at 0x" in text else text
+
+
 @torch.no_grad()
 def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
     """Overwrite everything that this rank would start from with rank 0's, which may hold more (a loaded checkpoint)."""
     if communicator.world_size == 1:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _overwrite(tensor, f"resireduce.start.{name}", communicator)
+        _overwrite(tensor.detach(), f"resireduce.start.{name}", communicator)
     _broadcast_optimizer(optimizer, communicator)
 
 
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
-    """By way of a contiguous copy on a device that the communicator can reach, where the tensor is not that itself."""
-    reachable = tensor.detach()
-    if tensor.device.type == "cpu":
-        reachable = reachable.to(communicator.control_device)
+    """As bytes, whatever they stand for, by way of a contiguous copy on a device that the communicator can reach, where
+    the tensor is not that itself. Of a tensor made of several, one after the other."""
+    if is_traceable_wrapper_subclass(tensor):
+        for inner in tensor.__tensor_flatten__()[0]:
+            _overwrite(getattr(tensor, inner), f"{name}.{inner}", communicator)
+        return
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:  # expanded: the same element, seen several times
+            tensor = tensor.narrow(dim, 0, 1)
+    reachable = tensor.to(communicator.control_device) if tensor.device.type == "cpu" else tensor
     reachable = reachable.contiguous()
-    communicator.broadcast_(reachable, name)
+    if reachable.numel():
+        communicator.broadcast_(reachable.view(-1).view(torch.uint8), name)
     if reachable.data_ptr() != tensor.data_ptr():
         tensor.copy_(reachable)
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Hyperparameters and state. Rank 0 says first what it has, since ranks may hold different kinds of state."""
+    """The state. Rank 0 says first what it has, since ranks may hold different kinds of it."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    options, layout = _broadcast_object(_describe(optimizer, parameters), communicator)
+    layout = _broadcast_object(_describe(optimizer, parameters), communicator)
     state: dict[Tensor, dict[str, Any]] = {}
     for index, key, value in layout:
         parameter = parameters[index]
@@ -66,8 +113,6 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
             state.setdefault(parameter, {})[key] = value
     optimizer.state.clear()
     optimizer.state.update(state)
-    for group, values in zip(optimizer.param_groups, options, strict=True):
-        group.update(values)
 
 
 class _Like:
@@ -83,16 +128,14 @@ class _Like:
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
-def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[Any], list[Any]]:
-    """The groups' hyperparameters, and (parameter's index, key, value or what the tensor is like) of the state."""
-    options = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    layout = [
+def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> list[Any]:
+    """(Parameter's index, key, value or what the tensor is like) of all that the optimizer's state holds."""
+    return [
         (index, key, _Like(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
     ]
-    return options, layout
 
 
 def _broadcast_object(value: Any, communicator: Communicator) -> Any:

@@ -1,11 +1,19 @@
-"""What stands in `.grad` for a gradient that has been streamed away, so that using it is an error and not a zero."""
+"""What stands in `.grad` for a gradient that is under way, so that using it is an error and not a zero."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from resireduce.errors import UsageError
+
+SECOND_BACKWARD = (
+    "a second backward() reached {name!r} before step(). To add up several passes, run all but the last within "
+    "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
+    "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
+    "and requires_grad_(True) after it"
+)
 
 
 class StreamedAway(Tensor):
@@ -15,26 +23,47 @@ class StreamedAway(Tensor):
     training would go on unclipped.
     """
 
+    owner: str
+    """The name of its parameter, as the model calls it."""
+
     @classmethod
-    def of(cls, parameter: Tensor) -> "StreamedAway":
-        """One for this parameter; it takes one element of memory."""
-        element = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
-        return element.expand(parameter.shape).as_subclass(cls)
+    def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
+        """One for `parameter`, called `name`. `element`, 0-D of its dtype and device, is all the memory it takes."""
+        guard = element.expand(parameter.shape).as_subclass(cls)
+        guard.owner = name
+        return guard
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Refuse."""
         raise UsageError(
-            f"{getattr(func, '__name__', func)}: gradients have been streamed, that is compressed and freed during "
+            f"{getattr(func, '__name__', func)}: gradients have been streamed, that is compressed and sent during "
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
-            "clipping off; to look at them use gradients='kept'"
+            "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
+            "gradients='kept' (without overlap=True)"
         )
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        """Refuse what comes from C++ code: DistributedDataParallel, which copies its averages into `.grad`."""
+        """Refuse what comes from C++ code: autograd, which adds up, and DistributedDataParallel, which copies."""
+        guard = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, StreamedAway))
+        if func is torch.ops.aten.add_.Tensor:
+            raise UsageError(SECOND_BACKWARD.format(name=guard.owner))
         raise UsageError(
-            f"{func}: gradients have been streamed, and new ones are put in their place. Call step() before another "
-            "backward() (or announce several: no_sync, backward_passes_per_step); and take the model out of "
-            "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
+            f"{func}: the gradient of {guard.owner!r} has been streamed, and somebody else takes it for one of its "
+            "own. Take the model out of DistributedDataParallel, or use resireduce.compress_ddp(...) instead of "
+            "resireduce.distribute(...)"
         )
+
+
+def guards(parameters: dict[str, Tensor]) -> dict[str, StreamedAway]:
+    """What stands in `.grad` of each of `parameters`, by name; those of one dtype and device share their memory."""
+    elements: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+    for parameter in parameters.values():
+        kind = (parameter.dtype, parameter.device)
+        if kind not in elements:
+            elements[kind] = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+    return {
+        name: StreamedAway.of(elements[parameter.dtype, parameter.device], parameter, name)
+        for name, parameter in parameters.items()
+    }

@@ -1,26 +1,37 @@
 """The second half of a step: averages come back, and the wrapped optimizer updates the parameters that have one."""
 
+import math
+import warnings
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from resireduce.clip import clip_factor
 from resireduce.errors import UsageError
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
-from resireduce.streamed_away import StreamedAway
 from resireduce.timeline import Timeline, timed
+from resireduce.wrapped_step import WrappedStep
 
 
 class Updater:
-    """Receives messages in the order of their launch. Streamed, at most `chunk_bytes` of averages are alive at once.
+    """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
+
+    Streamed, and if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are alive at
+    once: it is called for one slice of them after the other. Otherwise all are brought back for one call.
 
     Args:
+        optimizer: the wrapped one.
+        slots: one for each parameter that is averaged.
+        queue: where messages come from.
+        streamed: whether averages are freed after the update.
+        in_backward: whether dense averages are used, and freed, before `step()`.
         waits: whether nothing is updated before all ranks have said that their gradients can be used.
         max_grad_norm: averages are scaled so that their global norm is this at most, which makes all wait, too.
 
-    While it waits streamed averages are freed again; their messages are kept, and decompressed a second time.
+    While it waits, averages that will be used in slices are freed again; their messages are kept, and decompressed a
+    second time.
     """
 
     def __init__(
@@ -30,19 +41,22 @@ class Updater:
         queue: LaunchQueue,
         *,
         streamed: bool,
+        in_backward: bool,
         waits: bool,
         max_grad_norm: float | None,
     ):
         self.optimizer, self.queue, self.streamed, self.max_grad_norm = optimizer, queue, streamed, max_grad_norm
-        self.waits = waits or max_grad_norm is not None
-        self.queue.keeps_messages = streamed and self.waits
+        self.in_backward, self.waits = in_backward, waits or max_grad_norm is not None
         known = {id(slot.parameter) for slot in slots}
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._held_parameters, self._frozen = len(held), [p for p in held if id(p) not in known]
+        self._parameters = [slot.parameter for slot in slots]
         self.chunk_bytes = largest_layer(slots)
         self.grad_norm: Tensor | None = None
-        self._has_stepped = False
-        self._guarded: nn.Parameter | None = None  # where StreamedAway stands
+        self._wrapped_step = WrappedStep(optimizer, streamed)
+        cost = self._wrapped_step.cost(sum(slot.nbytes for slot in slots))
+        if cost is not None:
+            warnings.warn(cost, stacklevel=4)  # of distribute()
         self.restart()
 
     @property
@@ -54,75 +68,85 @@ class Updater:
         """Forget what an unfinished step has brought."""
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
-        self.dense_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
-
-    def guard(self, arrived: Sequence[Slot]) -> None:
-        """A streamed backward pass is over: from now on who uses one of the gradients that `arrived` is told so."""
-        self._clear()
-        if arrived and arrived[-1].parameter.grad is None:
-            self._guarded = arrived[-1].parameter
-            self._guarded.grad = StreamedAway.of(self._guarded)
+        self._sliced = self.in_backward
+        self._early_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
+        self._early_options: list[dict[str, object]] | None = None  # of the groups, at the first early update
 
     def update_early(self, arrived: Slot) -> None:
-        """Streamed dense payloads are as large as gradients and must not pile up until the end of the step.
+        """In the backward pass: use averages as soon as payloads take more than a chunk. `arrived` came just now."""
+        self._early_bytes += arrived.nbytes
+        while self._early_bytes > self.chunk_bytes and self.queue.next():
+            self._early_options = self._early_options or self._group_options()
+            slot = self._receive()
+            self._early_bytes -= slot.nbytes if slot.present else 0
+            self._update_some()
 
-        arrived: whose gradient has just been compressed.
-        """
-        self.dense_bytes += arrived.nbytes if arrived.dense else 0
-        while not self.waits and self.dense_bytes > self.chunk_bytes and self.queue.next():
-            self._clear()
-            self._receive()
-            self._update()
+    def refuse(self) -> None:
+        """Raise UsageError if the wrapped optimizer would update what nobody averages, or has done so wrongly."""
+        stranger = next((p for p in self._frozen if p.grad is not None), None)
+        if stranger is not None:  # ranks would drift apart
+            raise UsageError(
+                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
+                "a gradient now, which nobody averages: unfreeze before distribute(), or close() the optimizer and "
+                "distribute a new one"
+            )
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) != self._held_parameters:
+            raise UsageError("parameters were added to the optimizer after resireduce.distribute(...): add them before")
+        if self._early_options is not None and self._early_options != self._group_options():
+            raise UsageError(
+                "an option of the optimizer was changed between backward() and step(), when update='in_backward' had "
+                "used it already: change it before backward() (scheduler.step() after step()), or use update='in_step'"
+            )
 
-    def finish(self, step: int, flag: bool) -> None:
+    def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
         """Receive all that is under way, and update all parameters that have come.
 
         flag: this rank's gradient cannot be used. What has not been updated is not, then, on any rank.
+        loss: what the closure given to `step` returned, if one was.
         """
-        self._clear()
+        self._sliced = self._wrapped_step.is_sliced
+        self.queue.keeps_messages = self._sliced and self.waits
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:
                 self._use(norms)
+            elif self.streamed:
+                self._updating = list(norms)  # to be freed
         else:
             while self.queue.next():
                 self._receive()
                 self.queue.launch(step, complete=True)
             self._updating += self.queue.settle(flag)
         if not self.queue.flagged:
-            self._update()
+            self._update_rest(loss)
+        self._free()
 
-    def _clear(self) -> None:
-        """Make room for the average where StreamedAway stands."""
-        if self._guarded is not None and isinstance(self._guarded.grad, StreamedAway):
-            self._guarded.grad = None
-        self._guarded = None
-
-    def _receive(self) -> None:
-        """Receive the oldest message; streamed, update first if one more average would make more than a chunk."""
+    def _receive(self) -> Slot:
+        """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""
         slot = self.queue.next()
         assert slot is not None
         self._make_room(slot)
         self.queue.receive()
         if slot.present:
             self._add(slot)
+        return slot
 
     def _make_room(self, slot: Slot) -> None:
-        if self.streamed and self._updating_bytes + slot.nbytes > self.chunk_bytes:
-            self._update()
+        if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
+            self._update_some()
 
     def _add(self, slot: Slot) -> None:
         self._updating.append(slot)
         self._updating_bytes += slot.nbytes
 
     def _measure(self, step: int, flag: bool) -> dict[Slot, Tensor]:
-        """Receive everything: the norm of each average, which is freed again if gradients are streamed."""
+        """Receive everything: the norm of each average, which is freed again if it will be used in slices."""
         norms: dict[Slot, Tensor] = {}
 
         def measure(slot: Slot) -> None:
             assert slot.parameter.grad is not None
             norms[slot] = torch.linalg.vector_norm(slot.parameter.grad)
-            if self.streamed:
+            if self._sliced:
                 slot.parameter.grad = None
 
         while self.queue.next():
@@ -139,7 +163,7 @@ class Updater:
         factor = self._factor(list(norms.values()))
         for slot in norms:
             self._make_room(slot)
-            if self.streamed:
+            if self._sliced:
                 self.queue.deliver(slot)
                 slot.message = None
             if factor is not None:
@@ -151,41 +175,30 @@ class Updater:
         if self.max_grad_norm is None or not norms:
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
-        return factor
+        return None if self.max_grad_norm == math.inf else factor
 
     @timed("update")
-    def _update(self) -> None:
+    def _update_some(self) -> None:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
-        self._refuse_strangers()
-        if self._updating or not self.streamed:
-            before = self._group_options()
-            self.optimizer.step()
-            if self.streamed and not self._has_stepped and self._group_options() != before:
-                raise UsageError(
-                    f"{type(self.optimizer).__name__}.step() changes its parameter groups; streamed gradients call it "
-                    "several times a step, for some parameters each time: use gradients='kept'"
-                )
-            self._has_stepped = True
+        self._wrapped_step.some()
+        self._free()
+
+    @timed("update")
+    def _update_rest(self, loss: Tensor | float | None) -> None:
+        self._wrapped_step.whole(loss, self._parameters)
+
+    def _free(self) -> None:
         if self.streamed:
             for slot in self._updating:
                 slot.parameter.grad = None
-                self.dense_bytes -= slot.nbytes if slot.dense else 0
         self._updating, self._updating_bytes = [], 0
-
-    def _refuse_strangers(self) -> None:
-        """Parameters that nobody averages must not be updated: ranks would drift apart."""
-        stranger = next((p for p in self._frozen if p.grad is not None), None)
-        if stranger is not None:
-            raise UsageError(
-                f"a parameter of shape {tuple(stranger.shape)}, frozen when resireduce.distribute(...) was called, has "
-                "a gradient now, which nobody averages: unfreeze before distribute(), or distribute a new optimizer"
-            )
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != self._held_parameters:
-            raise UsageError("parameters were added to the optimizer after resireduce.distribute(...): add them before")
 
     def _group_options(self) -> list[dict[str, object]]:
         groups = self.optimizer.param_groups
-        return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        return [
+            {key: value.tolist() if isinstance(value, Tensor) else value for key, value in group.items()}
+            for group in ({key: value for key, value in group.items() if key != "params"} for group in groups)
+        ]
 
 
 def largest_layer(slots: Sequence[Slot]) -> int:

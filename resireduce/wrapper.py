@@ -7,6 +7,16 @@ import torch
 from resireduce.errors import UsageError
 
 
+def _forwarded(name: str) -> Any:
+    """A method that calls the wrapped optimizer's of that name."""
+
+    def method(self: "OptimizerWrapper", *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.wrapped, name)(*args, **kwargs)
+
+    method.__name__, method.__doc__ = name, f"As the wrapped optimizer's `{name}`, which the hook is given."
+    return method
+
+
 class OptimizerWrapper(torch.optim.Optimizer):
     """Shares `param_groups`, `state`, `defaults` and `state_dict` with the optimizer `wrapped`."""
 
@@ -51,6 +61,14 @@ class OptimizerWrapper(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
+
+    # What looks at gradients or states looks at the wrapped optimizer's, when it has them.
+    register_step_pre_hook = _forwarded("register_step_pre_hook")
+    register_step_post_hook = _forwarded("register_step_post_hook")
+    register_state_dict_pre_hook = _forwarded("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _forwarded("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _forwarded("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _forwarded("register_load_state_dict_post_hook")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused: residuals and groups are set up for the parameters known at the start."""

@@ -30,6 +30,9 @@ class BertAdam(torch.optim.Optimizer):
         max_norm: largest norm of one gradient.
     """
 
+    step_is_separable = True
+    """Told to the library: each parameter is updated from its own gradient and state alone."""
+
     def __init__(
         self,
         params: Iterable[Any],

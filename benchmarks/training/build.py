@@ -53,6 +53,9 @@ def build(
         compressor=make_compressor(cell, schedule),
         backend=communicator,
         gradients=cell.gradients,
+        overlap=True,
+        # The floor of what can be saved: no residuals, no gradients.
+        update="in_backward" if (cell.compressor, cell.gradients) == ("none", "streamed") else "in_step",
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),
     )

@@ -44,6 +44,10 @@ class Communicator(ABC):
     control_device: torch.device = torch.device("cpu")
     """Where small tensors must lie that ranks agree by."""
 
+    def close(self) -> None:
+        """No more collectives will be launched: what they went through may be used by another."""
+        return
+
     @abstractmethod
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Sum over all ranks, in place; the result is `tensor`, of any shape, when the handle has been waited for."""

@@ -1,5 +1,6 @@
 """Horovod: Gloo or MPI on CPUs, NCCL on GPUs."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,27 +14,31 @@ from resireduce.errors import ConfigError
 class HorovodCommunicator(Communicator):
     """All ranks of a Horovod job. ConfigError if Horovod is not there, or `horovod.torch.init()` was not called.
 
-    Every collective has a name, so Horovod pairs them by that and reports ranks that do not come.
+    Every collective has a name, so Horovod pairs them by that and reports ranks that do not come. Before it stands a
+    number, the same on all ranks: two optimizers may have parameters of the same names.
     """
 
+    _made = itertools.count()
+
     def __init__(self) -> None:
+        self._prefix = f"{next(self._made)}."
         self._hvd = _initialised()
         self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Asynchronous sum. Of bfloat16, which Horovod does not know, by way of float32."""
         if tensor.dtype != torch.bfloat16:
-            handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=name)
+            handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=self._prefix + name)
             return Deferred(lambda: self._hvd.synchronize(handle))
-        wide = self._hvd.allreduce_async(tensor.float(), op=self._hvd.Sum, name=name)
+        wide = self._hvd.allreduce_async(tensor.float(), op=self._hvd.Sum, name=self._prefix + name)
         return Deferred(lambda: tensor.copy_(self._hvd.synchronize(wide)))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Asynchronous gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
-        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=name)
+        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name)
         numels = None
         if not equal_sizes:
-            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=f"{name}.sizes")
+            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=f"{self._prefix}{name}.sizes")
 
         def finish() -> Sequence[Tensor]:
             whole = self._hvd.synchronize(data)
@@ -45,7 +50,7 @@ class HorovodCommunicator(Communicator):
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From rank 0; as bytes, whatever they stand for."""
-        self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), root_rank=0, name=name)
+        self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), root_rank=0, name=self._prefix + name)
         return tensor
 
 

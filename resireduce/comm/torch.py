@@ -1,8 +1,8 @@
 """torch.distributed: gloo on CPUs, NCCL on GPUs, and gloo where several ranks share one GPU."""
 
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.pool import Pooled, acquire, release
 from resireduce.comm.staged import Unstaged, to_host
 from resireduce.errors import ConfigError
 from resireduce.payload import ALIGNMENT
@@ -66,35 +67,39 @@ class _Ragged:
         return self.launch().wait()
 
 
-def _timeout() -> timedelta | None:
-    """That of the default group, as the user set it; None (torch's own) if this torch does not tell."""
-    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    try:
-        return dist.group.WORLD._get_backend(device).options._timeout  # type: ignore[union-attr]
-    except (AttributeError, RuntimeError):
-        return None
-
-
 class TorchCommunicator(Communicator):
-    """The ranks of `group`; None makes a new group of all ranks, so that a collective of the user's own, between
-    `backward` and `step`, cannot be taken for one of these. ConfigError if no process group has been initialised."""
+    """The ranks of `group`; None: all ranks. ConfigError if no process group has been initialised.
 
-    def __init__(self, group: dist.ProcessGroup | None = None):
+    shares: whether its collectives go through `group` itself, as a hook's of DistributedDataParallel must; else through
+    another group of the same ranks, so that a collective of the user's own, between `backward` and `step`, or one of
+    another optimizer cannot be taken for one of these.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None, shares: bool = False):
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigError(
                 "backend: 'torch' needs torch.distributed.init_process_group(...) first; "
                 "start the script with torchrun, or choose backend='local' for one process"
             )
-        self.group = group = dist.new_group(timeout=_timeout()) if group is None else group
+        if group is not None and not isinstance(group, dist.ProcessGroup):
+            raise ConfigError(f"group: {group!r} is not allowed; give a ProcessGroup that this rank is in, or None")
+        self._pooled = Pooled(group) if group is not None and shares else acquire(group)
+        self._release = weakref.finalize(self, release, self._pooled)
+        self.group = group = self._pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())
         self._is_gloo = dist.get_backend(group) == "gloo"
         self._ragged: _Ragged | None = None
 
+    def close(self) -> None:
+        """Its process group may be used by another optimizer."""
+        self._release()
+
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Asynchronous sum."""
         self._finish_ragged()
+        self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         launched = _Launched(dist.all_reduce(near, group=self.group, async_op=True), near)
         return launched if near is tensor else Unstaged(launched, tensor)
@@ -110,6 +115,7 @@ class TorchCommunicator(Communicator):
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """From the group's rank 0."""
         self._finish_ragged()
+        self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         dist.broadcast(near, group=self.group, group_src=0)
         return tensor if near is tensor else tensor.copy_(near)
@@ -125,6 +131,7 @@ class TorchCommunicator(Communicator):
 
     def gather_rows(self, tensor: Tensor, sizes: list[int]) -> _Rows:
         """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
+        self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         shape, pinned = (self.world_size, near.numel()), near is not tensor and tensor.is_cuda
         result = torch.empty(shape, dtype=near.dtype, device=near.device, pin_memory=pinned)

@@ -10,6 +10,7 @@ from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.launch import BUCKET_BYTES, arrange, buckets
 from resireduce.slot import Slot
+from resireduce.streamed_away import guards
 from tests.worlds import Net, seeded, train
 
 
@@ -83,8 +84,8 @@ def test_messages_of_small_tensors_are_bounded_and_of_one_kind() -> None:
             str(index),
             torch.nn.Parameter(torch.zeros(numel, dtype=dtype)),
             dense=True,
-            gathered=False,
             small=small,
+            guard=guards({"": torch.zeros(numel, dtype=dtype)})[""],
         )
 
     most = BUCKET_BYTES // 4

@@ -1,0 +1,94 @@
+"""What ties an optimizer to the parameters whose gradients it takes, and how that ends."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from resireduce.errors import UsageError
+from resireduce.slot import Slot
+
+_OWNERS = WeakTensorKeyDictionary()
+"""Of each parameter that is distributed, the optimizer, as a weak reference."""
+
+Owner = torch.optim.Optimizer
+
+
+def is_distributed(parameter: Tensor) -> bool:
+    """Whether an optimizer that is in use takes the gradients of `parameter`."""
+    owner = _OWNERS.get(parameter)
+    return owner is not None and owner() is not None
+
+
+class Attachment:
+    """The hooks of one optimizer. They hold it weakly, and are removed with it.
+
+    Args:
+        owner: the optimizer.
+        slots: one for each of its parameters.
+    """
+
+    def __init__(self, owner: Owner, slots: Sequence[Slot]):
+        self._slots = slots
+        self._handles: list[RemovableHandle] = []
+        self._prepared: set[int] = set()
+        self._owner = weakref.ref(owner)
+        for slot in slots:
+            _OWNERS[slot.parameter] = self._owner
+        self._end = weakref.finalize(owner, _detach, slots, self._handles)
+        self._end.atexit = False
+
+    def on_gradients(self, act: Callable[[Any, Slot], None]) -> None:
+        """Call `act(owner, slot)` when autograd has finished a gradient."""
+        for slot in self._slots:
+            hook = _Hook(self._owner, slot.index, act)
+            self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
+
+    def before_gradient(self, slot: Slot) -> None:
+        """From now on prepare `slot` before autograd adds a gradient to the one that is there."""
+        if slot.index not in self._prepared:
+            self._prepared.add(slot.index)
+            hook = _Hook(self._owner, slot.index, lambda _, slot: slot.expect_another_pass())
+            self._handles.append(slot.parameter.register_hook(hook))
+
+    def on_forward(self, model: torch.nn.Module) -> None:
+        """Refuse to be trained within DistributedDataParallel, which nothing else would show."""
+        self._handles.append(model.register_forward_pre_hook(refuse_within_ddp))
+
+    def end(self) -> None:
+        """Leave the parameters as they were before; what is under way is lost."""
+        self._end()
+
+
+class _Hook:
+    """Calls `act(optimizer, slot)` as long as there is the optimizer that `owner` refers to."""
+
+    def __init__(self, owner: weakref.ref[Owner], index: int, act: Callable[[Any, Slot], None]):
+        self._owner, self._index, self._act = owner, index, act
+
+    def __call__(self, _: Tensor) -> None:
+        owner: Any = self._owner()
+        if owner is not None:
+            self._act(owner, owner.slots[self._index])
+
+
+def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()
+    for slot in slots:
+        slot.restart()
+        _OWNERS.pop(slot.parameter, None)
+
+
+def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
+    """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
+    if DistributedDataParallel._get_active_ddp_module() is not None:
+        raise UsageError(
+            f"{type(model).__name__} is trained within DistributedDataParallel, which averages gradients too: take the "
+            "model out of it, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
+        )

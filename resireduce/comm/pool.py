@@ -1,0 +1,78 @@
+"""Process groups of torch.distributed: one for each optimizer in use, and taken up again when it is closed.
+
+Each holds sockets and threads until the program ends, so they are not made anew for every optimizer. Two that are in
+use never share one: their collectives would be taken for each other's.
+"""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@dataclass
+class Pooled:
+    """A process group."""
+
+    group: dist.ProcessGroup
+    launched: int = 0
+    """Collectives that this rank has launched in it, which whoever does so counts."""
+    free: bool = False
+    """Whether no optimizer of this rank uses it."""
+
+
+_pools: dict[tuple[int, ...], list[Pooled]] = {}  # by ranks, in the order in which all these have made them
+_world: list[dist.ProcessGroup] = []
+
+
+def acquire(base: dist.ProcessGroup | None) -> Pooled:
+    """A group of the ranks of `base` (None: of all) that no optimizer uses. All these ranks must call it together."""
+    world = dist.group.WORLD
+    assert world is not None
+    if _world != [world]:  # torch.distributed was started again: groups of before are gone
+        _pools.clear()
+        _world[:] = [world]
+    over = world if base is None else base
+    ranks = tuple(dist.get_process_group_ranks(over))
+    pool = _pools.setdefault(ranks, [])
+    found = _free_everywhere(pool, over)
+    if found is None:
+        pool.append(found := Pooled(_new_group(base, ranks)))
+    found.free = False
+    return found
+
+
+def release(pooled: Pooled) -> None:
+    """It may be acquired again, once all its ranks have released it."""
+    pooled.free = True
+
+
+def _free_everywhere(pool: list[Pooled], over: dist.ProcessGroup) -> Pooled | None:
+    """One that all ranks of `over` have released, and in which all have launched as many collectives: one rank may
+    have lost an optimizer that another still has, or in the middle of a step."""
+    if not pool:
+        return None
+    device = "cuda" if dist.get_backend(over) == "nccl" else "cpu"
+    mine = torch.tensor([one.launched if one.free else -1 for one in pool], device=device)
+    both = torch.stack((mine, -mine))
+    dist.all_reduce(both, dist.ReduceOp.MIN, group=over)
+    fewest, most = both[0].tolist(), (-both[1]).tolist()
+    agreed = (one for one, low, high in zip(pool, fewest, most, strict=True) if 0 <= low == high)
+    return next(agreed, None)
+
+
+def _new_group(base: dist.ProcessGroup | None, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+    if base is None:
+        return dist.new_group(timeout=_timeout(_world[0]))
+    backend = dist.get_backend(base)
+    return dist.new_group(list(ranks), timeout=_timeout(base), backend=backend, use_local_synchronization=True)
+
+
+def _timeout(group: dist.ProcessGroup) -> timedelta | None:
+    """That of `group`, as the user set it; None (torch's own) if this torch does not tell."""
+    device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
+    try:
+        return group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):
+        return None

@@ -1,0 +1,101 @@
+"""How the wrapped optimizer's `step()` is called: once, or, where that is known to be the same, in slices."""
+
+import inspect
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from resireduce.errors import UsageError
+
+SEPARABLE = {
+    "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
+    "bitsandbytes.optim": "AdEMAMix8bit Adagrad8bit Adam8bit AdamW8bit Lion8bit RMSprop8bit SGD8bit",
+    "torchao.optim": "Adam4bit Adam8bit AdamFp8 AdamW4bit AdamW8bit AdamWFp8",
+}
+"""By package, optimizers whose `step()` updates each parameter from its own gradient and state alone, and so may be
+called for some parameters after the others. A class of one's own says so by an attribute `step_is_separable = True`."""
+
+MIB = 2**20
+
+
+def is_separable(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `optimizer` is one of SEPARABLE, or says so itself, and nobody has put another `step` in its place.
+
+    A subclass may do anything in its `step`, so it counts by its own name.
+    """
+    kind, own = type(optimizer), vars(optimizer).get("step")
+    if own is not None and getattr(own, "__wrapped__", None) is not kind.step:  # torch's schedulers count by one
+        return False
+    if "step_is_separable" in vars(kind):
+        return bool(vars(kind)["step_is_separable"])
+    package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), None)
+    if package is None or kind.__qualname__ not in SEPARABLE[package].split():
+        return False
+    return inspect.unwrap(kind.step).__module__.startswith(package)  # and not one that somebody put into the class
+
+
+class WrappedStep:
+    """The calls of `optimizer.step()`, with its hooks run once for each step of training.
+
+    Args:
+        optimizer: whose parameters have their averages in `.grad` when it is called.
+        streamed: whether averages are to be brought back, and freed, slice by slice where that is possible.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool):
+        self.optimizer, self._streamed = optimizer, streamed
+
+    @property
+    def is_sliced(self) -> bool:
+        """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
+        has_hooks = self.optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
+        return self._streamed and not has_hooks and is_separable(self.optimizer)
+
+    def some(self) -> None:
+        """Update the parameters that have a gradient, as a part of a step: without its hooks."""
+        step = type(self.optimizer).step
+        bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+        bare(self.optimizer)
+
+    def whole(self, loss: Tensor | float | None = None, parameters: Sequence[nn.Parameter] = ()) -> None:
+        """Call `step()` itself: the only call of a step, or the last.
+
+        loss: what the closure returned that training gave to `step`, if it gave one; `parameters` are those that it
+        was computed with. An optimizer that is not known to do without is given a closure that returns it, once.
+        """
+        if loss is None or is_separable(self.optimizer):
+            self.optimizer.step()
+        else:
+            self.optimizer.step(_Evaluated(self.optimizer, loss, parameters))  # type: ignore[arg-type]
+
+    def cost(self, nbytes: int) -> str | None:
+        """What a streamed optimizer that needs all `nbytes` of averages at once should be told, if it is one."""
+        if not self._streamed or is_separable(self.optimizer):
+            return None
+        name = type(self.optimizer).__name__
+        return (
+            f"{name} is not known to update each parameter by itself, so all averages, {nbytes / MIB:,.1f} MiB, are "
+            f"held at once for its step(). If it does, say so by a class attribute step_is_separable = True in {name}"
+        )
+
+
+class _Evaluated:
+    """A closure that has been called: the loss of the gradients that were averaged."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, loss: Tensor | float, parameters: Sequence[nn.Parameter]):
+        self._name, self._loss, self._parameters = type(optimizer).__name__, loss, parameters
+        self._versions = [parameter._version for parameter in parameters]
+        self._calls = 0
+
+    def __call__(self, *args: object, **kwargs: object) -> Tensor | float:
+        """The loss. Raises UsageError if it is asked for with other parameters, or again."""
+        self._calls += 1
+        changed = self._versions != [parameter._version for parameter in self._parameters]
+        if self._calls > 1 or changed:
+            raise UsageError(
+                f"{self._name}.step(closure) computes gradients several times a step, which are under way after the "
+                "first; use an optimizer that takes a step from one gradient (SGD, Adam, ...)"
+            )
+        return self._loss
