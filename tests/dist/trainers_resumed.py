@@ -2,7 +2,10 @@
 
 import re
 
-from tests.dist.trainers import by_hand, change, play, shared_folder, snippet
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from tests.dist.trainers import GUIDE, by_hand, change, play, shared_folder, snippet
 from tests.processes import all_equal
 from tests.worlds import same
 
@@ -72,6 +75,24 @@ def check_second_training() -> None:
         making, _, training = code.partition("trainer = lightning.Trainer")
         training = "trainer = lightning.Trainer" + training
         start, model, seen = play(f"{making}module = Module(model)\n{training}{training}", 32)
-        between, _ = by_hand(start, seen[:4], "Lightning", gradients)
-        expected, _ = by_hand(between, seen[4:], "Lightning", gradients)
-        assert len(seen) == 8 and same(model, expected), gradients
+        assert same(model, _twice_by_hand(start, seen, "Lightning", gradients)), gradients
+
+
+def check_second_trainer() -> None:
+    """Of a model that an earlier one has closed; and a plain one after that, which wraps it."""
+    code = snippet("Hugging Face Trainer", "streamed")
+    making = "trainer = StreamedTrainer(model, arguments, train_dataset=dataset)\n"
+    close, mark = "trainer.compressed.close()", "del model._is_accelerate_prepared"
+    assert all(f"`{said}`" in GUIDE.read_text(encoding="utf-8").replace("\n", " ") for said in (close, mark))
+    start, model, seen = play(f"{code}\n{close}\n{making}trainer.train()", 32)
+    assert same(model, _twice_by_hand(start, seen, "Hugging Face Trainer", "streamed"))
+    plain = change(making, {"StreamedTrainer": "Trainer"}) + "trainer.train()"
+    play(f"{code}\n{close}\n{mark}\n{plain}", names=(names := {}))
+    assert isinstance(names["trainer"].model_wrapped, DistributedDataParallel)
+
+
+def _twice_by_hand(model: nn.Module, seen: list, trainer: str, gradients: str) -> nn.Module:
+    """With a new optimizer for the second half."""
+    assert len(seen) == 8
+    between, _ = by_hand(model, seen[:4], trainer, gradients)
+    return by_hand(between, seen[4:], trainer, gradients)[0]
