@@ -27,12 +27,12 @@ BIN := .venv/bin
 help:
 	@sed -n '/^PYTHON/q; s/^# //p' Makefile
 
-.venv/installed: pyproject.toml constraints.txt
+.venv/installed: pyproject.toml benchmarks/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.11 ...")'
 	@echo "Setting up .venv (about two minutes on a fast connection) ..."
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[suite,test]"
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
 	@touch $@
 
 # !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.

@@ -136,6 +136,12 @@ class Cell:
         return asdict(self) | lists | {"options": scheme_options.thaw(self.options)}
 
     @property
+    def update(self) -> str:
+        """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
+        backward pass they are the floor of what memory training needs."""
+        return "in_backward" if (self.compressor, self.gradients) == ("none", "streamed") else "in_step"
+
+    @property
     def data_name(self) -> str | None:
         """Name in `benchmarks.data.DATASETS` of what it trains on; None where the data are always at hand."""
         return "wikitext-2" if "wikitext-2" in self.released else WORKLOADS[self.model].data

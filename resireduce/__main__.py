@@ -2,29 +2,22 @@
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, UsageError
 from resireduce.item import Item
-from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, UPDATES
+from resireduce.texts import arguments_in, as_count, as_number, as_pair, patterns_in
+
+if TYPE_CHECKING:
+    from torch import nn
 
 MIB = 2**20
-
-
-def _density(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text  # refused, with the others, by name
-
-
-def _count(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text
+NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json")
+"""What of the command line `plan` is not given by the same name."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,7 +25,14 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument("--model", required=True, help="a known name, or module:callable that returns the model")
+    model.add_argument(
+        "--model",
+        required=True,
+        help="a known name, module:callable that returns the model, or config.json of a Hugging Face model",
+    )
+    model.add_argument(
+        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the model, in JSON, e.g. layers=12"
+    )
     model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
     model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
     model.add_argument("--json", action="store_true", help="print JSON, in bytes")
@@ -40,16 +40,27 @@ def parser() -> argparse.ArgumentParser:
         "groups", parents=[model], help="reusable groups, specific layers, and what schemes save by them"
     )
     plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
-    plan.add_argument("--optimizer", default="sgd", help="sgd (with momentum) or adamw (default: %(default)s)")
+    plan.add_argument(
+        "--optimizer",
+        default="sgd",
+        help="sgd (with momentum), adamw, or module:callable, e.g. torch.optim:Adagrad (default: %(default)s)",
+    )
+    plan.add_argument(
+        "--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help="of the optimizer, e.g. lr=0.01"
+    )
     plan.add_argument("--scheme", default="w+2d", help=f"{', '.join(SCHEMES)} (default: %(default)s)")
     plan.add_argument("--gradients", default="streamed", help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
+    plan.add_argument("--update", default="in_step", help=f"{' or '.join(UPDATES)} (default: %(default)s)")
+    plan.add_argument(
+        "--overlap", action="store_true", default=None, help="kept gradients are sent in the backward pass"
+    )
     plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
     plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
-    plan.add_argument("--density", default=0.01, type=_density, help="share of elements sent (default: %(default)s)")
-    plan.add_argument("--world-size", default=8, type=_count, help="number of ranks (default: %(default)s)")
+    plan.add_argument("--density", default=0.01, type=as_number, help="share of elements sent (default: %(default)s)")
+    plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     plan.add_argument(
-        "--backward-passes-per-step", metavar="N", default=1, type=_count, help="added up (default: %(default)s)"
+        "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
     )
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
@@ -59,37 +70,22 @@ def parser() -> argparse.ArgumentParser:
     return root
 
 
-def _patterns(path: str | None) -> str | dict[str, object]:
-    """What the file at `path` says of groups; without one they are found."""
-    if path is None:
-        return "auto"
-    try:
-        patterns = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
-    if not isinstance(patterns, dict):
-        raise ConfigError(f"groups: {path!r} holds no JSON object with the keys groups and specific")
-    return patterns
+def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
+    """What builds the model that the command line names, with the arguments that it gives."""
+    from resireduce.zoo import find_builder, is_config_file
 
-
-def _option(text: str) -> tuple[str, object]:
-    """ "name=value" with a value in JSON, or as it is."""
-    name, _, value = text.partition("=")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    if is_config_file(args.model):  # a few models would load parts of others that are trained already
+        os.environ["HF_HUB_OFFLINE"] = "1"
+    return find_builder(args.model, arguments_in("arg", args.arg))
 
 
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
-    from resireduce.zoo import find_builder
 
-    options = {
-        key: value for key, value in vars(args).items() if key not in ("command", "model", "patterns", "option", "json")
-    }
-    groups, of_scheme = _patterns(args.patterns), dict(map(_option, args.option))
-    result = plan(find_builder(args.model), groups=groups, options=of_scheme, **options)
+    options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
+    groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
+    of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
+    result = plan(_builder(args), groups=groups, options=of_scheme, optimizer_args=of_optimizer, **options)
     items = result.pop("items", [])
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
@@ -115,12 +111,11 @@ def _groups(args: argparse.Namespace) -> str:
     from resireduce.api import find_grouping
     from resireduce.grouping import compressible
     from resireduce.savings import residual_bytes, saved_bytes
-    from resireduce.zoo import find_builder
 
     with torch.device("meta"):
-        model = find_builder(args.model)()
+        model = _builder(args)()
     parameters = compressible(model, args.dense)
-    grouping = find_grouping(model, _patterns(args.patterns), parameters)
+    grouping = find_grouping(model, patterns_in(args.patterns), parameters)
     sizes = {name: parameter.nbytes for name, parameter in parameters.items()}
     others = [name for name in sizes if name not in (*grouping.grouped, *grouping.specific)]
     held = residual_bytes(parameters, grouping)
@@ -151,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         print({"plan": _plan, "groups": _groups}[args.command](args))
-    except ConfigError as error:
+    except (ConfigError, UsageError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -89,6 +89,6 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
     """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
     if DistributedDataParallel._get_active_ddp_module() is not None:
         raise UsageError(
-            f"{type(model).__name__} is trained within DistributedDataParallel, which averages gradients too: take the "
-            "model out of it, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
+            f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
+            "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"
         )

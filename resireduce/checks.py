@@ -123,7 +123,8 @@ def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> 
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
             f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "
-            f"{type(optimizer).__name__}; give SGD with momentum=0, or compressor='dgc', which leaves momentum to it"
+            f"{type(optimizer).__name__}; give SGD with momentum=0, resireduce.optim.DGCSGD, or compressor='dgc', "
+            "which leaves momentum to it"
         )
 
 

@@ -1,7 +1,6 @@
 """The bytes that a training step will need, found by running the real code on tensors without storage."""
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,18 +9,15 @@ from torch import nn
 from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import ConfigError, is_count
 from resireduce.grouping import Grouping
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS
-
-OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
-    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "adamw": torch.optim.AdamW,
-}
+from resireduce.zoo import INSTANCE
 
 LARGEST_WORLD = 4096
 """Every rank's payload is gone through, as in training."""
@@ -30,7 +26,8 @@ LARGEST_WORLD = 4096
 def plan(
     build: Callable[[], nn.Module],
     *,
-    optimizer: str | Callable[[list[nn.Parameter]], torch.optim.Optimizer] = "sgd",
+    optimizer: str | Maker = "sgd",
+    optimizer_args: Mapping[str, object] | None = None,
     scheme: str = "w+2d",
     gradients: str = "streamed",
     residual_dtype: str | None = None,
@@ -45,41 +42,44 @@ def plan(
     residual_device: str | None = None,
     itemised: bool = False,
     update: str = "in_step",
+    overlap: bool | None = None,
 ) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.
-        optimizer: sgd (with momentum, its own or the compressor's) or adamw; or what makes one of the parameters.
+        optimizer: sgd (with momentum, its own or the compressor's) or adamw; any by its import path, such as
+            "torch.optim:Adagrad"; or what makes one of a list of parameters.
+        optimizer_args: given to it by name, such as {"lr": 0.01}.
         world_size: number of ranks, each of which sends as much as this one.
         scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
-            backward_passes_per_step, update: as in `resireduce.distribute`. Several passes hold the gradients that no
-            residual can absorb: they are in flight.
+            backward_passes_per_step, update, overlap: as in `resireduce.distribute`. Several passes hold the gradients
+            that no residual can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
         itemised: whether to list the tensors, too.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
-        are gone by then. host_residuals: those in the host's memory, which no other figure counts. baseline_total: the
-        same as total with kept gradients and a full residual in the gradient's dtype. normalised: total /
-        baseline_total. peak_states: at the fullest moment of a step, activations not counted. in_flight: peak_states -
-        total. waiting: those of gradients that are sent without compression, and so wait for `step()`, streamed.
-        peak_normalised: peak_states / baseline_total. itemised, also items: every `resireduce.item.Item` of
-        parameters, gradients, residuals and optimizer_states, of which these are the sums.
+        are gone by then. host_residuals: those in the host's memory. frozen: parameters that the optimizer does not
+        hold. buffers: the model's. These three are in no other figure. baseline_total: the same as total with kept
+        gradients and a full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: at the
+        fullest moment of a step, activations not counted. in_flight: peak_states - total. waiting: bytes of gradients
+        that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
+        baseline_total. itemised, also items: every `resireduce.item.Item` of parameters, gradients, residuals and
+        optimizer_states, of which these are the sums.
     """
-    make = optimizer if callable(optimizer) else OPTIMIZERS[choose("optimizer", optimizer, OPTIMIZERS)]
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
     check_passes(backward_passes_per_step)
-    with torch.device("meta"):
-        model = build()
+    model = _build(build)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    wrapped = make(trainable)
+    arguments = dict(optimizer_args or {})
     if optimizer == "sgd" and compressor in COMPRESSORS and COMPRESSORS[compressor].corrects_momentum:
-        wrapped.param_groups[0]["momentum"] = 0.0
+        arguments = {"momentum": 0.0} | arguments
+    wrapped = make_optimizer(optimizer, trainable, arguments)
     distributed = distribute(
         model,
         wrapped,
@@ -96,14 +96,17 @@ def plan(
         backward_passes_per_step=min(backward_passes_per_step, 2),
         residual_device=residual_device,
         update=update,
+        overlap=overlap,
     )
     waiting = waiting_bytes(distributed)
-    items, peak = _two_steps(model, distributed, compiled)
+    with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
+        items, peak = _two_steps(model, distributed, compiled)
     states = ModelStates(**sums(items))
     baseline = baseline_total(model, states, dense)
     return {
         **states.as_dict(),
         "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
+        **_beside(model, wrapped),
         "baseline_total": baseline,
         "normalised": states.total / baseline,
         "peak_states": peak,
@@ -111,6 +114,28 @@ def plan(
         "waiting": waiting,
         "peak_normalised": peak / baseline,
         **({"items": items} if itemised else {}),
+    }
+
+
+def _build(build: Callable[[], nn.Module]) -> nn.Module:
+    """The model, without storage."""
+    if isinstance(build, nn.Module):
+        raise ConfigError(f"build: the {type(build).__name__} given {INSTANCE.format(type(build).__name__)}")
+    if not callable(build):
+        raise ConfigError(f"build: {build!r} cannot be called; give a function that returns the model")
+    with torch.device("meta"):
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"build: it returns an object of type {type(model).__name__}; give one that returns a module")
+    return model
+
+
+def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes of the model that are no model states: of parameters that `optimizer` does not hold, and of buffers."""
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return {
+        "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
+        "buffers": sum(buffer.nbytes for buffer in model.buffers()),
     }
 
 

@@ -1,7 +1,7 @@
 """What all ranks start from: rank 0's parameters, buffers and optimizer state."""
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,15 +23,17 @@ def check_agreement(settings: Mapping[str, object], tensors: Mapping[str, Tensor
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
     """Raise ConfigError on all ranks if any has another optimizer, other options, other or otherwise ordered tensors.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's.
+    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. So may options of a rank whose
+    optimizer has no state where rank 0's has one: there a checkpoint was loaded, and not here.
     """
     if communicator.world_size == 1:
         return
     mine = {"class of the optimizer": f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
+    options = {}
     for number, group in enumerate(optimizer.param_groups):
         for option in sorted(group.keys() - {"params"}):
-            mine[f"option {option} of parameter group {number}"] = tell(group[option])
+            options[f"option {option} of parameter group {number}"] = tell(group[option])
         held = [names.get(id(parameter), "no parameter of the model") for parameter in group["params"]]
         mine[f"parameters of group {number}"] = ", ".join(held)
     for name, value in vars(optimizer).items():
@@ -40,13 +42,14 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for place, (name, tensor) in enumerate(tensors):
             mine[f"{kind} number {place}"] = f"{name} {_kind(tensor)}"
-    agree(mine, communicator)
+    was_loaded = _broadcast_object(bool(optimizer.state), communicator) and not optimizer.state
+    agree(mine | options, communicator, options if was_loaded else ())
 
 
-def agree(mine: Mapping[str, str], communicator: Communicator) -> None:
+def agree(mine: Mapping[str, str], communicator: Communicator, except_for: Iterable[str] = ()) -> None:
     """Raise ConfigError on all ranks if anything that one has in `mine`, by field, is not what rank 0 has there."""
     first = _broadcast_object(dict(mine), communicator)
-    different = [key for key in first | mine if mine.get(key) != first.get(key)]
+    different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
     count = torch.tensor([len(different)], device=communicator.control_device)
     communicator.all_reduce(count, "resireduce.start.agreement").wait()
     if different:
@@ -99,9 +102,9 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """The state. Rank 0 says first what it has, since ranks may hold different kinds of it."""
+    """Options and state. Rank 0 says first what it has, since ranks may hold different kinds of state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    layout = _broadcast_object(_describe(optimizer, parameters), communicator)
+    options, layout = _broadcast_object(_describe(optimizer, parameters), communicator)
     state: dict[Tensor, dict[str, Any]] = {}
     for index, key, value in layout:
         parameter = parameters[index]
@@ -113,6 +116,8 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
             state.setdefault(parameter, {})[key] = value
     optimizer.state.clear()
     optimizer.state.update(state)
+    for group, values in zip(optimizer.param_groups, options, strict=True):
+        group.update(values)
 
 
 class _Like:
@@ -128,14 +133,17 @@ class _Like:
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
-def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> list[Any]:
-    """(Parameter's index, key, value or what the tensor is like) of all that the optimizer's state holds."""
-    return [
+def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[Any], list[Any]]:
+    """The groups' plain options, and (parameter's index, key, value or what the tensor is like) of the state."""
+    plain = (int, float, str, bool, tuple, type(None))
+    options = [{key: v for key, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]
+    layout = [
         (index, key, _Like(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)
         if parameter in optimizer.state
         for key, value in optimizer.state[parameter].items()
     ]
+    return options, layout
 
 
 def _broadcast_object(value: Any, communicator: Communicator) -> Any:

@@ -1,59 +1,92 @@
-"""Models by name, for planning: from installed packages, or any `module:callable`."""
+"""Models by name, for planning: of installed packages, any `module:callable`, or a Hugging Face configuration file."""
 
-from collections.abc import Callable
-from importlib.metadata import entry_points
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from torch import nn
 
 from resireduce.errors import ConfigError, choose
-from resireduce.scheme import load
+from resireduce.hugging_face import build_from_config
+from resireduce.named import attempt, check_arguments, find_named, first_line, shown
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
-CURE = "give a known name, or module:callable that needs no arguments and returns the model"
+CURE = (
+    "give a known name, module:callable that returns the model (what it must be given: --arg NAME=VALUE), "
+    "or the file config.json of a Hugging Face model"
+)
 """What to do about a model that cannot be used, for messages."""
+INSTANCE = (
+    "is a model itself, with all its memory; give a function or a class that returns one, "
+    "such as: def build(): return {}(...)"
+)
+"""What is wrong with a module where something that builds one is needed, and the cure; {} is its type."""
 
 
 def known_models() -> dict[str, str]:
-    """All models that installed packages offer, as name -> "module:callable"."""
+    """All models that installed packages offer, as name -> "module:callable"; what cannot be loaded offers none."""
+    return _offered()[0]
+
+
+def _offered() -> tuple[dict[str, str], list[str]]:
+    """The known models; and what offers none, though it is listed, with the reason."""
     found: dict[str, str] = {}
+    problems: list[str] = []
     for entry in entry_points(group=GROUP):
-        found |= entry.load()
-    return found
+        try:
+            found |= _models_of(entry)
+        except (Exception, SystemExit) as error:
+            problems.append(f"{entry.name!r} ({entry.value}): {first_line(error)}")
+    return found, problems
 
 
-def find_builder(name: str) -> Callable[[], nn.Module]:
-    """The function that builds model `name`, a known one or "module:callable".
+def _models_of(entry: EntryPoint) -> dict[str, str]:
+    """The models of one entry point. Its code is not the library's, and can raise anything."""
+    models = entry.load()
+    if not isinstance(models, dict) or not all(isinstance(it, str) for pair in models.items() for it in pair):
+        raise TypeError('it is no dict of names to "module:callable"')
+    return models
 
-    ConfigError if there is none, and from the function if it builds none.
+
+def is_config_file(name: str) -> bool:
+    """Whether a model of that name is a Hugging Face configuration: a path, or a file *.json."""
+    return os.sep in name or name.lower().endswith(".json")
+
+
+def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Callable[[], nn.Module]:
+    """The function that builds model `name`, given `arguments`: see CURE for what `name` may be.
+
+    To a configuration file, arguments are values in place of its own. Raises ConfigError if there is no such model, or
+    if it takes no such argument; so does the function if it builds none.
     """
-    target = name
-    if ":" not in name:
-        models = known_models()
-        target = models[choose("model", name, models)]
-    module, _, attribute = target.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), attribute)):
-        raise ConfigError(f"model: {name!r} is not allowed; {CURE}")
-    build = _attempt(name, "cannot be loaded", lambda: load(target))
-    if not callable(build):
-        raise ConfigError(f"model: {name!r} is of type {type(build).__name__} and cannot be called; {CURE}")
-    return lambda: _built(name, build)
+    given = dict(arguments or {})
+    if is_config_file(name):
+        return partial(_built, name, given, partial(build_from_config, name))
+    make = find_named("model", name, name if ":" in name else _target(name), CURE)
+    if isinstance(make, nn.Module):
+        raise ConfigError(f"model: {name!r} {INSTANCE.format(type(make).__name__)}")
+    if not callable(make):
+        raise ConfigError(f"model: {name!r} is of type {type(make).__name__} and cannot be called; {CURE}")
+    return partial(_built, name, given, check_arguments("arg", name, make, given))
 
 
-def _built(name: str, build: Callable[[], Any]) -> nn.Module:
-    model = _attempt(name, "cannot be built", build)
+def _target(name: str) -> str:
+    """The "module:callable" of a known name."""
+    models, problems = _offered()
+    try:
+        return models[choose("model", name, models)]
+    except ConfigError as error:
+        missing = f"; models that are listed but cannot be loaded: {'; '.join(problems)}" if problems else ""
+        raise ConfigError(f"{error}{missing}; {CURE}") from None
+
+
+def _built(name: str, arguments: Mapping[str, object], make: Callable[..., Any]) -> nn.Module:
+    model = attempt(f"model: {name!r} cannot be built{shown(arguments)}", lambda: make(**arguments), CURE)
     if not isinstance(model, nn.Module):
         raise ConfigError(
             f"model: {name!r} returns an object of type {type(model).__name__}, no torch.nn.Module; {CURE}"
         )
     return model
-
-
-def _attempt(name: str, what_failed: str, act: Callable[[], Any]) -> Any:
-    """What `act` returns. The code is the user's and can raise anything; its message is cut to one line."""
-    try:
-        return act()
-    except (Exception, SystemExit) as error:
-        said = next(iter(str(error).strip().splitlines()), "no message")
-        raise ConfigError(f"model: {name!r} {what_failed}: {type(error).__name__}: {said}; {CURE}") from error

@@ -15,6 +15,7 @@ PROJECT = (
     "CITATION.cff",
     "constraints.txt",
     "pyproject.toml",
+    "benchmarks/pyproject.toml",
     "containers/*.lock",
     "containers/*.in",
     "containers/images.lock.json",

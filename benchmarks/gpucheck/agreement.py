@@ -43,19 +43,23 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         compressor=cell.compressor,
         density=cell.density,
         world_size=cell.world_size,
+        update=cell.update,
+        overlap=True,
     )
 
 
 def _as_fused(optimizer: "Optimizer") -> "Optimizer":
     """Have a step do nothing once it has made the states: the fused form, which tensors without storage do not have."""
-    make_states = optimizer.step
 
-    def step() -> None:
-        parameters: list[nn.Parameter] = [p for group in optimizer.param_groups for p in group["params"]]
-        if any(parameter.grad is not None and not optimizer.state.get(parameter) for parameter in parameters):
-            make_states()
+    class Fused(type(optimizer)):  # type: ignore[misc]
+        step_is_separable = True
 
-    optimizer.step = step  # type: ignore[method-assign, assignment]
+        def step(self) -> None:
+            parameters: list[nn.Parameter] = [p for group in self.param_groups for p in group["params"]]
+            if any(parameter.grad is not None and not self.state.get(parameter) for parameter in parameters):
+                super().step()
+
+    optimizer.__class__ = Fused
     return optimizer
 
 

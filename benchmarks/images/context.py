@@ -14,6 +14,8 @@ SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.p
 """Files of `containers` that every image is built with."""
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")
 """What the suite is installed from."""
+PROJECTS = ("pyproject.toml", "benchmarks/pyproject.toml")
+"""Those of the library and of the suite."""
 INSIDE = (
     "benchmarks/doctor",
     "benchmarks/images/facts.py",
@@ -47,7 +49,7 @@ def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
     own = [path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")]
     files = [*sorted(own), *(root / "containers" / it for it in SHARED)]
     texts = [f"{file.relative_to(root)}\0{_text(file)}" for file in files]
-    texts += [_text(root / "pyproject.toml"), source_content(root), base or ""]
+    texts += [*(_text(root / name) for name in PROJECTS), source_content(root), base or ""]
     return text_hash("\0".join(texts))
 
 

@@ -51,7 +51,8 @@ def _means(setting: Cell, name: str) -> bool:
 
 def _label(setting: Cell, varying: Sequence[str]) -> str:
     plain = setting.compressor == "none"
-    parts = ["no compression" if plain else SCHEME_WORDS.get(setting.scheme, setting.scheme), setting.gradients]
+    gradients = "streamed, updated in backward" if setting.update == "in_backward" else setting.gradients
+    parts = ["no compression" if plain else SCHEME_WORDS.get(setting.scheme, setting.scheme), gradients]
     for name in varying:
         value = getattr(setting, name)
         if value is not None and value != () and _means(setting, name):

@@ -54,8 +54,7 @@ def build(
         backend=communicator,
         gradients=cell.gradients,
         overlap=True,
-        # The floor of what can be saved: no residuals, no gradients.
-        update="in_backward" if (cell.compressor, cell.gradients) == ("none", "streamed") else "in_step",
+        update=cell.update,
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),
     )

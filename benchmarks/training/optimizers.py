@@ -7,6 +7,7 @@ from torch import nn
 
 from benchmarks.training.bert_adam import BertAdam
 from benchmarks.workloads import Workload
+from resireduce.optim import DGCSGD
 
 
 def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool = False) -> torch.optim.Optimizer:
@@ -15,13 +16,14 @@ def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool
     Args:
         workload: the recipe.
         model: on its device already.
-        corrects_momentum: whether the compressor takes care of momentum, so that SGD must have none.
+        corrects_momentum: whether the compressor takes care of the gradient's momentum; SGD's is of the decay alone.
     """
     groups = _groups(workload, model)
     if workload.optimizer == "sgd":
-        momentum = 0.0 if corrects_momentum else workload.momentum
-        nesterov = workload.nesterov and not corrects_momentum
-        return torch.optim.SGD(groups, workload.learning_rate, momentum=momentum, nesterov=nesterov)
+        rate, momentum, nesterov = workload.learning_rate, workload.momentum, workload.nesterov
+        if corrects_momentum:
+            return DGCSGD(groups, rate, decay_momentum=momentum, nesterov=nesterov)
+        return torch.optim.SGD(groups, rate, momentum=momentum, nesterov=nesterov)
     if workload.optimizer == "bert-adam":
         return BertAdam(groups, workload.learning_rate)
     return torch.optim.AdamW(groups, workload.learning_rate)

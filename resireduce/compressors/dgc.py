@@ -11,13 +11,15 @@ from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
 from resireduce.errors import ConfigError, check_share, is_count, is_number
-from resireduce.kernels.select import largest_magnitudes, reaching
+from resireduce.kernels.select import few_reaching, largest_magnitudes
 from resireduce.share import share
 
 SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
 ROUNDS = 10
 """How often it is lowered at most."""
+SURPLUS = 1 / 16
+"""Share of the elements by which those that reach the threshold may be more than k before their list is given up."""
 PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 """Densities of the paper's first four epochs (section 3.3)."""
 
@@ -28,7 +30,8 @@ class DGC(Selecting, SparseCompressor):
 
     The threshold is that of the sample's own top share. As long as it lets less than 0.8 k pass it is lowered by a
     fifth, ten times at most; where it lets more than k pass, their k largest are taken (the released code takes those
-    of the lowest indices). The paper's gradient clipping is `max_local_grad_norm` of `resireduce.distribute`.
+    of the lowest indices). Zeros are never sent, so that a message may be short, or empty. The paper's gradient
+    clipping is `max_local_grad_norm` of `resireduce.distribute`.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -67,16 +70,19 @@ class DGC(Selecting, SparseCompressor):
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Those that reach the threshold, at most k."""
-        density = self.density_at(step)
-        k, threshold = share(density, flat.numel()), self._estimate(flat, density, name, step)
+        density, n = self.density_at(step), flat.numel()
+        k, threshold = share(density, n), self._estimate(flat, density, name, step)
         if flat.is_meta:
             return torch.empty(k, dtype=torch.int64, device=flat.device)
-        candidates = reaching(flat, threshold)
+        most = k + int(SURPLUS * n)
+        candidates = few_reaching(flat, threshold, most)
         for _ in range(ROUNDS):
-            if len(candidates) >= 0.8 * k:
+            if candidates is None or len(candidates) >= 0.8 * k or not threshold:
                 break
             threshold = threshold * 0.8
-            candidates = reaching(flat, threshold)
+            candidates = few_reaching(flat, threshold, most)
+        if candidates is None:  # the k largest of those that reach it are the k largest of all
+            return largest_magnitudes(flat, k)
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
 
     def _estimate(self, flat: Tensor, density: float, name: str, step: int) -> Tensor:

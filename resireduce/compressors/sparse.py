@@ -36,6 +36,9 @@ class SparseCompressor(Compressor):
         if self.half:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
             values = wide.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)
+            if not (self.equal_sizes or values.is_meta):  # what rounding makes zero need not travel
+                kept = values.nonzero().view(-1)
+                values, indices = values[kept], indices[kept]
         narrow = torch.int32 if flat.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return Payload.pack(values, indices.to(narrow), like=grad, ragged=not self.equal_sizes)
 

@@ -37,11 +37,27 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 def reaching(flat: Tensor, threshold: Tensor | float, strictly: bool = False) -> Tensor:
     """Indices (int64, ascending) of the elements of 1-D `flat` whose magnitude is `threshold` or, `strictly`, more.
 
-    A sixteenth at a time, so that magnitudes of all are never in memory at once.
+    Zeros are never among them. A sixteenth at a time, so that magnitudes of all are never in memory at once.
     """
-    compare = torch.gt if strictly else torch.ge
-    masks = ((piece.start, compare(flat[piece].abs(), threshold)) for piece in pieces(flat.numel()))
-    return torch.cat([mask.nonzero().view(-1).add_(start) for start, mask in masks])
+    found = few_reaching(flat, threshold, flat.numel(), strictly)
+    assert found is not None
+    return found
+
+
+def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: bool = False) -> Tensor | None:
+    """As `reaching` of `flat`, `threshold` and `strictly`, but None if there are more than `most`.
+
+    The indices of all elements would take twice the memory of `flat`. That there are more is found out before they take
+    more than those of `most` elements and a sixteenth.
+    """
+    compare = torch.gt if strictly or not threshold else torch.ge
+    found, count = [], 0
+    for piece in pieces(flat.numel()):
+        found.append(compare(flat[piece].abs(), threshold).nonzero().view(-1).add_(piece.start))
+        count += len(found[-1])
+        if count > most:
+            return None
+    return torch.cat(found)
 
 
 def _joined(magnitudes: Tensor, rest: Tensor) -> Tensor:

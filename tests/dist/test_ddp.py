@@ -308,8 +308,9 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
     with pytest.raises(ConfigError, match=r"model: it has a communication hook already"):
         resireduce.compress_ddp(twice)
     distributed = seeded(build)
-    resireduce.distribute(distributed, torch.optim.SGD(distributed.parameters(), 0.1), backend="local")
-    with pytest.raises(ConfigError, match=r"'first\.weight' is distributed already, by resireduce\.distribute"):
+    optimizer = torch.optim.SGD(distributed.parameters(), 0.1)
+    refused = pytest.raises(ConfigError, match=r"'first\.weight' is distributed already, by resireduce\.distribute")
+    with resireduce.distribute(distributed, optimizer, backend="local"), refused:
         resireduce.compress_ddp(DistributedDataParallel(distributed))
     with pytest.raises(ConfigError, match=r"scheme: 'w2d'.*did you mean"):
         resireduce.compress_ddp(DistributedDataParallel(seeded(build)), "w2d")

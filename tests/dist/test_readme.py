@@ -69,6 +69,8 @@ def check_page(communicator: Communicator) -> None:
     exec(start + load + loop, again)
     assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))
     exec(load + share + loop, again)
+    exec(code("When you are done")[0], page)
+    assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
     assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
     for section in ("Compressors", "DGC in full", "Groups and specific layers"):
@@ -95,8 +97,8 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
-    assert found[:3] == ["1. Three lines", "3. Stop and go on", "Clipping, and half precision"]
-    assert found[3:] == ["Compressors", "DGC in full", "Groups and specific layers", "Adding up several passes"]
+    assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
+    assert found[4:] == ["Compressors", "DGC in full", "Groups and specific layers", "Adding up several passes"]
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +132,8 @@ def test_what_the_page_says_that_compressors_send() -> None:
         bound, said = "at most" in row["Bytes"], int(re.sub(r"\D", "", row["Bytes"]))
         if row["Bytes"].endswith("for each sent"):
             said *= int(compressor.decompress(payload).count_nonzero())
-        assert payload.nbytes <= said if bound else payload.nbytes == said, row
+        about = 0.3 * said if "about" in row["Bytes"] else 0
+        assert payload.nbytes <= said if bound else abs(payload.nbytes - said) <= about, row
 
 
 def test_what_the_page_says_that_precisions_take() -> None:

@@ -22,6 +22,7 @@ from benchmarks.workloads import PAPER, READMES, WORKLOADS, Schedule
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError
+from resireduce.optim import DGCSGD
 from resireduce.scheme import load
 from tests.prepared import save_cifar, save_prepared, save_wikitext
 
@@ -140,8 +141,10 @@ def test_each_recipe_has_its_optimizer():
     sgd = make_optimizer(WORKLOADS["resnet152-imagenet"], on_meta("resnet152-imagenet"))
     assert sgd.param_groups[0]["nesterov"] and sgd.param_groups[0]["momentum"] == 0.9
     assert not make_optimizer(WORKLOADS["resnet50"], nn.Linear(2, 2)).param_groups[0]["nesterov"]
-    plain = make_optimizer(WORKLOADS["resnet152-imagenet"], nn.Linear(2, 2), corrects_momentum=True)
-    assert plain.param_groups[0]["momentum"] == 0 and not plain.param_groups[0]["nesterov"]
+    beside = make_optimizer(WORKLOADS["resnet152-imagenet"], nn.Linear(2, 2), corrects_momentum=True)
+    (group,) = beside.param_groups
+    assert isinstance(beside, DGCSGD)
+    assert (group["decay_momentum"], group["nesterov"], group["weight_decay"]) == (0.9, True, 1e-4)
 
 
 def test_dgc_warms_its_density_up_by_epochs():
@@ -161,6 +164,13 @@ def test_dgc_forms_the_recipes_momentum():
     compressor = make_compressor(cell, schedule("resnet152-imagenet"))
     assert (compressor.momentum_factor, compressor.nesterov, compressor.half) == (0.9, True, True)
     assert not make_compressor(small("resnet50", compressor="dgc-momentum"), schedule("resnet50")).nesterov
+
+
+def test_a_cell_that_forms_momentum_before_compression_decays_weights_with_a_momentum_of_its_own():
+    with torch.random.fork_rng(devices=[]):
+        trainer = build(small(compressor="dgc-momentum"), LocalCommunicator(), None, Path("data"))
+    assert isinstance(trainer.optimizer.wrapped, DGCSGD)
+    assert {g["weight_decay"] for g in trainer.optimizer.param_groups} == {WORKLOADS["resnet20"].weight_decay} != {0.0}
 
 
 def test_the_rate_of_all_ranks_is_reached_after_the_warmup():

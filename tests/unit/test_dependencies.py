@@ -16,7 +16,7 @@ LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "payload", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "state"),
-    ("momentum",),
+    ("momentum", "optim"),
     ("error_feedback",),
     ("patterns", "slot", "start", "wrapped_step", "wrapper"),
     ("attach", "launch"),
@@ -24,8 +24,10 @@ LAYERS = (
     ("exchange",),
     ("comm_hook", "optimizer"),
     ("grad_scaler", "itemise", "resume"),
-    ("scheme",),
+    ("scheme", "texts"),
     ("checks",),
+    ("named",),
+    ("hugging_face", "optimizer_zoo"),
     ("api", "ddp", "memory", "plan", "savings", "zoo", ""),
     ("__main__",),
 )
@@ -37,6 +39,7 @@ SIDEWAYS = {
     ("ddp", "api"),
     ("plan", "api"),
     ("plan", "memory"),
+    ("plan", "zoo"),
 }
 """Within a layer, only these: (who imports, what)."""
 
@@ -111,6 +114,7 @@ TORCH_FREE = (
     "resireduce/errors.py",
     "resireduce/item.py",
     "resireduce/scheme.py",
+    "resireduce/texts.py",
 )
 """Loading these loads none of HEAVY, not even through others: tables need no training environment."""
 

@@ -1,7 +1,9 @@
 """DGC in full: what its momentum correction, masking, warm-up and half precision must do."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,6 +13,7 @@ from resireduce.comm.local import LocalCommunicator
 from resireduce.compressors.dgc import DGC, PAPER_WARMUP, DGCMomentum
 from resireduce.compressors.dgc_simple import DGCSimple
 from resireduce.compressors.topk import TopK
+from resireduce.draw import generator
 from resireduce.errors import ConfigError
 from resireduce.memory import measure_states
 from resireduce.optimizer import DistributedOptimizer
@@ -124,7 +127,33 @@ def test_the_simple_form_sends_about_as_much_as_it_should() -> None:
         count = DGCSimple(density).compress(grad, "w", 0).layout[0][1]
         assert 0.7 * density <= count / grad.numel() <= 1.3 * density
     assert DGCSimple(0.01).compress(torch.zeros(100, 100), "w", 0).nbytes == 0
-    assert DGCSimple(0.01).compress(torch.ones(3, 3), "w", 0).layout[0][1] == 9, "of equal magnitudes all are sent"
+    for shape in ((3, 3), (300, 200)):
+        sent = DGCSimple(0.001).compress(torch.ones(shape), "w", 0).layout[0][1]
+        assert sent == math.prod(shape), "of equal magnitudes all are sent"
+
+
+def by_the_rule(values: np.ndarray, sample: np.ndarray, density: float) -> np.ndarray:
+    """Which elements the simplified DGC sends, from its definition; `sample`: the magnitudes that were drawn."""
+    magnitudes, wanted = np.abs(values), density * len(values)
+    threshold = np.sort(sample)[-max(1, math.floor(0.01 * wanted))]
+    for _ in range(10):
+        passing = np.count_nonzero(magnitudes >= threshold)
+        if 0.7 * wanted <= passing <= 1.3 * wanted:
+            break
+        threshold = np.float32(threshold * np.float32(1.3 if passing > wanted else 0.7))
+    return np.flatnonzero(magnitudes >= threshold)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.0137, 0.3])
+@pytest.mark.parametrize("n", [190, 1_999, 10_090, 123_457])
+def test_the_simple_form_follows_its_rule(n: int, density: float) -> None:
+    drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    for step, power in ((0, 1), (1, 1), (2, 3), (3, 5)):  # heavier tails each time
+        flat = drawn**power
+        places = torch.randint(n, (max(1, n // 100),), generator=generator(flat.device, "w", step))
+        expected = by_the_rule(flat.numpy(), flat[places].abs().numpy(), density)
+        if len(expected):
+            assert DGCSimple(density).select(flat, "w", step).tolist() == expected.tolist()
 
 
 def test_streamed_is_kept_with_momentum_correction_and_velocities_are_counted() -> None:

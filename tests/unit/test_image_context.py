@@ -28,6 +28,7 @@ def project(tmp_path: Path) -> Path:
         "containers/build_horovod.sh",
         "containers/horovod.lock",
         "pyproject.toml",
+        "benchmarks/pyproject.toml",
         "resireduce/optimizer.py",
         "benchmarks/training/rank.py",
         "benchmarks/images/facts.py",

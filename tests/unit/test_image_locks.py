@@ -18,7 +18,7 @@ from benchmarks.images.locks import LOCKS, compile_lock, find_lock, indexes
 from benchmarks.images.requirements import Pin, read_lock
 from resireduce.errors import ConfigError
 from tests.unit.test_dependencies import imports, module_of, sources
-from tests.unit.test_packaging import PROJECT, pins
+from tests.unit.test_packaging import PROJECT, SUITE, pins
 
 A, B = "a" * 64, "0123456789abcdef" * 4
 GOOD = f"numpy==2.4.6 --hash=sha256:{A}\n"
@@ -155,8 +155,9 @@ def test_images_differ_in_torch_and_what_it_brings() -> None:
 @pytest.mark.parametrize("name", IMAGES)
 def test_an_image_has_what_cells_need_and_not_the_host_s(name: str) -> None:
     locked = {pin.name: pin.version for pin in read_lock(find_lock(name))}
-    direct = [Requirement(text) for text in (*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["suite"])]
+    direct = [Requirement(text) for text in (*PROJECT["dependencies"], *SUITE["dependencies"])]
     needed = {canonicalize_name(requirement.name): requirement for requirement in direct}
+    del needed["resireduce"]
     assert set(needed) >= HOST_ONLY, "what the suite no longer needs is nothing to leave out"
     for package in needed.keys() - HOST_ONLY - {"jinja2"}:  # torch itself brings jinja2
         assert needed[package].specifier.contains(locked[package])

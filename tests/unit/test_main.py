@@ -16,7 +16,7 @@ from resireduce.zoo import find_builder
 
 BAD_MODELS = [
     ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
-    (":x", "model: ':x' is not allowed; give a known name, or module:callable "),
+    (":x", "model: ':x' is not allowed; give a known name, module:callable "),
     ("a:b:c", "model: 'a:b:c' is not allowed; give "),
     (".a:b", "model: '.a:b' is not allowed; give "),
     ("torch:", "model: 'torch:' is not allowed; give "),

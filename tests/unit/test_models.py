@@ -8,7 +8,7 @@ from torch import nn
 
 from benchmarks.models import MODELS
 from benchmarks.models.resnet import ResNet
-from benchmarks.models.vgg import GridPool
+from benchmarks.models.vgg import POOL, VGG, GridPool
 from benchmarks.tasks import TASKS
 from benchmarks.tasks.base import Setting
 from benchmarks.workloads import WORKLOADS
@@ -165,3 +165,12 @@ def test_pooling_to_a_grid_is_torchs_adaptive_pooling(size):
     (ours(first) * weights).sum().backward()
     (theirs(second) * weights).sum().backward()
     torch.testing.assert_close(first.grad, second.grad)
+
+
+def test_on_images_of_32_pixels_each_gradient_of_the_first_fully_connected_layer_stands_49_times():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VGG([4, POOL] * 5, grid=7, hidden=(16, 8), classes=3)  # five poolings, as VGG-19's
+        nn.functional.cross_entropy(model(torch.randn(5, 3, 32, 32)), torch.arange(5) % 3).backward()
+    places = model.classifier[0].weight.grad.view(16, 4, 49)
+    assert places.any() and torch.equal(places, places[..., :1].expand(-1, -1, 49))

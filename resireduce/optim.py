@@ -1,0 +1,99 @@
+"""The optimizer beside compressors that form momentum before they compress: SGD whose weight decay has a momentum."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError, is_number
+
+
+class DGCSGD(torch.optim.Optimizer):
+    """SGD for averages that are momentum already; weight decay gets a momentum of its own, as in DGC's released code.
+
+    For a parameter p with average g, of the momentum u of its decay that starts at zero:
+
+        u <- decay_momentum * u + weight_decay * p
+        p <- p - lr * (g + u)
+
+    with Nesterov's momentum g + weight_decay * p + decay_momentum * u in place of g + u. Momentum is linear: if g is
+    the momentum of the gradients (Lin et al., "Deep gradient compression", ICLR 2018, section 3), this is
+    `torch.optim.SGD` with weight decay and momentum. SGD without momentum would apply each decay once, where momentum
+    applies it 1 / (1 - decay_momentum) times in the long run.
+
+    Parameters are independent of each other, so they can come in any order and in several calls. Those without a
+    gradient are left as they are, and so are gradients. A parameter has a state, u of its shape, only where both
+    `weight_decay` and `decay_momentum` of its group are not 0.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: learning rate, 0 or more.
+        decay_momentum: that of the decay, in [0, 1): the compressor's `momentum_factor`.
+        nesterov: Nesterov's form: the compressor's `nesterov`.
+        weight_decay: share of p that is added to its gradient, 0 or more.
+
+    Raises ConfigError for a number outside these ranges.
+    """
+
+    step_is_separable = True
+    """Told to `resireduce.distribute`: each parameter is updated from its own gradient and state alone."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float,
+        decay_momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        settings = {
+            "lr": lr,
+            "decay_momentum": decay_momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, settings)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add `param_group`, as to every optimizer. Raises ConfigError for a number that cannot be used."""
+        options = self.defaults | param_group
+        for name, limit in (("lr", math.inf), ("decay_momentum", 1), ("weight_decay", math.inf)):
+            value = options[name].item() if isinstance(options[name], Tensor) else options[name]
+            if not is_number(value) or not 0 <= value < limit:
+                upper = "" if limit == math.inf else f", less than {limit}"
+                raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """One sum, then one update: in bfloat16 a decay that is taken off by itself would be rounded away."""
+        decay, momentum = group["weight_decay"], group["decay_momentum"]
+        direction = grad
+        if decay and momentum:
+            buffer = self._buffer(parameter).mul_(momentum).add_(parameter, alpha=decay)
+            direction = grad.add(buffer, alpha=momentum if group["nesterov"] else 1.0)
+        if decay and (group["nesterov"] or not momentum):
+            direction = direction.add(parameter, alpha=decay)
+        parameter.add_(direction, alpha=-group["lr"])
+
+    def _buffer(self, parameter: Tensor) -> Tensor:
+        """The momentum of its decay, made when it is first needed."""
+        state = self.state[parameter]
+        if not state:
+            state["decay_buffer"] = torch.zeros_like(parameter)
+        buffer: Tensor = state["decay_buffer"]
+        return buffer

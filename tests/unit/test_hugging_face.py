@@ -1,0 +1,102 @@
+"""A Hugging Face configuration is planned as the model that transformers builds from it, or refused in one line."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from resireduce.__main__ import main
+from resireduce.plan import plan
+
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 500,
+}
+BERT = {"model_type": "bert", "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 500}
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "n_embd": 128, "n_layer": 2, "n_head": 2, "vocab_size": 500}
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # is set by the command, and must not outlast the test
+
+
+def written(folder: Path, content: Any) -> str:
+    file = folder / "config.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(file)
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
+    assert main(["plan", "--json", *arguments]) == 0
+    found: dict[str, int] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("content", "build"),
+    [
+        (LLAMA, lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))),
+        (BERT, lambda: transformers.BertModel(transformers.BertConfig(**BERT))),
+        (GPT2, lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))),
+    ],
+)
+def test_a_configuration_is_planned_as_its_model(capsys, tmp_path, content, build):
+    file = written(tmp_path, content)
+    assert planned(capsys, "--model", file) == planned(capsys, "--model", str(tmp_path)) == plan(build)
+
+
+def test_values_of_the_file_can_be_replaced_and_its_precision_counts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    half = written(tmp_path, {**LLAMA, "dtype": "bfloat16"})
+    whole = planned(capsys, "--model", half, "--arg", "dtype=float32")["parameters"]
+    assert planned(capsys, "--model", half)["parameters"] == whole / 2
+    deeper = planned(capsys, "--model", half, "--arg", "dtype=float32", "--arg", "num_hidden_layers=6")["parameters"]
+    config = transformers.LlamaConfig(**{**LLAMA, "num_hidden_layers": 6})
+    with torch.device("meta"):
+        assert deeper == sum(p.nbytes for p in transformers.LlamaForCausalLM(config).parameters())
+
+
+BAD = [
+    (None, (), "cannot be read: No such file or directory; give the config.json of a Hugging Face model"),
+    ("{", (), "is not JSON: "),
+    ([], (), "is no configuration of a Hugging Face model; give the config.json"),
+    ({"model": "bert"}, (), "is no configuration of a Hugging Face model; give the config.json"),
+    ({"architectures": []}, (), "is no configuration of a Hugging Face model; give the config.json"),
+    ({"model_type": "no-such"}, (), "the model_type 'no-such' is not known to transformers 5"),
+    ({"model_type": ["bert"]}, (), "the model_type ['bert'] is not known to transformers 5"),
+    ({**BERT, "architectures": ["MyBert"]}, (), "the architecture 'MyBert' is no model of transformers 5"),
+    ({**BERT, "architectures": ["BertConfig"]}, (), "the architecture 'BertConfig' is no model of transformers 5"),
+    ({**LLAMA, "quantization_config": {"bits": 4}}, (), "has a quantization_config: "),
+    ({**LLAMA, "num_hidden_layers": "three"}, (), "cannot be built: "),
+    (LLAMA, ("hidden_sizes=3",), "'hidden_sizes' is not known (did you mean 'hidden_size'?); allowed: "),
+]
+
+
+@pytest.mark.parametrize(("content", "arguments", "message"), BAD)
+def test_what_is_no_such_configuration_is_one_line(capsys, tmp_path, content, arguments, message):
+    file = str(tmp_path / "none.json") if content is None else written(tmp_path, content)
+    given = [text for argument in arguments for text in ("--arg", argument)]
+    assert main(["plan", "--model", file, *given]) == 2
+    said = capsys.readouterr().err
+    assert repr(file) in said and message in said and said.count("\n") == 1
+
+
+def test_without_transformers_it_says_what_to_install(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["plan", "--model", written(tmp_path, LLAMA)]) == 2
+    assert "needs the package transformers, which cannot be imported" in (said := capsys.readouterr().err)
+    assert "pip install transformers" in said and said.count("\n") == 1

@@ -1,0 +1,216 @@
+"""DGCSGD against its recursion, against torch's SGD with momentum, and under `distribute`."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.dgc import DGC
+from resireduce.errors import ConfigError
+from resireduce.memory import measure_states
+from resireduce.optim import DGCSGD
+from resireduce.plan import plan
+from tests.worlds import Net, loss_of, same, seeded
+
+SHAPES = ((30, 20), (7,), (2, 3, 4))
+DECAY = 0.03
+
+
+def draws(steps: int, seed: int = 0) -> list[list[np.ndarray]]:
+    generator = np.random.default_rng(seed)
+    return [[generator.standard_normal(shape) for shape in SHAPES] for _ in range(steps)]
+
+
+def by_recursion(
+    start: list[np.ndarray], grads: list[list[np.ndarray]], rates: list[float], momentum: float, nesterov: bool
+) -> list[np.ndarray]:
+    """The values after all steps, of decay with a momentum of its own; the first tensor has no decay."""
+    ends = []
+    for i, begin in enumerate(start):
+        value, u, decay = begin, np.zeros_like(begin), DECAY if i else 0.0
+        for rate, step in zip(rates, grads, strict=True):
+            u = momentum * u + decay * value
+            value = value - rate * (step[i] + (decay * value + momentum * u if nesterov else u))
+        ends.append(value)
+    return ends
+
+
+def groups(parameters: list[nn.Parameter]) -> list[dict[str, object]]:
+    return [{"params": parameters[:1], "weight_decay": 0.0}, {"params": parameters[1:]}]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_steps_follow_the_recursion(momentum: float, nesterov: bool) -> None:
+    (start,), grads = draws(1, 1), draws(8, 2)
+    rates = np.random.default_rng(3).uniform(1e-3, 0.3, 8).tolist()
+    parameters = [nn.Parameter(torch.tensor(value)) for value in start]
+    optimizer = DGCSGD(groups(parameters), 1.0, momentum, nesterov, DECAY)
+    for rate, step in zip(rates, grads, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        for parameter, grad in zip(parameters, step, strict=True):
+            parameter.grad = torch.tensor(grad)
+        optimizer.step()
+        assert all(np.array_equal(p.grad.numpy(), g) for p, g in zip(parameters, step, strict=True))
+    for found, expected in zip(parameters, by_recursion(start, grads, rates, momentum, nesterov), strict=True):
+        assert np.allclose(found.detach().numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
+def decayed(optimizer: torch.optim.Optimizer, steps: int = 200) -> float:
+    """Norm that is left of ones whose gradients are zeros."""
+    (parameter,) = optimizer.param_groups[0]["params"]
+    for _ in range(steps):
+        parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    return float(parameter.detach().norm() / parameter.numel() ** 0.5)
+
+
+def ones() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.ones(9, dtype=torch.float64))]
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_decay_takes_as_much_as_under_torchs_momentum_and_ten_times_what_it_takes_without(nesterov: bool) -> None:
+    own = decayed(DGCSGD(ones(), 0.1, 0.9, nesterov, 0.01))
+    torchs = decayed(torch.optim.SGD(ones(), 0.1, 0.9, weight_decay=0.01, nesterov=nesterov))
+    without = decayed(torch.optim.SGD(ones(), 0.1, weight_decay=0.01))
+    assert own == pytest.approx(torchs, rel=1e-12)
+    assert np.log(own) / np.log(without) == pytest.approx(10, rel=0.1)
+
+
+def double() -> nn.Module:
+    return Net().double()
+
+
+def batch_loss(model: nn.Module, seed: int) -> Tensor:
+    x = torch.randn(6, 600, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return nn.functional.cross_entropy(model(x), torch.arange(6))
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_where_all_is_sent_dense_it_is_torchs_sgd_with_momentum_and_decay(nesterov: bool, gradients: str) -> None:
+    settings = {"nesterov": nesterov, "weight_decay": DECAY}
+    start = seeded(double)
+    plain = copy.deepcopy(start)
+    reference = torch.optim.SGD(plain.parameters(), 0.05, 0.9, **settings)
+
+    def rank(communicator: Communicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        optimizer = resireduce.distribute(
+            model,
+            DGCSGD(model.parameters(), 0.05, 0.9, **settings),
+            "baseline",
+            DGC(0.01, momentum_factor=0.9, nesterov=nesterov),
+            backend=communicator,
+            gradients=gradients,
+            dense=["*"],
+        )
+        for step in range(6):
+            optimizer.zero_grad()
+            batch_loss(model, 2 * step + communicator.rank).backward()
+            optimizer.step()
+        return model
+
+    for step in range(6):
+        reference.zero_grad()
+        ((batch_loss(plain, 2 * step) + batch_loss(plain, 2 * step + 1)) / 2).backward()
+        reference.step()
+    first, second = LocalWorld(2).run(rank)
+    assert same(first, second)
+    for (name, found), expected in zip(first.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_streamed_is_kept_bit_for_bit_and_the_buffers_of_decay_count_as_optimizer_states() -> None:
+    ends = []
+    for gradients in ("kept", "streamed"):
+        model = seeded(Net)
+        matrices = [p for p in model.parameters() if p.dim() > 1]
+        others = [{"params": [p for p in model.parameters() if p.dim() == 1]}]
+        wrapped = DGCSGD([{"params": matrices, "weight_decay": DECAY}, *others], 0.1)
+        optimizer = resireduce.distribute(
+            model, wrapped, "w+2d", "dgc-momentum", 0.05, backend="local", gradients=gradients
+        )
+        source = torch.Generator().manual_seed(0)
+        for _ in range(4):
+            optimizer.zero_grad()
+            loss_of(model, source).backward()
+            optimizer.step()
+        states = measure_states(optimizer)
+        assert states.optimizer_states == states.parameters + sum(p.nbytes for p in matrices)
+        assert set(wrapped.state) == set(matrices)
+        ends.append(model)
+    assert same(*ends)
+
+
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_it_is_planned_to_the_byte(decay: float) -> None:
+    def make(parameters: list[nn.Parameter]) -> DGCSGD:
+        return DGCSGD(parameters, 0.1, weight_decay=decay)
+
+    planned = plan(Net, optimizer=make, compressor="dgc-momentum", world_size=1)
+    assert planned["optimizer_states"] == (2 if decay else 1) * planned["parameters"]
+    model = seeded(Net)
+    optimizer = resireduce.distribute(
+        model, make(list(model.parameters())), "w+2d", "dgc-momentum", backend=LocalCommunicator()
+    )
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    states = measure_states(optimizer).as_dict()
+    assert states == {key: planned[key] for key in states}
+
+
+def test_one_parameter_after_the_other_is_all_at_once() -> None:
+    (start,), grads, ends = draws(1, 1), draws(5, 2), []
+    for size in (1, len(SHAPES)):
+        parameters = [nn.Parameter(torch.tensor(value)) for value in start]
+        optimizer = DGCSGD(parameters, 0.1, weight_decay=DECAY)
+        for step in grads:
+            for first in range(0, len(SHAPES), size):
+                for i in range(first, first + size):
+                    parameters[i].grad = torch.tensor(step[i])
+                optimizer.step()
+                optimizer.zero_grad()
+        ends.append(parameters)
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_a_saved_state_goes_on_as_if_nothing_had_happened_and_a_closure_is_called() -> None:
+    parameter = nn.Parameter(torch.linspace(-1, 1, 5))
+    optimizer = DGCSGD([parameter], 0.1, weight_decay=DECAY)
+    parameter.grad = torch.ones(5)
+    assert optimizer.step(lambda: 7.0) == 7.0
+    twin = nn.Parameter(parameter.detach().clone())
+    restored = DGCSGD([twin], 0.5, 0.1)
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, by in ((parameter, optimizer), (twin, restored)):
+        one.grad = torch.arange(5.0)
+        by.step()
+    assert torch.equal(parameter, twin)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": -0.1}, "lr: -0.1 is not allowed; give a number, 0 or more"),
+        ({"lr": float("nan")}, "lr: nan is not allowed; give a number, 0 or more"),
+        ({"lr": 0.1, "decay_momentum": 1.0}, "decay_momentum: 1.0 is not allowed; give a number, 0 or more, less than"),
+        ({"lr": 0.1, "weight_decay": "a"}, "weight_decay: 'a' is not allowed; give a number, 0 or more"),
+    ],
+)
+def test_settings_that_cannot_be_used(settings: dict[str, object], message: str) -> None:
+    for make in (
+        lambda: DGCSGD(ones(), **settings),
+        lambda: DGCSGD([{"params": ones(), **settings}], lr=0.1),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            make()
