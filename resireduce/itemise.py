@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.item import Item
 from resireduce.optimizer import DistributedOptimizer
@@ -26,9 +27,16 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
     found: dict[tuple[str, int], tuple[Item, Tensor]] = {}
     for state, name, part, tensor, members in _held(optimizer, _names(optimizer, model)):
         dtype = str(tensor.dtype).removeprefix("torch.")
-        item = Item(state, name, part, tuple(tensor.shape), dtype, tensor.nbytes, members)
+        item = Item(state, name, part, tuple(tensor.shape), dtype, held_bytes(tensor), members)
         found.setdefault((state, id(tensor)), (item, tensor))
     return list(found.values())
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """Bytes of `tensor`; of one that stands for several, as an 8-bit state does for codes and scales, of all these."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return tensor.nbytes
+    return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])
 
 
 _Found = tuple[str, str, str, Tensor, tuple[str, ...]]
