@@ -103,7 +103,8 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
 def refuse_compiled_autograd() -> None:
     """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    if compiled is not None and (compiled.compiled_autograd_enabled or compiled.in_compiled_autograd_region):
+    flags = ("compiled_autograd_enabled", "in_compiled_autograd_region")
+    if any(getattr(compiled, flag, False) for flag in flags):
         raise UsageError(COMPILED_AUTOGRAD)
 
 
