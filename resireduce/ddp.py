@@ -79,6 +79,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
     if model._comm_hooks:
+        if model._comm_hooks[0][0] is _reduce:
+            raise ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
         name = getattr(model._comm_hooks[0][0], "__qualname__", "one")
         raise ConfigError(
             f"model: it has a communication hook already ({name}), and can have one only; wrap the model anew, without "
