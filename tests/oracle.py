@@ -100,7 +100,9 @@ class Averaging:
         self.density = density if callable(density) else lambda _: density
         self.max_norm, self.max_local_norm, self.dense_steps = max_grad_norm, max_local_grad_norm, warm_up_steps
         self.parameters = _trained(model, optimizer)
-        self.residuals = {name: torch.zeros_like(p) for name, p in self.parameters.items() if _is_large(p)}
+        self.residuals = {
+            name: torch.zeros(p.shape, dtype=p.dtype) for name, p in self.parameters.items() if _is_large(p)
+        }
         self.steps, self.norm = 0, None
         self._streamed, self._depth = gradients == "streamed", 0
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
@@ -146,9 +148,7 @@ class Averaging:
             parts = [one[name] for one in everyone if name in one]
             if not parts:
                 continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            parameter.grad.copy_(sum((part / self.ranks.size for part in parts), torch.zeros_like(parameter)))
+            parameter.grad = sum((part / self.ranks.size for part in parts), torch.zeros_like(parameter))
             averaged.append(parameter)
         if self.max_norm is not None and averaged:
             self.norm = nn.utils.clip_grad_norm_(averaged, self.max_norm)
@@ -158,7 +158,7 @@ class Averaging:
         """What this rank sends of a gradient, dense; the rest stays in its residual."""
         if not self.compresses or name not in self.residuals or self.steps < self.dense_steps:
             return grad.clone()
-        compensated = self.residuals[name] + grad
+        compensated = (self.residuals[name] + grad).contiguous()
         count = max(1, math.floor(self.density(self.steps) * grad.numel() + 1e-9))
         largest = compensated.flatten().abs().topk(count).indices
         sent = torch.zeros_like(compensated)
@@ -192,7 +192,3 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 def _trained(model: nn.Module, optimizer: Optimizer) -> dict[str, nn.Parameter]:
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     return {name: p for name, p in model.named_parameters() if id(p) in held}
-
-
-def _is_large(parameter: Tensor) -> bool:
-    return parameter.dim() >= 2 and parameter.numel() >= 10_000

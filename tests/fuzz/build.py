@@ -13,14 +13,25 @@ TOKENS = 110
 
 
 class Scale(nn.Module):
-    """A vector that multiplies."""
+    """A vector, or a single number, that multiplies."""
 
-    def __init__(self) -> None:
+    def __init__(self, *shape: int) -> None:
         super().__init__()
-        self.factor = nn.Parameter(torch.ones(WIDTH))
+        self.factor = nn.Parameter(torch.ones(shape))
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.factor
+
+
+class Turned(nn.Module):
+    """A matrix that lies in memory the other way round."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((torch.randn(WIDTH, WIDTH) / 10).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
 
 
 class Detached(nn.Linear):
@@ -57,7 +68,9 @@ KINDS: dict[str, Callable[[bool], nn.Module]] = {
     "tall": Tall,
     "small": Small,
     "norm": lambda bias: nn.LayerNorm(WIDTH, bias=bias),
-    "scale": lambda bias: Scale(),
+    "scale": lambda bias: Scale(WIDTH),
+    "scalar": lambda bias: Scale(),
+    "turned": lambda bias: Turned(),
     "detached": lambda bias: Detached(WIDTH, WIDTH, bias),
     "normed": lambda bias: weight_norm(nn.Linear(WIDTH, WIDTH, bias)),
 }

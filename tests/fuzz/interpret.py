@@ -67,10 +67,10 @@ class Interpreter:
                     parameter.requires_grad_(trains)
 
     def _step(self, number: int, step: Step) -> None:
-        if step.how == "closure":
+        if step.how == "closure" and step.idle is None:
             self.optimizer.step(lambda: self._gradients(number, step))
         else:
-            if step.how != "nothing":
+            if step.how != "nothing" and step.idle != self.rank:
                 self._gradients(number, step)
             self._between(step)
             self.optimizer.step()
@@ -107,6 +107,8 @@ class Interpreter:
 
     def _by_hand(self, loss: Tensor, inputs: list[nn.Parameter]) -> None:
         """Of what this rank uses."""
+        if not inputs:
+            return
         for parameter, grad in zip(inputs, torch.autograd.grad(loss, inputs, allow_unused=True), strict=True):
             if grad is not None:
                 parameter.grad = grad if parameter.grad is None else parameter.grad + grad

@@ -13,7 +13,7 @@ class Layer:
     """One layer; those that keep the width of their input can be used again, tied or frozen."""
 
     kind: str
-    """wide, tall, small, norm, scale, detached, normed."""
+    """A key of `tests.fuzz.build.KINDS`."""
     bias: bool = True
     frozen: bool = False
     uses: int = 1
@@ -43,6 +43,8 @@ class Step:
     how: str
     """backward, by_hand, part_by_hand, closure, inputs, nothing."""
     passes: int = 1
+    idle: int | None = None
+    """The rank that has no batch in this step."""
     norms_logged: bool = False
     """Whether parameters are read between backward() and step()."""
     rate: float | None = None
@@ -84,7 +86,7 @@ OPTIMIZERS = ("sgd", "momentum", "adamw", "adamw-fused", "rmsprop", "counting", 
 
 layers = st.builds(
     Layer,
-    kind=st.sampled_from(("wide", "wide", "tall", "small", "norm", "scale", "detached", "normed")),
+    kind=st.sampled_from(("wide", "wide", "tall", "small", "norm", "scale", "scalar", "turned", "detached", "normed")),
     bias=st.booleans(),
     frozen=st.sampled_from((False, False, False, True)),
     uses=st.sampled_from((1, 1, 1, 2)),
@@ -102,6 +104,7 @@ steps = st.builds(
     Step,
     how=st.sampled_from(("backward",) * 5 + ("by_hand", "part_by_hand", "closure", "inputs", "nothing")),
     passes=st.sampled_from((1, 1, 1, 2, 3)),
+    idle=st.sampled_from((None, None, None, 0, 1)),
     norms_logged=st.booleans(),
     rate=st.none() | st.sampled_from((0.0, 0.01, 0.2)),
     shrunk=st.booleans(),

@@ -9,7 +9,19 @@ import torch
 
 from tests.habits.script import HABITS, MODES, Habit, Refused, by_library, by_oracle, values
 
-MODULES = ("rates", "gradients", "by_hand", "passes", "models", "parts", "optimizers", "lives", "pairs", "starts")
+MODULES = (
+    "rates",
+    "gradients",
+    "by_hand",
+    "passes",
+    "models",
+    "parts",
+    "optimizers",
+    "lives",
+    "pairs",
+    "starts",
+    "odd",
+)
 for module in MODULES:
     importlib.import_module(f"tests.habits.{module}")
 
