@@ -100,9 +100,8 @@ class Averaging:
         self.density = density if callable(density) else lambda _: density
         self.max_norm, self.max_local_norm, self.dense_steps = max_grad_norm, max_local_grad_norm, warm_up_steps
         self.parameters = _trained(model, optimizer)
-        self.residuals = {
-            name: torch.zeros(p.shape, dtype=p.dtype) for name, p in self.parameters.items() if _is_large(p)
-        }
+        large = {name: p for name, p in self.parameters.items() if p.dim() >= 2 and p.numel() >= 10_000}
+        self.residuals = {name: torch.zeros(p.shape, dtype=p.dtype) for name, p in large.items()}
         self.steps, self.norm = 0, None
         self._streamed, self._depth = gradients == "streamed", 0
         self._hooks = [optimizer.register_step_pre_hook(self._before_step)]
