@@ -139,6 +139,8 @@ class Averaging:
         """Zeros count for a rank that has no gradient; where none has one, there is none."""
         present = [p for p in self.parameters.values() if p.grad is not None]
         if self.max_local_norm is not None:
+            for parameter in present:
+                parameter.grad = parameter.grad.clone()  # it may be somebody's who goes on using it
             nn.utils.clip_grad_norm_(present, self.max_local_norm)
         sent = {name: self._sent(name, p.grad) for name, p in self.parameters.items() if p.grad is not None}
         everyone = self.ranks.meet(self.rank, sent)

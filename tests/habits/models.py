@@ -155,7 +155,7 @@ def the_best_weights_are_loaded_again(script: Script) -> nn.Module:
     return model
 
 
-@habit()
+@habit(ranks=(1,))
 def a_compiled_model(script: Script) -> nn.Module:
     """torch.compile of the whole model, after it was distributed."""
     model = script.net()

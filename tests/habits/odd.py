@@ -6,14 +6,14 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from resireduce.errors import ConfigError
 from tests.habits.script import Net, Refused, Script, habit
 
 
-@habit()
-def the_same_tensors_are_the_gradients_of_every_step(script: Script) -> list[object]:
-    """Directions that were computed once; step() must not write into them."""
+def borrowed(script: Script, **options: object) -> list[object]:
+    """Directions that are computed once; step() must not write into them."""
     model = script.net()
-    optimizer = script.sgd(model)
+    optimizer = script.sgd(model, **options)
     directions = torch.autograd.grad(script.loss(model, 0), list(model.parameters()))
     before = [direction.clone() for direction in directions]
     for _ in range(3):
@@ -22,6 +22,24 @@ def the_same_tensors_are_the_gradients_of_every_step(script: Script) -> list[obj
         optimizer.step()
         optimizer.zero_grad()
     return [model, [torch.equal(a, b) for a, b in zip(directions, before, strict=True)]]
+
+
+@habit()
+def the_same_tensors_are_the_gradients_of_every_step(script: Script) -> list[object]:
+    """p.grad = direction, again and again."""
+    return borrowed(script)
+
+
+@habit()
+def the_same_tensors_are_the_gradients_of_every_step_without_compression(script: Script) -> list[object]:
+    """The same, where what is sent is the gradient itself."""
+    return borrowed(script, compressor="none")
+
+
+@habit(streamed=Refused(r"max_local_grad_norm", ConfigError))
+def the_same_tensors_are_the_gradients_of_every_step_and_clipped(script: Script) -> list[object]:
+    """Each rank's own are clipped, in the library; by both norms."""
+    return borrowed(script, max_local_grad_norm=0.05, max_grad_norm=0.01)
 
 
 class Twins(Net):
@@ -243,7 +261,7 @@ def parameters_are_changed_between_backward_and_step(script: Script) -> nn.Modul
     return model
 
 
-@habit()
+@habit(ranks=(1,))
 def a_compiled_step(script: Script) -> nn.Module:
     """torch.compile of a function that calls optimizer.step()."""
     model = script.net()
