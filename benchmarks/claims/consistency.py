@@ -5,6 +5,7 @@ from typing import Any
 
 from benchmarks.claims.claim import Book, Counts, Scope
 from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Verdict, number
+from benchmarks.report.published import Published
 
 
 def consistency(book: Book, scope: Scope) -> Verdict:
@@ -36,12 +37,14 @@ def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
         loss = after.value - before.value if before.unit == "ppl" else before.value - after.value
         relative.append(100 * loss / before.value)
         absolute.append(loss)
-    low, high = (book.published[limits[end]].value for end in ("low", "high"))
+    low, high = (book.published[limits[end]] for end in ("low", "high"))
     agrees = _same(min(relative), low) and _same(max(relative), high)
-    text = f"relative: {_list(relative)} %, so {number(min(relative))} to {number(max(relative))}; stated {low:g} to "
-    text += f"{high:g}; absolute: {_list(absolute)}"
+    text = f"relative: {_list(relative)} %, so {number(min(relative))} to {number(max(relative))}; stated "
+    text += f"{low.value:g} to {high.value:g}; absolute: {_list(absolute)}"
     status = REPRODUCED if agrees else NOT_REPRODUCED
-    return Verdict(status=status, reason=text, value=max(relative), published=high, unit="%", tolerance=_TOLERANCE)
+    return Verdict(
+        status=status, reason=text, value=max(relative), published=high.value, unit="%", tolerance=_TOLERANCE
+    )
 
 
 def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
@@ -73,7 +76,7 @@ def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
 def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> Verdict:
     stated = book.published[limits["stated"]]
     tolerance = float(limits.get("tolerance", 0))
-    agrees = _same(value, stated.value) if not tolerance else abs(value - stated.value) <= tolerance
+    agrees = _same(value, stated) if not tolerance else abs(value - stated.value) <= tolerance
     return Verdict(
         status=REPRODUCED if agrees else NOT_REPRODUCED,
         reason=f"{text}; stated {stated.value:g} {stated.unit}",
@@ -87,11 +90,9 @@ def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> 
 _TOLERANCE = "equal to as many digits as are stated"
 
 
-def _same(value: float, stated: float) -> bool:
+def _same(value: float, stated: Published) -> bool:
     """Whether a value is the stated one when it is rounded as that is; half way counts, for rounded inputs."""
-    text = f"{stated:.10f}".rstrip("0")
-    digits = len(text.partition(".")[2])
-    return abs(value - stated) <= 0.5 * 10**-digits + 1e-9
+    return abs(value - stated.value) <= stated.rounding + 1e-9
 
 
 def _states(counts: Counts) -> str:

@@ -1,28 +1,24 @@
 """The ledger: what the records show of each claim, in the paper's order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.claims.case import Case
 from benchmarks.claims.claim import Book, Claim, Scope
 from benchmarks.claims.consistency import consistency
 from benchmarks.claims.evidence import Evidence, gather
 from benchmarks.claims.finding import Finding
-from benchmarks.claims.kinds import CONSISTENCY, KINDS
+from benchmarks.claims.judge import judge
+from benchmarks.claims.kinds import CONSISTENCY
 from benchmarks.claims.load import load_claims
-from benchmarks.claims.select import FREE, select
-from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
+from benchmarks.claims.verdict import INCONCLUSIVE, NOT_RUN, Verdict
 from benchmarks.record import CellResult
 from benchmarks.report.load import Run
-from benchmarks.report.provenance import SOFTWARE
 
-HARDWARE = ("cpu", "cores")
-"""With `SOFTWARE`, which names the device: what of the provenance must agree for times to be compared."""
 ON_SMALL = "the published value itself was not tested"
 
 
 def ledger(*runs: Run, book: Book | None = None) -> list[Finding]:
-    """Return a finding for each claim; runs are put together, of a cell the first one's record counts.
+    """Return a finding for each claim; runs are put together, and neither their order nor that of records matters.
 
     Never raises for what is in the records: what is missing or odd shows in status and reason.
     """
@@ -34,13 +30,14 @@ def ledger(*runs: Run, book: Book | None = None) -> list[Finding]:
 def _finding(book: Book, claim: Claim, evidence: Evidence) -> Finding:
     if claim.kind == CONSISTENCY:
         return _as_finding(claim, claim.paper, consistency(book, claim.paper), "paper")
-    at_full_size = _judge(book, claim, claim.paper, evidence, is_paper=True)
+    at_full_size = judge(book, claim, claim.paper, evidence, is_paper=True)
     if at_full_size.results or claim.small is None:
         return _as_finding(claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper")
-    on_small = _judge(book, claim, claim.small, evidence, is_paper=False)
+    on_small = judge(book, claim, claim.small, evidence, is_paper=False)
     if on_small.results:
         full = ON_SMALL if claim.published else "the paper's models were not tested"
         reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}"
+        reason += f"; there: {at_full_size.reason}" if at_full_size.status == INCONCLUSIVE else ""
         return _as_finding(claim, claim.small, replace(on_small, reason=reason), "small models")
     if at_full_size.status == INCONCLUSIVE:
         return _as_finding(claim, claim.paper, at_full_size, "paper")
@@ -50,39 +47,6 @@ def _finding(book: Book, claim: Claim, evidence: Evidence) -> Finding:
     full = f"; the paper's models: {claim.paper.command}"
     scope = replace(claim.paper, command=claim.small.command)
     return _as_finding(claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
-
-
-def _judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
-    kind = KINDS[claim.kind]
-    if not scope.models:
-        return Verdict(status=NOT_RUN, reason="not tested on the paper's models")
-    comparisons = tuple(select(evidence, model, scope.roles, FREE[kind.measured]) for model in scope.models)
-    case = Case(book=book, evidence=evidence, claim=claim, scope=scope, comparisons=comparisons, is_paper=is_paper)
-    return _doubted(kind.on_one_machine, claim, evidence, kind.judge(case))
-
-
-def _doubted(on_one_machine: bool, claim: Claim, evidence: Evidence, verdict: Verdict) -> Verdict:
-    """The verdict with what is odd about its records; where that bears on it, it is no longer conclusive."""
-    status, reason = verdict.status, verdict.reason
-    conclusive = status in (REPRODUCED, NOT_REPRODUCED)
-    if mixed := differing(verdict.results):
-        # Other hardware sums in another order: digits may differ, and times say nothing.
-        bears = on_one_machine or (claim.kind == "identical" and status == NOT_REPRODUCED)
-        status = INCONCLUSIVE if conclusive and bears else status
-        reason += f"; the cells compared differ in {', '.join(mixed)}"
-    cells = dict.fromkeys(record.cell for record in verdict.results)
-    for cell in cells:
-        if cell in evidence.twice:
-            status, reason = INCONCLUSIVE, f"{reason}; {evidence.twice[cell]}"
-        elif cell in evidence.elsewhere:
-            reason += f"; {evidence.elsewhere[cell]}"
-    return replace(verdict, status=status, reason=reason)
-
-
-def differing(results: Iterable[CellResult]) -> list[str]:
-    """Return which facts of hardware and software are not the same in all records."""
-    records = list(results)
-    return [key for key in (*SOFTWARE, *HARDWARE) if len({str(one.provenance.get(key)) for one in records}) > 1]
 
 
 def _as_finding(claim: Claim, scope: Scope, verdict: Verdict, where: str) -> Finding:
