@@ -1,9 +1,10 @@
 """What is odd about the records of a comparison, and whether it leaves the claim open."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.claims.evidence import Evidence
+from benchmarks.claims.planned import mislabelled
 from benchmarks.claims.select import on_cpu
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict
 from benchmarks.record import CellResult
@@ -39,12 +40,14 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
         if status in (REPRODUCED, NOT_REPRODUCED) and set(bearing) & _between_sides(verdict.results, bears):
             status = INCONCLUSIVE
     cells = (record.cell for record in verdict.results)
-    open_for = list(_copies(verdict.results))
+    open_for = [] if bears == "nothing" else [text for one in verdict.results if (text := mislabelled(one))]
     open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
     if open_for or (missing and status == REPRODUCED):
         status = INCONCLUSIVE
-    more = [text for text in (*(missing if verdict.results else ()), *open_for) if text not in verdict.reason]
-    return replace(verdict, status=status, reason="; ".join([*reasons, *more]))
+    more = dict.fromkeys((*(missing if verdict.results else ()), *open_for))
+    return replace(
+        verdict, status=status, reason="; ".join([*reasons, *(text for text in more if text not in verdict.reason)])
+    )
 
 
 def differing(results: Iterable[CellResult]) -> list[str]:
@@ -63,15 +66,6 @@ def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:
     found = {key for those in by_seed.values() for key in differing(those)}
     on_gpus = not any(on_cpu(one) for those in by_seed.values() for one in those)
     return found - set(ON_GPU) if on_gpus and bears == "digits" else found
-
-
-def _copies(results: Iterable[CellResult]) -> Iterator[str]:
-    """Records that one training left under two names: no two take as long, step by step."""
-    known: dict[tuple[float, ...], str] = {}
-    for one in results:
-        times, name = tuple(one.step_seconds), one.cell.name
-        if len(times) > 1 and known.setdefault(times, name) != name:
-            yield f"{name} and {known[times]} took the same seconds in every step: one is a copy of the other"
 
 
 def _values(records: Iterable[CellResult], key: str) -> set[str]:

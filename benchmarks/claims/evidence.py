@@ -1,6 +1,6 @@
 """The records that claims are judged by: one run or several put together, and what is odd about them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -50,6 +50,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
             holes.setdefault(cell, hole)
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)}
+    twice |= _copies(results)
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
 
 
@@ -64,6 +65,22 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
     for other, result in records[1:]:
         if _measured(first) != _measured(result):
             yield f"{name} and {other} have other values of {cell.name}; give one of them"
+
+
+def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
+    """Records that one training left under several names: no two take as long, step by step."""
+    known: dict[tuple[float, ...], list[Cell]] = {}
+    for cell, result in results.items():
+        if len(result.step_seconds) > 1:
+            known.setdefault(tuple(result.step_seconds), []).append(cell)
+    texts = {}
+    for cells in known.values():
+        names = " and ".join(sorted(cell.name for cell in cells))
+        if len(cells) > 1:
+            texts |= dict.fromkeys(
+                cells, f"{names} took the same seconds in every step: one training, not {len(cells)}"
+            )
+    return texts
 
 
 def _twice(run: Run) -> dict[Cell, str]:

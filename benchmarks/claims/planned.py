@@ -13,6 +13,10 @@ STATES_FILE = Path(__file__).parents[2] / "results/reference/states.json"
 """Written by `python -m benchmarks states`; a test compares it with `plan`."""
 
 
+FEEDBACK = ("topk", "qsgd", "dgc", "none")
+"""Compressors of the claims: they leave the residual as a scheme has it, and the optimizer its momentum."""
+
+
 @dataclass(frozen=True)
 class Planned:
     """Bytes of one model: what no residual scheme changes, and residuals by `setting_name`."""
@@ -55,6 +59,31 @@ def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
     planned = load_planned().get(record.cell.model)
     if planned is None:
         return f"{record.cell.model}: what it holds is not in {STATES_FILE.name}"
+    if problem := _unplanned_parts(record, planned):
+        return problem
+    least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
+    if least is None:
+        return f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
+    if held < least or (exact and held > least):
+        return f"residuals_bytes of {record.cell.name} is {held:,}, by plan {least:,}"
+    return None
+
+
+def mislabelled(record: CellResult) -> str | None:
+    """Return which bytes of a record are not those of its cell, so that it is another cell's; None if all are.
+
+    Of schemes and models without a plan nothing is said.
+    """
+    planned, residuals = load_planned().get(record.cell.model), planned_residuals(record.cell)
+    if planned and (problem := _unplanned_parts(record, planned)):
+        return problem
+    if residuals in (None, record.residuals_bytes) or record.cell.compressor not in FEEDBACK:
+        return None
+    return f"residuals_bytes of {record.cell.name} is {record.residuals_bytes:,}, by plan {residuals:,}"
+
+
+def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
+    """What of the states that no residual scheme changes is not as planned."""
     expected = {
         "parameters_bytes": planned.parameters_bytes,
         "gradients_bytes": planned.gradients_bytes if record.cell.gradients == "kept" else 0,
@@ -63,9 +92,4 @@ def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
     for name, value in expected.items():
         if getattr(record, name) != value:
             return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
-    least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
-    if least is None:
-        return f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
-    if held < least or (exact and held > least):
-        return f"residuals_bytes of {record.cell.name} is {held:,}, by plan {least:,}"
     return None
