@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.claims.claim import Book, Counts, Scope
+from benchmarks.claims.planned import load_planned
 from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Verdict, number
 from benchmarks.report.published import Published
 
@@ -67,10 +68,48 @@ def share_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated size of a model with that of the one that is trained, in MiB of float32."""
+    """Compare a stated size of a model with that of the one that is trained, in float32 and the unit it is read as."""
     counts = book.counts[limits["model"]]
-    value = 4 * counts.parameters / 2**20
-    return _verdict(book, limits, value, f"4 x {counts.parameters:,} bytes = {number(value)} MiB")
+    sizes = {unit: 4 * counts.parameters / size for unit, size in SIZES.items()}
+    text = " = ".join(f"{number(size)} {unit}" for unit, size in sizes.items())
+    unit = str(book.published[limits["stated"]].unit)
+    return _verdict(book, limits, sizes[unit], f"4 x {counts.parameters:,} bytes = {text}")
+
+
+def best(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a metric that is stated to be the best with the best of the others; less is better of perplexity."""
+    stated, values = book.published[limits["stated"]], {one: book.published[one].value for one in limits["of"]}
+    name = (min if stated.unit == "ppl" else max)(values, key=lambda one: values[one])
+    better = values[name] < stated.value if stated.unit == "ppl" else values[name] > stated.value
+    return Verdict(
+        status=NOT_REPRODUCED if better else REPRODUCED,
+        reason=f"the best of the others is {values[name]:g}, {name}; stated {stated.value:g} {stated.unit}",
+        value=values[name],
+        published=stated.value,
+        unit=stated.unit,
+        tolerance="none of the others better",
+    )
+
+
+def same(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated value with another one that should be the same."""
+    other = book.published[limits["of"]]
+    return _verdict(book, limits, other.value, f"{other.value:g} {other.unit} with {other.world_size} GPUs")
+
+
+def w_over_2d(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare what sharing between layers saves with what reduction within layers does, by the plan of a model."""
+    planned = load_planned()[limits["model"]]
+    held = planned.residuals_bytes
+    total = planned.parameters_bytes + planned.gradients_bytes + planned.optimizer_states_bytes + held["baseline"]
+    w, two = (100 * (held["baseline"] - held[scheme]) / total for scheme in ("w", "2d"))
+    return Verdict(
+        status=REPRODUCED if w > two else NOT_REPRODUCED,
+        reason=f"w saves {number(w)} % of {total:,} bytes, 2d {number(two)} %",
+        value=w - two,
+        unit="points",
+        tolerance="w saves more",
+    )
 
 
 def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> Verdict:
@@ -107,6 +146,7 @@ def _minus(value: float) -> str:
     return f"- {value:g}"
 
 
+SIZES = {"MiB": 2**20, "MB": 10**6, "GB": 10**9}
 ARITHMETIC: dict[str, Callable[[Book, Mapping[str, Any]], Verdict]] = {
     "largest": largest,
     "relative_change": relative_change,
@@ -114,6 +154,9 @@ ARITHMETIC: dict[str, Callable[[Book, Mapping[str, Any]], Verdict]] = {
     "saving_by_counts": saving_by_counts,
     "share_by_counts": share_by_counts,
     "size_by_counts": size_by_counts,
+    "best": best,
+    "same": same,
+    "w_over_2d": w_over_2d,
 }
 """What `arithmetic` of a claim of kind consistency may name."""
 NEEDS = {
@@ -123,5 +166,8 @@ NEEDS = {
     "saving_by_counts": ("stated", "model"),
     "share_by_counts": ("stated", "model"),
     "size_by_counts": ("stated", "model"),
+    "best": ("stated", "of"),
+    "same": ("stated", "of"),
+    "w_over_2d": ("model",),
 }
 """The other names each of them needs in a claim's `test`."""

@@ -73,7 +73,7 @@ def _line(one: Finding) -> str:
     """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
     short = one.reason.partition(". On ")[0]
     if one.command == "python -m benchmarks claims":
-        short = f"{_measured(one)} by arithmetic, stated {_published(one)}"
+        short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
     return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
         "\0", " "
     )

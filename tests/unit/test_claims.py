@@ -17,15 +17,11 @@ from benchmarks.claims.ledger import ledger
 from benchmarks.claims.load import ITSELF, load_claims
 from benchmarks.matrix import expand
 from benchmarks.record import CellResult
-from tests.claim_records import make, role_cells, run_of, wasted
+from tests.claim_records import listed, make, role_cells, run_of, wasted
 
 BOOK = load_claims()
 SCOPED = [(claim, scope) for claim in BOOK.claims for scope in (claim.paper, claim.small) if scope and scope.models]
-BY_ARITHMETIC = {
-    "obs1-share-vgg19",
-    *(f"exp1-local-{name}" for name in ("resnet50", "vgg19", "gpt2-medium", "max")),
-    *(f"exp1-cloud-{name}" for name in ("resnet50", "gpt2-large")),
-}
+BY_ARITHMETIC = {name for name in listed() if name in {claim.id for claim, _ in SCOPED}}
 """What the library's own bytes refute at full size: the claims of kind consistency beside them show why."""
 CONFIGS = Path(__file__).parents[2] / "benchmarks/config"
 
