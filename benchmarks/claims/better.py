@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 from benchmarks.claims.case import Case
-from benchmarks.claims.paired import BOTH, mean_loss
+from benchmarks.claims.margins import margin_of
+from benchmarks.claims.paired import BOTH, Loss, mean_loss
+from benchmarks.claims.power import seeds_needed
 from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Bounds, Verdict, below, number, written
 from benchmarks.report.student import p_beyond
 
@@ -35,9 +37,17 @@ def better(case: Case) -> Verdict:
         unit=loss.unit,
         tolerance=says,
         seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(_gain_of_note(case, loss), loss.spread),
         p_value=p_beyond(loss.estimate, 0.0),
         results=found.records(*BOTH),
     )
+
+
+def _gain_of_note(case: Case, loss: Loss) -> float:
+    """A gain as large as the margin of a loss: 0 for a metric that has none."""
+    found = case.only
+    name = str(found.results["against"][found.seeds(*BOTH)[0]].metric_name)
+    return margin_of(case.book, case.limits, name, loss.level).value if name in case.book.margins else 0.0
 
 
 def _stated(case: Case) -> Bounds | None:

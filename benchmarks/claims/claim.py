@@ -82,5 +82,7 @@ class Book:
     """What a margin leaves, in its unit, for the numbers of the paper being those of single runs."""
     counts: Mapping[str, Counts]
     """By the model's name."""
+    stand_ins: Mapping[str, str]
+    """By model of the paper the small one that stands in for it."""
     published: Mapping[str, Published]
     """All numbers of the paper, for claims of kind consistency."""

@@ -73,7 +73,7 @@ def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
     for cell, result in results.items():
         if len(result.step_seconds) > 1:
             known.setdefault(tuple(result.step_seconds), []).append(cell)
-    texts = {}
+    texts: dict[Cell, str] = {}
     for cells in known.values():
         names = " and ".join(sorted(cell.name for cell in cells))
         if len(cells) > 1:

@@ -60,8 +60,10 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
         status = INCONCLUSIVE
     pairs = list(zip(verdicts, groups, strict=True))
     leading, name = next(pair for pair in pairs if pair[0].status == worst_one)
-    others = [f"{one.status} with {group}" for one, group in pairs if one is not leading]
+    others = [f"{one.status} with {group}" for one, group in pairs if group != name]
     results = tuple(record for one in verdicts for record in one.results)
     reason = f"with {name}: {leading.reason}; {'; '.join(others)}"
-    seeds = min(one.seeds for one in verdicts) if status == REPRODUCED else leading.seeds
-    return replace(leading, status=status, reason=reason, seeds=seeds, results=results)
+    if status == REPRODUCED:  # all must be shown: the least sure of them is how sure that is
+        values = [one.p_value for one in verdicts if one.p_value is not None]
+        leading = replace(leading, seeds=min(one.seeds for one in verdicts), p_value=max(values, default=None))
+    return replace(leading, status=status, reason=reason, results=results)

@@ -76,6 +76,7 @@ def _book(values: dict[str, Any]) -> Book:
         noise=shared.noise,
         margins=shared.margins,
         counts=shared.counts,
+        stand_ins=shared.stand_ins,
         published=shared.published,
     )
 

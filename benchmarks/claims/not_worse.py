@@ -10,6 +10,7 @@ from dataclasses import replace
 from benchmarks.claims.case import Case
 from benchmarks.claims.margins import Derived, loss_between, margin_of
 from benchmarks.claims.paired import BOTH, mean_loss
+from benchmarks.claims.power import seeds_needed
 from benchmarks.claims.select import Comparison
 from benchmarks.claims.verdict import INCONCLUSIVE, REPRODUCED, Verdict, below, number, written
 from benchmarks.record import CellResult
@@ -46,6 +47,7 @@ def not_worse(case: Case) -> Verdict:
         tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; that of no "
         "residuals above it",
         seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(margin.value, loss.spread),
         p_value=p_beyond(loss.estimate, margin.value),
         results=records,
     )

@@ -4,6 +4,7 @@ A loss is in points of the metric, or in per cent of the other side's, and posit
 counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ at all are no seeds.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from benchmarks.claims.case import Case, lacking
 from benchmarks.claims.select import Comparison, role_name
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, Bounds, Verdict, bounds, number
 from benchmarks.record import CellResult
-from benchmarks.report.student import Interval, interval
+from benchmarks.report.student import CONFIDENCE, Interval, interval, t_quantile
 
 BOTH = ("tested", "against")
 SAME = 1e-12
@@ -31,6 +32,12 @@ class Loss:
     def mean(self) -> float:
         """The mean over seeds."""
         return self.estimate.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation between seeds."""
+        error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
+        return error * math.sqrt(self.estimate.n)
 
 
 def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:

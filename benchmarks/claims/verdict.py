@@ -23,6 +23,8 @@ class Verdict:
     unit: str | None = None
     tolerance: str | None = None
     seeds: int = 0
+    seeds_needed: int | None = None
+    """For 80 % power, from the spread of the records."""
     p_value: float | None = None
     """Two-sided, of the value lying where the verdict turns; None of what is no estimate."""
     results: tuple[CellResult, ...] = field(default_factory=tuple)
