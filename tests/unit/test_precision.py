@@ -17,6 +17,7 @@ CONFIG = yaml.safe_load((Path(__file__).parents[2] / "benchmarks/config/precisio
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = {key: value for key, value in CONFIG.items() if key != "run"}
+    config["matrix"] = [{**entry, "seed": [0, 1, 2, 3, 4]} for entry in config["matrix"]]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "cells").mkdir()
     for cell in expand(config):

@@ -24,6 +24,7 @@ METRICS = {  # of three seeds: with residuals, without
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = {key: value for key, value in CONFIG.items() if key != "run"}
+    config["matrix"] = [{**entry, "seed": [0, 1, 2]} for entry in config["matrix"]]
     (tmp_path / "config.json").write_text(json.dumps(config))
     for cell in expand(config):
         baseline, without = METRICS[cell.model]
