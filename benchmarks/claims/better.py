@@ -12,9 +12,7 @@ from benchmarks.report.student import p_beyond
 
 def better(case: Case) -> Verdict:
     """Judge whether the 95 % interval of the gain lies above zero, and not all of it outside of what is published."""
-    found = case.only
-    loss = mean_loss(case, found)
-    stated = _stated(case)
+    loss, stated = mean_loss(case, case.only), _stated(case)
     if isinstance(loss, Verdict):
         gain = -loss.value if loss.value is not None else None
         return replace(loss, value=gain, published=case.published())
@@ -39,7 +37,7 @@ def better(case: Case) -> Verdict:
         seeds=loss.estimate.n,
         seeds_needed=seeds_needed(_gain_of_note(case, loss), loss.spread),
         p_value=p_beyond(loss.estimate, 0.0),
-        results=found.records(*BOTH),
+        results=case.only.records(*BOTH),
     )
 
 

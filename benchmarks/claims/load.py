@@ -49,20 +49,7 @@ def _book(values: dict[str, Any]) -> Book:
     for key in TOP:
         if not values.get(key):
             raise ConfigError(f"{key}: missing; allowed: {', '.join(TOP)}, all of them")
-    if not is_number(values["noise"]):
-        raise ConfigError(f"noise: {values['noise']!r} is not allowed; give a number above 0")
-    given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
-    published = load_published()
-    for model, small in given["stand_ins"].items():
-        choose("stand_ins: model", model, WORKLOADS)
-        choose(f"stand_ins: {model}", small, WORKLOADS)
-    shared = _Shared(
-        float(values["noise"]),
-        {name: margin(f"margins: {name}", one, published) for name, one in given["margins"].items()},
-        {name: element_counts(f"counts: {name}", one) for name, one in given["counts"].items()},
-        given["stand_ins"],
-        published,
-    )
+    shared = _shared(values)
     claims: dict[str, Claim] = {}
     for number, entry in enumerate(items("claims", values["claims"]), start=1):
         name = entry.get("id") if isinstance(entry, dict) else None
@@ -78,6 +65,24 @@ def _book(values: dict[str, Any]) -> Book:
         counts=shared.counts,
         stand_ins=shared.stand_ins,
         published=shared.published,
+    )
+
+
+def _shared(values: Mapping[str, Any]) -> _Shared:
+    """What stands before the claims, checked."""
+    if not is_number(values["noise"]):
+        raise ConfigError(f"noise: {values['noise']!r} is not allowed; give a number above 0")
+    given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
+    published = load_published()
+    for model, small in given["stand_ins"].items():
+        choose("stand_ins: model", model, WORKLOADS)
+        choose(f"stand_ins: {model}", small, WORKLOADS)
+    return _Shared(
+        float(values["noise"]),
+        {name: margin(f"margins: {name}", one, published) for name, one in given["margins"].items()},
+        {name: element_counts(f"counts: {name}", one) for name, one in given["counts"].items()},
+        given["stand_ins"],
+        published,
     )
 
 

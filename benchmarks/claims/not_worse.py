@@ -30,9 +30,8 @@ def not_worse(case: Case) -> Verdict:
         reason = f"metric_name: {name!r} has no margin; claims.yaml has those of {', '.join(case.book.margins)}"
         return Verdict(status=INCONCLUSIVE, reason=reason, results=found.records(*BOTH))
     margin = margin_of(case.book, case.limits, name, loss.level)
-    status = below(loss.bounds, margin.value)
+    status, records = below(loss.bounds, margin.value), found.records(*BOTH)
     reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
-    records = found.records(*BOTH)
     if status == REPRODUCED:
         tells, text, more = _control(case, found, margin)
         status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
@@ -44,12 +43,17 @@ def not_worse(case: Case) -> Verdict:
         interval=loss.bounds,
         published=published_loss(case),
         unit=loss.unit,
-        tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; that of no "
-        "residuals above it",
+        tolerance=_says(margin, loss.unit),
         seeds=loss.estimate.n,
         seeds_needed=seeds_needed(margin.value, loss.spread),
         p_value=p_beyond(loss.estimate, margin.value),
         results=records,
+    )
+
+
+def _says(margin: Derived, unit: str) -> str:
+    return (
+        f"95 % interval of the loss below {number(margin.value)} {unit} = {margin.reason}; without residuals above it"
     )
 
 

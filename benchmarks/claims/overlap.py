@@ -14,10 +14,9 @@ def overlap(case: Case) -> Verdict:
     The ratio is the control: where residuals of all groups are alike, overlap says nothing about groups. Every seed
     must show it.
     """
-    found = case.only
-    if missing := lacking(found, "tested"):
+    if missing := lacking(case.only, "tested"):
         return missing
-    records = found.records("tested")
+    records = case.only.records("tested")
     try:
         seen = [_distances(record) for record in records]
     except (LookupError, TypeError, ZeroDivisionError, ValueError):
