@@ -35,6 +35,7 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
 	@touch $@
 
 # !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.
