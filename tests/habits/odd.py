@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from resireduce.errors import ConfigError
-from tests.habits.script import Net, Refused, Script, habit
+from tests.habits.script import INPUTS, Net, Refused, Script, habit
 
 
 def borrowed(script: Script, **options: object) -> list[object]:
@@ -271,4 +271,34 @@ def a_compiled_step(script: Script) -> nn.Module:
         optimizer.zero_grad()
         script.loss(model, step).backward()
         compiled()
+    return model
+
+
+class Pictures(nn.Module):
+    """A convolution whose memory lies channels last, and a transposed matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(INPUTS, 32, 3, padding=1).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter((torch.randn(288, 40) / 10).t())
+        self.small = nn.Parameter((torch.randn(288, 5) / 10).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.image(x[:, :, None, None].expand(-1, -1, 3, 3)).flatten(1)
+        return torch.tanh(x @ self.turned.t()) @ torch.ones(40, 5) + x @ self.small.t()
+
+
+@habit(build=Pictures)
+def memory_that_lies_channels_last(script: Script) -> nn.Module:
+    """With an optimizer that goes through gradients and parameters element by element, as they are meant."""
+    model = script.net()
+    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2)))
+    return model
+
+
+@habit(build=Pictures)
+def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script) -> nn.Module:
+    """With one that goes through their memory: an average must lie as its parameter does."""
+    model = script.net()
+    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2, fused=True)))
     return model
