@@ -1,6 +1,7 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
 # make test  everything that must pass before a change lands
+# make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
@@ -19,9 +20,10 @@ IMAGE ?= cpu
 UPGRADE ?=
 OPTIONS ?=
 ACCEPT ?=
+EXAMPLES ?= 1000
 BIN := .venv/bin
 
-.PHONY: run resume test check bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test fuzz check bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -33,6 +35,7 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
 	@touch $@
 
 # !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.
@@ -48,6 +51,10 @@ resume: .venv/installed
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
 
 test: .venv/installed horovod lint unit
+
+# Not the same examples every time, as in make test; one that fails is tried first the next time.
+fuzz: .venv/installed
+	OMP_NUM_THREADS=1 FUZZ_EXAMPLES="$(EXAMPLES)" $(BIN)/python -m pytest tests/fuzz
 
 # One thread: steps of small models wait more for two than they gain.
 check: .venv/installed
@@ -83,8 +90,9 @@ horovod: .venv/horovod
 .venv/horovod: .venv/installed containers/build_horovod.sh containers/horovod.lock containers/build-tools.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
+# A process for each core, and one thread in each.
 unit: .venv/installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

@@ -1,5 +1,6 @@
 """What ties an optimizer to the parameters whose gradients it takes, and how that ends."""
 
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,12 @@ _OWNERS = WeakTensorKeyDictionary()
 """Of each parameter that is distributed, the optimizer, as a weak reference."""
 
 Owner = torch.optim.Optimizer
+
+COMPILED_AUTOGRAD = (
+    "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
+    "torch._dynamo.config.compiled_autograd off (torch.compile of the model goes on as ever), or use gradients='kept' "
+    "without overlap=True"
+)
 
 
 def is_distributed(parameter: Tensor) -> bool:
@@ -57,8 +64,14 @@ class Attachment:
             self._handles.append(slot.parameter.register_hook(hook))
 
     def on_forward(self, model: torch.nn.Module) -> None:
-        """Refuse to be trained within DistributedDataParallel, which nothing else would show."""
-        self._handles.append(model.register_forward_pre_hook(refuse_within_ddp))
+        """Refuse to be trained within DistributedDataParallel, which nothing else would show.
+
+        Each module that has parameters asks: a wrapper may call parts of the model, and not the model.
+        """
+        held = {slot.parameter for slot in self._slots}
+        for module in model.modules():
+            if module is model or held.intersection(module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def end(self) -> None:
         """Leave the parameters as they were before; what is under way is lost."""
@@ -71,7 +84,9 @@ class _Hook:
     def __init__(self, owner: weakref.ref[Owner], index: int, act: Callable[[Any, Slot], None]):
         self._owner, self._index, self._act = owner, index, act
 
+    @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
     def __call__(self, _: Tensor) -> None:
+        refuse_compiled_autograd()
         owner: Any = self._owner()
         if owner is not None:
             self._act(owner, owner.slots[self._index])
@@ -83,6 +98,14 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
     for slot in slots:
         slot.restart()
         _OWNERS.pop(slot.parameter, None)
+
+
+def refuse_compiled_autograd() -> None:
+    """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
+    compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+    flags = ("compiled_autograd_enabled", "in_compiled_autograd_region")
+    if any(getattr(compiled, flag, False) for flag in flags):
+        raise UsageError(COMPILED_AUTOGRAD)
 
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:

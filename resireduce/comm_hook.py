@@ -144,6 +144,7 @@ class CompressionHook:
         self._restart()
 
 
+@torch.compiler.disable
 def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     """This rank has a gradient of it, from this backward pass or from an earlier one within `no_sync()`."""
     slot = place()

@@ -7,6 +7,7 @@ work on them as ever.
 
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
@@ -17,7 +18,7 @@ from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.scheme import Scheme, build_compressor
 
@@ -78,6 +79,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
     if model._comm_hooks:
+        if model._comm_hooks[0][0] is _reduce:
+            raise ConfigError("model: compress_ddp was called for it already; use the hook that it returned then")
         name = getattr(model._comm_hooks[0][0], "__qualname__", "one")
         raise ConfigError(
             f"model: it has a communication hook already ({name}), and can have one only; wrap the model anew, without "
@@ -97,6 +100,12 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
     return parameters
 
 
+@torch.compiler.disable
 def _reduce(hook: CompressionHook, bucket: dist.GradBucket) -> Future[Tensor]:
     """In the form in which DistributedDataParallel calls a hook: its state, then the bucket."""
+    if not isinstance(bucket, dist.GradBucket):
+        raise UsageError(
+            "torch._dynamo.config.optimize_ddp='python_reducer' hands over one gradient at a time, which are not "
+            "averaged together: leave optimize_ddp as it is, and compiled autograd off"
+        )
     return hook.reduce(bucket)

@@ -78,7 +78,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._attachment = Attachment(self, self.slots)
         if overlap:
             self._attachment.on_gradients(DistributedOptimizer._on_gradient)
-        else:
+        if not self._exchange.hides:  # a guard in `.grad` would show it
             self._attachment.on_forward(model)
 
     def _restart(self) -> None:
@@ -179,8 +179,9 @@ class DistributedOptimizer(OptimizerWrapper):
 
     # --- the step ---
 
+    @torch.compiler.disable(reason="messages leave in it")  # a training step that is compiled as a whole calls it
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Bring the averages back and update all parameters. `closure`, if given, computes loss and gradients first.
 
         Raises NonFiniteGradient on all ranks if a gradient of one held NaN or infinity; with a GradScaler such a step
@@ -204,7 +205,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._restart()
         return loss
 
-    step.hooked = True  # type: ignore[attr-defined]  # torch would run global hooks here, and in the wrapped one again
+    step.hooked = True  # torch would run global hooks here, and in the wrapped one again
 
     def _only_makes_state(self) -> bool:
         """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a

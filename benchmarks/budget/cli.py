@@ -12,6 +12,8 @@ from benchmarks.budget.speeds import PLACES, Speed, read_speeds
 from benchmarks.cell import Cell
 from benchmarks.cells import read_config
 from benchmarks.checks import integer
+from benchmarks.claims.load import load_claims
+from benchmarks.claims.power import seeds_of
 from benchmarks.files import save_json, writable
 from benchmarks.matrix import expand_parts
 from benchmarks.report.table import Table
@@ -49,6 +51,8 @@ def main(args: argparse.Namespace) -> int:
         save_json([asdict(one) | {"cell": one.cell.to_dict(), "part": part} for part, one in found], args.output)
     print(to_screen(budget_table(found, device, bool(speeds and speeds[0].on_gpu))))
     print("\n" + "\n".join(totals([one for _, one in found], args.jobs, speeds)))
+    if needed := seeds_line([one.cell for _, one in found]):
+        print(needed)
     if sources := sorted({source for _, one in found for source in one.sources}):
         print(f"Recorded in: {', '.join(sources)}")
     if others:
@@ -139,6 +143,21 @@ def totals(found: Sequence[Estimate], jobs: int, speeds: Sequence[Speed]) -> lis
     wall = max(math.fsum(hours) / jobs, *hours)
     lines.append(f"Wall time, {jobs} cell{'s' if jobs > 1 else ''} at once: {at}{_number(wall)} hours.")
     return [*lines, _disk(known, len(found), jobs)]
+
+
+def seeds_line(cells: Sequence[Cell]) -> str:
+    """Return how many seeds each model has, and how many show that a metric is kept; "" without several seeds."""
+    book, seeds = load_claims(), dict[str, set[int]]()
+    for cell in cells:
+        seeds.setdefault(cell.model, set()).add(cell.seed)
+    needed = {model: seeds_of(book, book.stand_ins.get(model, model), {}) for model in seeds if len(seeds[model]) > 1}
+    texts = [f"{model} has {len(seeds[model])}, needs {count}" for model, count in needed.items() if count]
+    if not texts:
+        return ""
+    return (
+        f"Seeds, for 80 % power to show that a metric is kept ({', '.join(texts)}): by the spread of the small models, "
+        "results/reference/mini.json; docs/claims.md."
+    )
 
 
 def _disk(known: Sequence[Estimate], cells: int, jobs: int) -> str:

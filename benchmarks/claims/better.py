@@ -3,20 +3,21 @@
 from dataclasses import replace
 
 from benchmarks.claims.case import Case
-from benchmarks.claims.paired import BOTH, mean_loss, with_missing
+from benchmarks.claims.margins import margin_of
+from benchmarks.claims.paired import BOTH, Loss, mean_loss
+from benchmarks.claims.power import seeds_needed
 from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Bounds, Verdict, below, number, written
+from benchmarks.report.student import p_beyond
 
 
 def better(case: Case) -> Verdict:
     """Judge whether the 95 % interval of the gain lies above zero, and not all of it outside of what is published."""
-    found = case.only
-    loss = mean_loss(case, found)
-    stated = _stated(case)
+    loss, stated = mean_loss(case, case.only), _stated(case)
     if isinstance(loss, Verdict):
         gain = -loss.value if loss.value is not None else None
         return replace(loss, value=gain, published=case.published())
-    within = (-loss.interval[1], -loss.interval[0])
-    status = below(loss.interval, 0.0)
+    within = (-loss.bounds[1], -loss.bounds[0])
+    status = below(loss.bounds, 0.0)
     reason, says = f"gain {written(-loss.mean, within, loss.unit)}", "95 % interval of the gain above 0"
     if stated is not None:
         span = f"{number(stated[0])} to {number(stated[1])}"
@@ -27,15 +28,24 @@ def better(case: Case) -> Verdict:
             reason = reason.replace("not by as much as", "by more than") if within[0] > stated[1] else reason
     return Verdict(
         status=status,
-        reason=with_missing(reason, found),
+        reason=reason,
         value=-loss.mean,
         interval=within,
         published=case.published(),
         unit=loss.unit,
         tolerance=says,
-        seeds=loss.seeds,
-        results=found.records(*BOTH),
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(_gain_of_note(case, loss), loss.spread),
+        p_value=p_beyond(loss.estimate, 0.0),
+        results=case.only.records(*BOTH),
     )
+
+
+def _gain_of_note(case: Case, loss: Loss) -> float:
+    """A gain as large as the margin of a loss: 0 for a metric that has none."""
+    found = case.only
+    name = str(found.results["against"][found.seeds(*BOTH)[0]].metric_name)
+    return margin_of(case.book, case.limits, name, loss.level).value if name in case.book.margins else 0.0
 
 
 def _stated(case: Case) -> Bounds | None:

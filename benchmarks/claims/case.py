@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.claims.claim import Book, Claim, Scope
-from benchmarks.claims.evidence import Evidence
 from benchmarks.claims.select import TO_COME, Comparison
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_RUN, Verdict
 
@@ -15,7 +14,6 @@ class Case:
     """One scope of a claim and a comparison for each of its models."""
 
     book: Book
-    evidence: Evidence
     claim: Claim
     scope: Scope
     comparisons: tuple[Comparison, ...]

@@ -23,6 +23,11 @@ class Scope:
     """What counts as reproduced: the kind's own names, and `why` each limit is what it is."""
     command: str
 
+    @property
+    def on_gpus(self) -> bool:
+        """Whether it names ranks, which are GPUs wherever the paper does: what a CPU measured is then no test of it."""
+        return any("world_size" in criteria for criteria in self.roles.values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
@@ -40,11 +45,12 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """By how much a metric may be worse and still count as kept; one of the two is given."""
+    """From what the margin of a metric is derived: the largest loss that the paper calls kept."""
 
-    points: float | None = None
-    percent: float | None = None
-    """Of the metric that it is compared with."""
+    against: Published
+    tested: Published
+    percent: bool
+    """Whether it counts in per cent of what is compared with, else in points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +78,11 @@ class Book:
     claims: tuple[Claim, ...]
     margins: Mapping[str, Margin]
     """By the metric's name."""
+    noise: float
+    """What a margin leaves, in its unit, for the numbers of the paper being those of single runs."""
     counts: Mapping[str, Counts]
     """By the model's name."""
+    stand_ins: Mapping[str, str]
+    """By model of the paper the small one that stands in for it."""
     published: Mapping[str, Published]
     """All numbers of the paper, for claims of kind consistency."""

@@ -4,7 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.claims.claim import Book, Counts, Scope
+from benchmarks.claims.planned import load_planned
 from benchmarks.claims.verdict import NOT_REPRODUCED, REPRODUCED, Verdict, number
+from benchmarks.report.published import Published
 
 
 def consistency(book: Book, scope: Scope) -> Verdict:
@@ -36,12 +38,14 @@ def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
         loss = after.value - before.value if before.unit == "ppl" else before.value - after.value
         relative.append(100 * loss / before.value)
         absolute.append(loss)
-    low, high = (book.published[limits[end]].value for end in ("low", "high"))
+    low, high = (book.published[limits[end]] for end in ("low", "high"))
     agrees = _same(min(relative), low) and _same(max(relative), high)
-    text = f"relative: {_list(relative)} %, so {number(min(relative))} to {number(max(relative))}; stated {low:g} to "
-    text += f"{high:g}; absolute: {_list(absolute)}"
+    text = f"relative: {_list(relative)} %, so {number(min(relative))} to {number(max(relative))}; stated "
+    text += f"{low.value:g} to {high.value:g}; absolute: {_list(absolute)}"
     status = REPRODUCED if agrees else NOT_REPRODUCED
-    return Verdict(status=status, reason=text, value=max(relative), published=high, unit="%", tolerance=_TOLERANCE)
+    return Verdict(
+        status=status, reason=text, value=max(relative), published=high.value, unit="%", tolerance=_TOLERANCE
+    )
 
 
 def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
@@ -64,16 +68,54 @@ def share_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated size of a model with that of the one that is trained, in MiB of float32."""
+    """Compare a stated size of a model with that of the one that is trained, in float32 and the unit it is read as."""
     counts = book.counts[limits["model"]]
-    value = 4 * counts.parameters / 2**20
-    return _verdict(book, limits, value, f"4 x {counts.parameters:,} bytes = {number(value)} MiB")
+    sizes = {unit: 4 * counts.parameters / size for unit, size in SIZES.items()}
+    text = " = ".join(f"{number(size)} {unit}" for unit, size in sizes.items())
+    unit = str(book.published[limits["stated"]].unit)
+    return _verdict(book, limits, sizes[unit], f"4 x {counts.parameters:,} bytes = {text}")
+
+
+def best(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a metric that is stated to be the best with the best of the others; less is better of perplexity."""
+    stated, values = book.published[limits["stated"]], {one: book.published[one].value for one in limits["of"]}
+    name = (min if stated.unit == "ppl" else max)(values, key=lambda one: values[one])
+    better = values[name] < stated.value if stated.unit == "ppl" else values[name] > stated.value
+    return Verdict(
+        status=NOT_REPRODUCED if better else REPRODUCED,
+        reason=f"the best of the others is {values[name]:g}, {name}; stated {stated.value:g} {stated.unit}",
+        value=values[name],
+        published=stated.value,
+        unit=stated.unit,
+        tolerance="none of the others better",
+    )
+
+
+def same(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare a stated value with another one that should be the same."""
+    other = book.published[limits["of"]]
+    return _verdict(book, limits, other.value, f"{other.value:g} {other.unit} with {other.world_size} GPUs")
+
+
+def w_over_2d(book: Book, limits: Mapping[str, Any]) -> Verdict:
+    """Compare what sharing between layers saves with what reduction within layers does, by the plan of a model."""
+    planned = load_planned()[limits["model"]]
+    held = planned.residuals_bytes
+    total = planned.parameters_bytes + planned.gradients_bytes + planned.optimizer_states_bytes + held["baseline"]
+    w, two = (100 * (held["baseline"] - held[scheme]) / total for scheme in ("w", "2d"))
+    return Verdict(
+        status=REPRODUCED if w > two else NOT_REPRODUCED,
+        reason=f"w saves {number(w)} % of {total:,} bytes, 2d {number(two)} %",
+        value=w - two,
+        unit="points",
+        tolerance="w saves more",
+    )
 
 
 def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> Verdict:
     stated = book.published[limits["stated"]]
     tolerance = float(limits.get("tolerance", 0))
-    agrees = _same(value, stated.value) if not tolerance else abs(value - stated.value) <= tolerance
+    agrees = _same(value, stated) if not tolerance else abs(value - stated.value) <= tolerance
     return Verdict(
         status=REPRODUCED if agrees else NOT_REPRODUCED,
         reason=f"{text}; stated {stated.value:g} {stated.unit}",
@@ -87,11 +129,9 @@ def _verdict(book: Book, limits: Mapping[str, Any], value: float, text: str) -> 
 _TOLERANCE = "equal to as many digits as are stated"
 
 
-def _same(value: float, stated: float) -> bool:
+def _same(value: float, stated: Published) -> bool:
     """Whether a value is the stated one when it is rounded as that is; half way counts, for rounded inputs."""
-    text = f"{stated:.10f}".rstrip("0")
-    digits = len(text.partition(".")[2])
-    return abs(value - stated) <= 0.5 * 10**-digits + 1e-9
+    return abs(value - stated.value) <= stated.rounding + 1e-9
 
 
 def _states(counts: Counts) -> str:
@@ -106,6 +146,7 @@ def _minus(value: float) -> str:
     return f"- {value:g}"
 
 
+SIZES = {"MiB": 2**20, "MB": 10**6, "GB": 10**9}
 ARITHMETIC: dict[str, Callable[[Book, Mapping[str, Any]], Verdict]] = {
     "largest": largest,
     "relative_change": relative_change,
@@ -113,6 +154,9 @@ ARITHMETIC: dict[str, Callable[[Book, Mapping[str, Any]], Verdict]] = {
     "saving_by_counts": saving_by_counts,
     "share_by_counts": share_by_counts,
     "size_by_counts": size_by_counts,
+    "best": best,
+    "same": same,
+    "w_over_2d": w_over_2d,
 }
 """What `arithmetic` of a claim of kind consistency may name."""
 NEEDS = {
@@ -122,5 +166,8 @@ NEEDS = {
     "saving_by_counts": ("stated", "model"),
     "share_by_counts": ("stated", "model"),
     "size_by_counts": ("stated", "model"),
+    "best": ("stated", "of"),
+    "same": ("stated", "of"),
+    "w_over_2d": ("model",),
 }
 """The other names each of them needs in a claim's `test`."""

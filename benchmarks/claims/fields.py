@@ -69,13 +69,13 @@ def roles(where: str, given: Any) -> dict[str, dict[str, Any]]:
     return {role: {**common, **one} for role, one in own.items()}
 
 
-def margin(where: str, given: Any) -> Margin:
-    """Return a margin of the metrics."""
-    known_keys(where, given, ("points", "percent", "why"))
-    numbers = {name: given[name] for name in ("points", "percent") if given.get(name) is not None}
-    if len(numbers) != 1 or not all(is_number(value) and value > 0 for value in numbers.values()):
-        raise ConfigError(f"{where}: {numbers} is not allowed; give points or percent, a number above 0")
-    return Margin(**numbers)
+def margin(where: str, given: Any, published: Mapping[str, Published]) -> Margin:
+    """Return what the margin of a metric is derived from."""
+    known_keys(where, given, ("against", "tested", "percent", "why"))
+    sides = {name: published[choose(f"{where}: {name}", given.get(name), published)] for name in ("against", "tested")}
+    if not isinstance(given.get("percent", False), bool):
+        raise ConfigError(f"{where}: percent: {given['percent']!r} is not allowed; give true or false")
+    return Margin(**sides, percent=given.get("percent", False))
 
 
 def element_counts(where: str, given: Any) -> Counts:

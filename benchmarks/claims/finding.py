@@ -30,6 +30,14 @@ class Finding:
     """What counts as reproduced, in words."""
     seeds: int = 0
     """Least number of seeds of the cells compared."""
+    seeds_needed: int | None = None
+    """Of a claim of accuracy: how many show a true loss of zero with 80 % (`benchmarks.claims.power`)."""
+    p_value: float | None = None
+    """Two-sided, of the value lying where the verdict turns; None of what is no estimate."""
+    p_holm: float | None = None
+    """The same by Holm's correction over all claims of its family that were tested."""
+    holm: str | None = None
+    """The status that is left by it."""
     hardware: str | None = None
     cells: tuple[str, ...] = field(default_factory=tuple)
     """Names of the cells that the value comes from."""

@@ -3,7 +3,7 @@
 from typing import Any
 
 from benchmarks.claims.case import Case, lacking
-from benchmarks.claims.paired import BOTH, unit_of, with_missing
+from benchmarks.claims.paired import BOTH, unit_of, without_spread
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict
 from benchmarks.record import CellResult
 
@@ -15,16 +15,18 @@ def identical(case: Case) -> Verdict:
         return missing
     pairs = {seed: (found.results["tested"][seed], found.results["against"][seed]) for seed in found.seeds(*BOTH)}
     if not pairs:
-        return Verdict(status=INCONCLUSIVE, reason=with_missing("no seed in common", found))
+        return Verdict(status=INCONCLUSIVE, reason=f"no seed in common; {found.missing(*BOTH)}".rstrip("; "))
     differ = {seed: difference for seed, pair in pairs.items() if (difference := _difference(*pair))}
     points = min(len(one.metric_history) for one, _ in pairs.values())
     reason = f"equal in every digit at {points} evaluations, {len(pairs)} seed{'s' if len(pairs) > 1 else ''}"
     if differ:
         seed = next(iter(differ))
         reason = f"{len(differ)} of {len(pairs)} seeds differ; seed {seed}: {differ[seed]}"
+    if odd := without_spread(found, BOTH):
+        return Verdict(status=INCONCLUSIVE, reason=odd, seeds=len(pairs), results=found.records(*BOTH))
     return Verdict(
         status=NOT_REPRODUCED if differ else REPRODUCED,
-        reason=with_missing(reason, found),
+        reason=reason,
         value=max(abs(float(one.metric or 0) - float(other.metric or 0)) for one, other in pairs.values()),
         unit=unit_of(next(iter(pairs.values()))[0]),
         tolerance="equal in every digit",

@@ -1,19 +1,23 @@
 """The kinds of tests, by name: a new one is one function and one line here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from benchmarks.claims.better import better
 from benchmarks.claims.case import Case
+from benchmarks.claims.claim import Criteria
 from benchmarks.claims.identical import identical
-from benchmarks.claims.memory import maximum, saving, share
+from benchmarks.claims.memory import enough_bytes, maximum, saving, share, with_streamed
 from benchmarks.claims.not_worse import not_worse
 from benchmarks.claims.overlap import overlap
+from benchmarks.claims.select import Enough, all_but_control
 from benchmarks.claims.speed import duration, throughput
 from benchmarks.claims.verdict import Verdict
 
 CONSISTENCY = "consistency"
 """The kind that needs no cells: `benchmarks.claims.consistency`."""
+PAIR = ("tested", "against")
+BOUNDS = ("tolerance", "at_least", "at_most")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,22 +31,40 @@ class Kind:
     """Names in a claim's `test`, beside `kind` and `why`."""
     measured: str
     """The entry of `benchmarks.claims.select.FREE`: which fields of a cell do not matter."""
-    on_one_machine: bool = False
-    """Whether cells of different hardware or software cannot be compared at all."""
+    bears: str = "nothing"
+    """The entry of `benchmarks.claims.doubts.BEARING`: which differences of origin leave it open."""
+    together: bool = False
+    """Whether all groups and models are one comparison; else each is judged by itself, and all must show the claim."""
+    more_roles: Callable[[Mapping[str, Criteria]], Mapping[str, Criteria]] = dict
+    """The roles of a claim, and those of cells that it can be worked out from."""
+    enough: Enough = all_but_control
+    """Whether a group with cells of these roles is judged."""
     published: tuple[str, ...] = ("value",)
     """What of the paper's numbers it knows; `tested` and `against` give a difference, `low` and `high` a range."""
 
 
-PAIR = ("tested", "against")
+def _of_bytes(judge: Callable[[Case], Verdict], roles: tuple[str, ...] = PAIR, together: bool = False) -> Kind:
+    return Kind(
+        judge=judge,
+        roles=roles,
+        limits=BOUNDS,
+        measured="memory",
+        together=together,
+        more_roles=with_streamed,
+        enough=enough_bytes,
+    )
+
+
 KINDS: dict[str, Kind] = {
-    "share": Kind(judge=share, roles=("tested",), limits=("tolerance", "at_least", "at_most"), measured="memory"),
-    "saving": Kind(judge=saving, roles=PAIR, limits=("tolerance", "at_least", "at_most"), measured="memory"),
-    "maximum": Kind(judge=maximum, roles=PAIR, limits=("tolerance", "at_least", "at_most"), measured="memory"),
+    "share": _of_bytes(share, ("tested",), together=True),
+    "saving": _of_bytes(saving),
+    "maximum": _of_bytes(maximum, together=True),
     "not_worse": Kind(
         judge=not_worse,
         roles=(*PAIR, "control"),
         limits=("margin", "relative"),
         measured="metric",
+        bears="digits",
         published=("value", *PAIR),
     ),
     "better": Kind(
@@ -50,10 +72,11 @@ KINDS: dict[str, Kind] = {
         roles=PAIR,
         limits=("tolerance", "relative"),
         measured="metric",
+        bears="digits",
         published=("value", "low", "high"),
     ),
-    "identical": Kind(judge=identical, roles=PAIR, limits=(), measured="digits"),
-    "throughput": Kind(judge=throughput, roles=PAIR, limits=("margin",), measured="speed", on_one_machine=True),
-    "duration": Kind(judge=duration, roles=PAIR, limits=("margin",), measured="metric", on_one_machine=True),
+    "identical": Kind(judge=identical, roles=PAIR, limits=(), measured="metric", bears="digits"),
+    "throughput": Kind(judge=throughput, roles=PAIR, limits=("margin", "noise"), measured="speed", bears="times"),
+    "duration": Kind(judge=duration, roles=PAIR, limits=("margin", "noise"), measured="metric", bears="times"),
     "overlap": Kind(judge=overlap, roles=("tested",), limits=("at_most", "ratio"), measured="observation"),
 }

@@ -1,91 +1,68 @@
 """The ledger: what the records show of each claim, in the paper's order."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.claims.case import Case
 from benchmarks.claims.claim import Book, Claim, Scope
 from benchmarks.claims.consistency import consistency
 from benchmarks.claims.evidence import Evidence, gather
 from benchmarks.claims.finding import Finding
-from benchmarks.claims.kinds import CONSISTENCY, KINDS
+from benchmarks.claims.holm import corrected
+from benchmarks.claims.judge import judge
+from benchmarks.claims.kinds import CONSISTENCY
 from benchmarks.claims.load import load_claims
-from benchmarks.claims.select import FREE, select
-from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, Verdict
+from benchmarks.claims.power import seeds_by_reference
+from benchmarks.claims.verdict import INCONCLUSIVE, NOT_RUN, Verdict
 from benchmarks.record import CellResult
 from benchmarks.report.load import Run
-from benchmarks.report.provenance import SOFTWARE
 
-HARDWARE = ("cpu", "cores")
-"""With `SOFTWARE`, which names the device: what of the provenance must agree for times to be compared."""
+OF_ACCURACY = ("not_worse", "better")
+"""Kinds of tests that take as many seeds as their margin and spread ask for."""
 ON_SMALL = "the published value itself was not tested"
 
 
 def ledger(*runs: Run, book: Book | None = None) -> list[Finding]:
-    """Return a finding for each claim; runs are put together, of a cell the first one's record counts.
+    """Return a finding for each claim; runs are put together, and neither their order nor that of records matters.
 
     Never raises for what is in the records: what is missing or odd shows in status and reason.
     """
     book = book or load_claims()
     evidence = gather(runs)
-    return [_finding(book, claim, evidence) for claim in book.claims]
+    return corrected([_finding(book, claim, evidence) for claim in book.claims])
 
 
 def _finding(book: Book, claim: Claim, evidence: Evidence) -> Finding:
     if claim.kind == CONSISTENCY:
-        return _as_finding(claim, claim.paper, consistency(book, claim.paper), "paper")
-    at_full_size = _judge(book, claim, claim.paper, evidence, is_paper=True)
+        return _as_finding(book, claim, claim.paper, consistency(book, claim.paper), "paper")
+    at_full_size = judge(book, claim, claim.paper, evidence, is_paper=True)
     if at_full_size.results or claim.small is None:
-        return _as_finding(claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper")
-    on_small = _judge(book, claim, claim.small, evidence, is_paper=False)
+        return _as_finding(
+            book, claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper"
+        )
+    on_small = judge(book, claim, claim.small, evidence, is_paper=False)
     if on_small.results:
         full = ON_SMALL if claim.published else "the paper's models were not tested"
         reason = f"{on_small.reason}. On {', '.join(claim.small.models)}; {full}: {claim.paper.command}"
-        return _as_finding(claim, claim.small, replace(on_small, reason=reason), "small models")
+        reason += f"; there: {at_full_size.reason}" if at_full_size.status == INCONCLUSIVE else ""
+        return _as_finding(book, claim, claim.small, replace(on_small, reason=reason), "small models")
     if at_full_size.status == INCONCLUSIVE:
-        return _as_finding(claim, claim.paper, at_full_size, "paper")
+        return _as_finding(book, claim, claim.paper, at_full_size, "paper")
     if on_small.status == INCONCLUSIVE:
-        return _as_finding(claim, claim.small, on_small, "small models")
+        return _as_finding(book, claim, claim.small, on_small, "small models")
     # Nothing was run: the small command first, if it is the smaller one.
     full = f"; the paper's models: {claim.paper.command}"
     scope = replace(claim.paper, command=claim.small.command)
-    return _as_finding(claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
+    return _as_finding(book, claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
 
 
-def _judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
-    kind = KINDS[claim.kind]
-    if not scope.models:
-        return Verdict(status=NOT_RUN, reason="not tested on the paper's models")
-    comparisons = tuple(select(evidence, model, scope.roles, FREE[kind.measured]) for model in scope.models)
-    case = Case(book=book, evidence=evidence, claim=claim, scope=scope, comparisons=comparisons, is_paper=is_paper)
-    return _doubted(kind.on_one_machine, claim, evidence, kind.judge(case))
+def _seeds_needed(book: Book, claim: Claim, scope: Scope, verdict: Verdict) -> int | None:
+    """From the spread of the records; of a claim of accuracy without any, from that of the small models."""
+    if verdict.seeds_needed is not None or claim.kind not in OF_ACCURACY:
+        return verdict.seeds_needed
+    return seeds_by_reference(book, claim, scope)
 
 
-def _doubted(on_one_machine: bool, claim: Claim, evidence: Evidence, verdict: Verdict) -> Verdict:
-    """The verdict with what is odd about its records; where that bears on it, it is no longer conclusive."""
-    status, reason = verdict.status, verdict.reason
-    conclusive = status in (REPRODUCED, NOT_REPRODUCED)
-    if mixed := differing(verdict.results):
-        # Other hardware sums in another order: digits may differ, and times say nothing.
-        bears = on_one_machine or (claim.kind == "identical" and status == NOT_REPRODUCED)
-        status = INCONCLUSIVE if conclusive and bears else status
-        reason += f"; the cells compared differ in {', '.join(mixed)}"
-    cells = dict.fromkeys(record.cell for record in verdict.results)
-    for cell in cells:
-        if cell in evidence.twice:
-            status, reason = INCONCLUSIVE, f"{reason}; {evidence.twice[cell]}"
-        elif cell in evidence.elsewhere:
-            reason += f"; {evidence.elsewhere[cell]}"
-    return replace(verdict, status=status, reason=reason)
-
-
-def differing(results: Iterable[CellResult]) -> list[str]:
-    """Return which facts of hardware and software are not the same in all records."""
-    records = list(results)
-    return [key for key in (*SOFTWARE, *HARDWARE) if len({str(one.provenance.get(key)) for one in records}) > 1]
-
-
-def _as_finding(claim: Claim, scope: Scope, verdict: Verdict, where: str) -> Finding:
+def _as_finding(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str) -> Finding:
     published = verdict.published
     if published is None and "value" in claim.published:
         published = claim.published["value"].value
@@ -103,6 +80,8 @@ def _as_finding(claim: Claim, scope: Scope, verdict: Verdict, where: str) -> Fin
         unit=verdict.unit or (claim.published["value"].unit if "value" in claim.published else None),
         tolerance=verdict.tolerance,
         seeds=verdict.seeds,
+        seeds_needed=_seeds_needed(book, claim, scope, verdict),
+        p_value=verdict.p_value,
         hardware=_hardware(verdict.results),
         cells=tuple(dict.fromkeys(record.cell.name for record in verdict.results)),
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.cells import read_yaml
-from benchmarks.checks import known_keys
+from benchmarks.checks import is_number, known_keys
 from benchmarks.claims.claim import Book, Claim, Counts, Margin, Scope
 from benchmarks.claims.fields import arithmetic, element_counts, items, limits, mapping, margin, roles, stated
 from benchmarks.claims.kinds import CONSISTENCY, KINDS
@@ -17,7 +17,7 @@ from benchmarks.workloads import WORKLOADS
 from resireduce.errors import ConfigError, choose
 
 CLAIMS_FILE = Path(__file__).parents[2] / "results/paper/claims.yaml"
-TOP = ("margins", "counts", "stand_ins", "claims")
+TOP = ("noise", "margins", "counts", "stand_ins", "claims")
 FIELDS = ("id", "source", "statement", "each", "models", "published", "cells", "test", "command", "small")
 SMALL_FIELDS = ("of", "statement", "cells", "test", "command")
 ITSELF = "python -m benchmarks claims"
@@ -27,6 +27,7 @@ ITSELF = "python -m benchmarks claims"
 class _Shared:
     """What all entries refer to."""
 
+    noise: float
     margins: Mapping[str, Margin]
     counts: Mapping[str, Counts]
     stand_ins: Mapping[str, str]
@@ -48,16 +49,7 @@ def _book(values: dict[str, Any]) -> Book:
     for key in TOP:
         if not values.get(key):
             raise ConfigError(f"{key}: missing; allowed: {', '.join(TOP)}, all of them")
-    given = {name: mapping(name, values[name]) for name in TOP[:-1]}
-    for model, small in given["stand_ins"].items():
-        choose("stand_ins: model", model, WORKLOADS)
-        choose(f"stand_ins: {model}", small, WORKLOADS)
-    shared = _Shared(
-        {name: margin(f"margins: {name}", one) for name, one in given["margins"].items()},
-        {name: element_counts(f"counts: {name}", one) for name, one in given["counts"].items()},
-        given["stand_ins"],
-        load_published(),
-    )
+    shared = _shared(values)
     claims: dict[str, Claim] = {}
     for number, entry in enumerate(items("claims", values["claims"]), start=1):
         name = entry.get("id") if isinstance(entry, dict) else None
@@ -66,7 +58,32 @@ def _book(values: dict[str, Any]) -> Book:
             if claim.id in claims:
                 raise ConfigError(f"{where}: id: {claim.id!r} is there twice; give each claim an id of its own")
             claims[claim.id] = claim
-    return Book(claims=tuple(claims.values()), margins=shared.margins, counts=shared.counts, published=shared.published)
+    return Book(
+        claims=tuple(claims.values()),
+        noise=shared.noise,
+        margins=shared.margins,
+        counts=shared.counts,
+        stand_ins=shared.stand_ins,
+        published=shared.published,
+    )
+
+
+def _shared(values: Mapping[str, Any]) -> _Shared:
+    """What stands before the claims, checked."""
+    if not is_number(values["noise"]):
+        raise ConfigError(f"noise: {values['noise']!r} is not allowed; give a number above 0")
+    given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
+    published = load_published()
+    for model, small in given["stand_ins"].items():
+        choose("stand_ins: model", model, WORKLOADS)
+        choose(f"stand_ins: {model}", small, WORKLOADS)
+    return _Shared(
+        float(values["noise"]),
+        {name: margin(f"margins: {name}", one, published) for name, one in given["margins"].items()},
+        {name: element_counts(f"counts: {name}", one) for name, one in given["counts"].items()},
+        given["stand_ins"],
+        published,
+    )
 
 
 def _claims(where: str, entry: dict[str, Any], shared: _Shared) -> list[Claim]:

@@ -1,22 +1,24 @@
 """Claims about bytes: the share of residuals, savings, and the largest saving over several models.
 
-Model states are arithmetic, so any number of ranks, steps and samples will do. Of a model at full size what no cell
-holds is filled in where it follows: a kept gradient is as large as the parameters, and full residuals are those of
-`counts` in claims.yaml, which a test recomputes. The reason then says so.
+Model states are arithmetic, so any number of ranks, steps and samples will do, and all must agree. Parameters,
+gradients and optimizer states must be those of the plan (`benchmarks.claims.planned`), so that a saving comes from
+residuals, and from gradients that are streamed, alone. What no cell was to measure is filled in where it follows, and
+the reason says so.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.claims.case import Case, lacking
-from benchmarks.claims.select import FREE, Comparison, select
+from benchmarks.claims.claim import Criteria
+from benchmarks.claims.planned import load_planned, unplanned
+from benchmarks.claims.select import Comparison
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict, number
-from benchmarks.record import BYTE_FIELDS, STATE_FIELDS, CellResult
+from benchmarks.record import STATE_FIELDS, CellResult
 
 UNIT = "%"
-BASELINE = {"scheme": "baseline"}
-"""The role that follows by arithmetic: full residuals, kept gradients."""
+STREAMED = ", streamed"
+"""Ends the name of a role whose cells stand in for those with kept gradients."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,11 @@ class States:
 
 def share(case: Case) -> Verdict:
     """Judge the share of residuals in the model states: each model's must be as published, within the tolerance."""
-    found = {one.model: states(case, one, "tested") for one in case.comparisons}
+    found = {_label(case, one): states(case, one, "tested") for one in case.comparisons}
     if failed := _first_verdict(found):
         return failed
-    known = {model: one for model, one in found.items() if isinstance(one, States)}
-    shares = {model: 100 * one.residuals / one.total for model, one in known.items()}
+    known = {label: one for label, one in found.items() if isinstance(one, States)}
+    shares = {label: 100 * one.residuals / one.total for label, one in known.items()}
     return _judge(case, shares, sum(shares.values()) / len(shares), known)
 
 
@@ -46,74 +48,104 @@ def saving(case: Case) -> Verdict:
 
 
 def maximum(case: Case) -> Verdict:
-    """Judge the largest saving over several models: "up to" is the value that one reaches and none exceeds."""
+    """Judge the largest saving over several models: "up to" is the value that one reaches and none exceeds.
+
+    A model reaches what all its groups reach.
+    """
     found = savings(case)
     if isinstance(found, Verdict):
         return found
-    most = max(found[0], key=lambda model: found[0][model])
-    return _judge(case, {most: found[0][most]}, found[0][most], found[1])
+    values: dict[str, list[tuple[float, str]]] = {}
+    for one in case.comparisons:
+        values.setdefault(one.model, []).append((found[0][_label(case, one)], _label(case, one)))
+    reached = max(min(those) for those in values.values())
+    most = max(max(those) for those in values.values())
+    return _judge(case, {label: value for value, label in (reached, most)}, most[0], found[1])
 
 
 def savings(case: Case) -> tuple[dict[str, float], dict[str, States]] | Verdict:
-    """Return the saving of each model in per cent, and what it comes from; or why there is none."""
+    """Return the saving of each model and group in per cent, and what it comes from; or why there is none."""
     values, known = {}, {}
     for one in case.comparisons:
         both = {role: states(case, one, role) for role in ("tested", "against")}
         if failed := _first_verdict(both):
             return failed
         tested, against = (state for state in both.values() if isinstance(state, States))
-        values[one.model] = 100 * (1 - tested.total / against.total)
+        values[_label(case, one)] = 100 * (1 - tested.total / against.total)
         texts = dict.fromkeys(text for text in (tested.assumed, against.assumed) if text)
         records = (*tested.records, *against.records)
-        known[one.model] = States(tested.total, tested.residuals, records, "; ".join(texts))
+        known[_label(case, one)] = States(tested.total, tested.residuals, records, "; ".join(texts))
     return values, known
 
 
-def states(case: Case, comparison: Comparison, role: str) -> States | Verdict:
-    """Return the bytes of a role: measured, else those of a streamed cell and kept gradients by arithmetic, else all.
+def _label(case: Case, one: Comparison) -> str:
+    """The model, and the group if it has several."""
+    alone = [other.model for other in case.comparisons].count(one.model) == 1
+    return one.model if alone else f"{one.model} ({one.group})"
+
+
+def with_streamed(roles: Mapping[str, Criteria]) -> dict[str, Criteria]:
+    """Return the roles, and of those with kept gradients the same with streamed ones, which can stand in for them.
 
     Never the other way round: that a streamed cell holds no gradients is what its claims say.
     """
+    kept = {role: criteria for role, criteria in roles.items() if criteria.get("gradients", "kept") == "kept"}
+    return {**roles, **{role + STREAMED: {**one, "gradients": "streamed"} for role, one in kept.items()}}
+
+
+def enough_bytes(roles: Mapping[str, Criteria], there: set[str]) -> bool:
+    """Return whether a group has each role, or what it can be worked out from."""
+    own = [role for role in roles if not role.endswith(STREAMED)]
+    return all({role, role + STREAMED} & there or (role == "against" and _is_full(roles[role])) for role in own)
+
+
+def _is_full(criteria: Criteria) -> bool:
+    """Whether a role is the baseline in float32, whose states are those of the plan."""
+    return {name: value for name, value in criteria.items() if name != "world_size"} == {"scheme": "baseline"}
+
+
+def states(case: Case, comparison: Comparison, role: str) -> States | Verdict:
+    """Return the bytes of a role: measured; of a role that no cell has, those of a streamed cell or of the plan.
+
+    A cell that failed, is broken or was not run yet is not replaced.
+    """
+    if comparison.holes.get(role) and not comparison.results.get(role):
+        return _lacking(comparison, role)
     if records := comparison.results.get(role):
-        return _equal(tuple(records.values()))
-    criteria = case.scope.roles[role]
-    kept = criteria.get("gradients", "kept") == "kept"
-    other = _found(case, comparison.model, {**criteria, "gradients": "streamed"}) if kept else None
-    if isinstance(other, States):
-        record = other.records[0]
-        total = other.total - int(record.gradients_bytes or 0) + int(record.parameters_bytes or 0)
-        return States(total, other.residuals, other.records, "kept gradients by arithmetic, as large as the parameters")
+        return _equal(tuple(records.values()), exact=role == "against")
+    if records := comparison.results.get(role + STREAMED):
+        streamed = _equal(tuple(records.values()), exact=role == "against")
+        if isinstance(streamed, Verdict):
+            return streamed
+        total = streamed.total + int(streamed.records[0].parameters_bytes or 0)
+        text = "kept gradients by arithmetic, as large as the parameters"
+        return States(total, streamed.residuals, streamed.records, text)
+    planned = load_planned().get(comparison.model)
+    if role == "tested" or planned is None or not _is_full(case.scope.roles[role]):
+        return _lacking(comparison, role)
+    residuals = planned.residuals_bytes["baseline"]
+    total = planned.parameters_bytes + planned.gradients_bytes + planned.optimizer_states_bytes + residuals
+    return States(total, residuals, (), f"full residuals by arithmetic, {residuals:,} bytes")
+
+
+def _lacking(comparison: Comparison, role: str) -> Verdict:
     missing = lacking(comparison, role)
     assert missing is not None
-    return (_by_arithmetic(case, comparison) if role == "against" and dict(criteria) == BASELINE else None) or missing
+    return missing
 
 
-def _by_arithmetic(case: Case, comparison: Comparison) -> States | None:
-    """The baseline's states, where parameters and optimizer states of the model were measured and are as counted."""
-    counts = case.book.counts.get(comparison.model)
-    for gradients in ("kept", "streamed"):
-        found = _found(case, comparison.model, {**case.scope.roles["tested"], "gradients": gradients})
-        if counts and isinstance(found, States) and found.records[0].parameters_bytes == 4 * counts.parameters:
-            dense = 8 * counts.parameters + int(found.records[0].optimizer_states_bytes or 0)
-            text = f"full residuals by arithmetic, 4 x {counts.residuals:,} bytes"
-            return States(dense + 4 * counts.residuals, 4 * counts.residuals, found.records, text)
-    return None
+def _equal(records: tuple[CellResult, ...], exact: bool) -> States | Verdict:
+    """The states that all seeds share and that can be this model's; if exact, residuals are not more than planned.
 
-
-def _found(case: Case, model: str, criteria: Mapping[str, Any]) -> States | Verdict | None:
-    found = select(case.evidence, model, {"tested": criteria}, FREE["memory"])
-    records = found.results.get("tested")
-    return _equal(tuple(records.values())) if records else None
-
-
-def _equal(records: tuple[CellResult, ...]) -> States | Verdict:
-    """The states that all seeds share; bytes are arithmetic, so a seed that differs means that something is wrong."""
+    Bytes are arithmetic, so a seed that differs means that something is wrong.
+    """
     for name in (*STATE_FIELDS, "total_bytes"):
         values = sorted({int(getattr(record, name) or 0) for record in records})
         if len(values) > 1:
             text = f"{name} differs between seeds: {values[0]:,} and {values[-1]:,}; model states do not depend on them"
             return Verdict(status=INCONCLUSIVE, reason=text, unit=UNIT, results=records)
-    assert all(getattr(records[0], name) is not None for name in BYTE_FIELDS)
+    if problem := unplanned(records[0], exact=exact):
+        return Verdict(status=INCONCLUSIVE, reason=problem, unit=UNIT, results=records)
     return States(int(records[0].total_bytes or 0), int(records[0].residuals_bytes or 0), records)
 
 
@@ -127,8 +159,7 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
     low, high = None, None
     if published is not None and "tolerance" in limits:
         low, high = published - limits["tolerance"], published + limits["tolerance"]
-        high = None if case.claim.kind == "saving" else high
-        says = f"{'' if high else 'at least '}{published:g} % ± {limits['tolerance']:g} points"
+        says = f"{published:g} % within {limits['tolerance']:g} points"
     else:
         low, high = limits.get("at_least"), limits.get("at_most")
         says = _range_text(low, high)
@@ -144,7 +175,7 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         published=published,
         unit=UNIT,
         tolerance=says,
-        seeds=min(len({record.cell.seed for record in state.records}) for state in known.values()),
+        seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
         results=records,
     )
 

@@ -1,17 +1,22 @@
 """Is a metric kept? Not worse by more than a margin, with confidence, and on a task that can tell.
 
 Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not reproduced
-if it lies wholly above, else inconclusive. Where training without residuals is as good, the test says nothing.
+if it lies wholly above, else inconclusive. Where training without residuals does not lose more than the margin, which
+its whole interval must show, the same test would pass anything: inconclusive.
 """
 
 from dataclasses import replace
 
 from benchmarks.claims.case import Case
-from benchmarks.claims.paired import BOTH, losses, mean_loss, unit_of, with_missing
+from benchmarks.claims.margins import Derived, loss_between, margin_of
+from benchmarks.claims.paired import BOTH, mean_loss
+from benchmarks.claims.power import seeds_needed
 from benchmarks.claims.select import Comparison
-from benchmarks.claims.verdict import INCONCLUSIVE, REPRODUCED, Verdict, below, bounds, number, written
-from benchmarks.report.student import interval
-from benchmarks.report.tell import load_tells
+from benchmarks.claims.verdict import INCONCLUSIVE, REPRODUCED, Verdict, below, number, written
+from benchmarks.record import CellResult
+from benchmarks.report.student import p_beyond
+
+CONTROL = "control"
 
 
 def not_worse(case: Case) -> Verdict:
@@ -24,22 +29,31 @@ def not_worse(case: Case) -> Verdict:
     if case.limits.get("margin") is None and name not in case.book.margins:
         reason = f"metric_name: {name!r} has no margin; claims.yaml has those of {', '.join(case.book.margins)}"
         return Verdict(status=INCONCLUSIVE, reason=reason, results=found.records(*BOTH))
-    margin = _margin(case, loss.level, name)
-    status = below(loss.interval, margin)
-    reason = f"loss {written(loss.mean, loss.interval, loss.unit)}, margin {number(margin)}"
+    margin = margin_of(case.book, case.limits, name, loss.level)
+    status, records = below(loss.bounds, margin.value), found.records(*BOTH)
+    reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
     if status == REPRODUCED:
-        tells, text = _control(case, found)
+        tells, text, more = _control(case, found, margin)
         status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
+        records += more
     return Verdict(
         status=status,
-        reason=with_missing(reason, found),
+        reason=reason,
         value=loss.mean,
-        interval=loss.interval,
+        interval=loss.bounds,
         published=published_loss(case),
         unit=loss.unit,
-        tolerance=f"95 % interval of the loss below {number(margin)} {loss.unit}; control: no residuals are worse",
-        seeds=loss.seeds,
-        results=found.records(*BOTH),
+        tolerance=_says(margin, loss.unit),
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(margin.value, loss.spread),
+        p_value=p_beyond(loss.estimate, margin.value),
+        results=records,
+    )
+
+
+def _says(margin: Derived, unit: str) -> str:
+    return (
+        f"95 % interval of the loss below {number(margin.value)} {unit} = {margin.reason}; without residuals above it"
     )
 
 
@@ -47,38 +61,22 @@ def published_loss(case: Case) -> float | None:
     """Return the loss that follows from what the paper states of the two sides, in the unit that is judged."""
     if (value := case.published()) is not None:
         return value
-    tested, against = case.published("tested"), case.published("against")
-    if tested is None or against is None:
+    stated = case.claim.published
+    if not case.is_paper or not set(BOTH) <= set(stated):
         return None
-    loss = tested - against if case.claim.published["tested"].unit == "ppl" else against - tested
-    return round(100 * loss / against if case.limits.get("relative") else loss, 4)
+    return round(loss_between(stated["against"], stated["tested"], bool(case.limits.get("relative")))[0], 4)
 
 
-def _margin(case: Case, level: float, name: str) -> float:
-    """The margin in the unit of the loss: a published number, or the usual one of the metric."""
-    given = case.limits.get("margin")
-    if given is not None:
-        return float(case.book.published[given].value if isinstance(given, str) else given)
-    usual = case.book.margins[name]
-    if usual.points is not None:
-        return 100 * usual.points / level if case.limits.get("relative") else usual.points
-    return float(usual.percent or 0) * (1 if case.limits.get("relative") else level / 100)
-
-
-def _control(case: Case, found: Comparison) -> tuple[bool, str]:
-    """Whether the task is seen to need residuals, and from what."""
-    values = losses(found, "control", "against", relative=False)
-    mean = interval(list(values.values()))
-    within = bounds(mean) if mean else None
-    if mean and within:
-        lost = written(mean.mean, within, unit_of(found.results["against"][next(iter(values))]))
-        if within[0] > 0:
-            return True, f"control: without residuals the loss is {lost}"
-        return False, f"control: without residuals it is not seen to be worse, loss {lost}, so this says nothing"
-    criteria = case.scope.roles["control"]
-    usual = (criteria.get("compressor", "topk"), criteria.get("density", 0.01)) == ("topk", 0.01)
-    tells = load_tells().get(found.model) if not case.is_paper and usual else None
-    if tells is not None:
-        text = "it is worse without residuals" if tells else "it is as good without residuals, so this says nothing"
-        return tells, f"control, from results/reference/tell.json: {text}"
-    return False, f"the control, no residuals, {'has one seed' if values else 'is missing'}: {case.scope.command}"
+def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str, tuple[CellResult, ...]]:
+    """Whether the records can tell, why, and the control's: it goes through the same checks as what is tested."""
+    if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
+        return False, f"the control, no residuals, is missing: {case.scope.command}", ()
+    lost = mean_loss(case, found, CONTROL, "against")
+    if isinstance(lost, Verdict):
+        # One that diverged where full residuals finished has lost all.
+        return lost.status not in (INCONCLUSIVE, "not run"), f"control, no residuals: {lost.reason}", lost.results
+    text = f"control: without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
+    records = found.records(CONTROL, "against")
+    if lost.bounds[0] > margin.value:
+        return True, text, records
+    return False, f"{text}, not seen to be above the margin: these records cannot tell", records

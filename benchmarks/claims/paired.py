@@ -1,29 +1,43 @@
 """Losses of a metric, paired by seed, as the tests of accuracy share them.
 
 A loss is in points of the metric, or in per cent of the other side's, and positive for worse whichever way the metric
-counts. Intervals are Student's t over the seeds that both sides have.
+counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ at all are no seeds.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.claims.case import Case, lacking
-from benchmarks.claims.select import Comparison
+from benchmarks.claims.select import Comparison, role_name
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, Bounds, Verdict, bounds, number
 from benchmarks.record import CellResult
-from benchmarks.report.student import interval
+from benchmarks.report.student import CONFIDENCE, Interval, interval, t_quantile
 
 BOTH = ("tested", "against")
+SAME = 1e-12
+"""Relative: what differs by less differs by rounding alone."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean loss of tested over so many seeds, its interval, and the mean metric that it is compared with."""
+    """Mean loss over seeds, its interval, and the mean metric that it is compared with."""
 
-    mean: float
-    interval: Bounds
-    seeds: int
+    estimate: Interval
+    bounds: Bounds
     unit: str
     level: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return self.estimate.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation between seeds."""
+        error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
+        return error * math.sqrt(self.estimate.n)
 
 
 def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:
@@ -37,27 +51,54 @@ def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict
     return values
 
 
-def mean_loss(case: Case, found: Comparison) -> Loss | Verdict:
-    """Return the loss with its interval; or why there is none: missing cells, a diverged one, fewer than two seeds."""
-    if failed := diverged(found) or lacking(found, *BOTH):
+def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss | Verdict:
+    """Return the loss with its interval; or why there is none.
+
+    That is: missing cells, a diverged one, metrics that are not alike, fewer than two seeds, or seeds without spread.
+    """
+    if failed := diverged(found, tested, against) or lacking(found, tested, against):
         return failed
     relative = bool(case.limits.get("relative"))
-    values = losses(found, *BOTH, relative)
+    values = losses(found, tested, against, relative)
+    records = found.records(tested, against)
     if not values:
-        return Verdict(status=INCONCLUSIVE, reason=with_missing("no seed in common", found))
-    others = [found.results["against"][seed] for seed in values]
-    if unlike := _unlike([*others, *(found.results["tested"][seed] for seed in values)]):
-        return Verdict(status=INCONCLUSIVE, reason=with_missing(unlike, found), results=found.records(*BOTH))
+        return Verdict(status=INCONCLUSIVE, reason=f"no seed in common; {found.missing(*BOTH)}".rstrip("; "))
+    if odd := _unlike(records):
+        return Verdict(status=INCONCLUSIVE, reason=odd, results=records)
+    others = [found.results[against][seed] for seed in values]
     unit = "%" if relative else unit_of(others[0])
     mean = interval(list(values.values()))
     assert mean is not None
     within = bounds(mean)
     if within is None:
-        return _one_seed(found, next(iter(values)), mean.mean, unit)
-    return Loss(mean.mean, within, mean.n, unit, sum(float(one.metric or 0) for one in others) / len(others))
+        return _one_seed(found, next(iter(values)), mean.mean, unit, records)
+    level = sum(float(one.metric or 0) for one in others) / len(others)
+    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
+        return Verdict(status=INCONCLUSIVE, reason=odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
+    return Loss(mean, within, unit, level)
 
 
-def _unlike(records: list[CellResult]) -> str | None:
+def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
+    """Return which seeds of a role trained alike to the last digit; None if each trained otherwise."""
+    for role in roles:
+        known: dict[str, int] = {}
+        for seed in found.seeds(role):
+            record = found.results[role][seed]
+            other = known.setdefault(str([list(pair) for pair in record.metric_history]), seed)
+            if other != seed:
+                name = role_name(record.cell.name)
+                return f"seeds {other} and {seed} of {name} have the same history: they are not two trainings"
+    return None
+
+
+def _equal_losses(values: dict[int, float], level: float) -> str | None:
+    if max(values.values()) - min(values.values()) > SAME * abs(level):
+        return None
+    same = number(next(iter(values.values())), 4)
+    return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
+
+
+def _unlike(records: Sequence[CellResult]) -> str | None:
     """Return why metrics of records cannot be subtracted; None if they can."""
     for name in ("metric_name", "higher_is_better"):
         values = dict.fromkeys(str(getattr(record, name)) for record in records)
@@ -66,34 +107,21 @@ def _unlike(records: list[CellResult]) -> str | None:
     return None
 
 
-def _one_seed(found: Comparison, seed: int, loss: float, unit: str) -> Verdict:
-    text = (
-        f"n = 1: seed {seed} alone has no interval; {'worse' if loss > 0 else 'better'} by {number(abs(loss))} {unit}"
-    )
-    return Verdict(
-        status=INCONCLUSIVE,
-        reason=with_missing(text if loss else text.partition(";")[0] + "; equal", found),
-        value=loss,
-        unit=unit,
-        seeds=1,
-        results=found.records(*BOTH),
-    )
+def _one_seed(found: Comparison, seed: int, loss: float, unit: str, records: tuple[CellResult, ...]) -> Verdict:
+    text = f"n = 1: seed {seed} alone has no interval; "
+    text += f"{'worse' if loss > 0 else 'better'} by {number(abs(loss))} {unit}" if loss else "equal"
+    return Verdict(status=INCONCLUSIVE, reason=text, value=loss, unit=unit, seeds=1, results=records)
 
 
-def diverged(found: Comparison) -> Verdict | None:
+def diverged(found: Comparison, tested: str = "tested", against: str = "against") -> Verdict | None:
     """Return the verdict of a cell that diverged where the one that it is compared with finished, same seed."""
-    for seed, hole in sorted(found.holes.get("tested", {}).items()):
-        if hole.status == "diverged" and seed in found.results.get("against", {}):
-            record = found.results["against"][seed]
+    for seed, hole in sorted(found.holes.get(tested, {}).items()):
+        if hole.status == "diverged" and seed in found.results.get(against, {}):
+            record = found.results[against][seed]
             reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
-            return Verdict(status=NOT_REPRODUCED, reason=reason, seeds=len(found.seeds(*BOTH)), results=(record,))
+            seeds = len(found.seeds(tested, against))
+            return Verdict(status=NOT_REPRODUCED, reason=reason, seeds=seeds, results=(record,))
     return None
-
-
-def with_missing(reason: str, found: Comparison) -> str:
-    """Return the reason, and which seeds are missing and why."""
-    missing = found.missing(*BOTH)
-    return f"{reason}; {missing}" if missing else reason
 
 
 def unit_of(record: CellResult) -> str:

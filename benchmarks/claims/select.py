@@ -1,6 +1,6 @@
-"""Which cells of a run a claim compares: those of its roles, alike in all else."""
+"""Which cells of a run a claim compares: those of its roles, alike in all else, group by group."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +11,19 @@ from benchmarks.record import CellResult
 from benchmarks.report.load import Hole
 
 SHAPE = ("data", "steps", "batch_per_rank", "length")
+"""What of a cell makes less than a whole training of it, where it is not the default."""
+PLACES = ("world_size", "nodes", "backend")
 FREE: dict[str, tuple[str, ...]] = {
-    "memory": ("world_size", "nodes", "backend", "observe", *SHAPE),
-    "metric": ("world_size", "nodes", "backend"),
-    "digits": ("world_size", "nodes", "backend", *SHAPE),
-    "speed": ("world_size", "nodes", "backend", *SHAPE),
-    "observation": ("world_size", "nodes", "backend", "steps"),
+    "memory": (*PLACES, "observe", *SHAPE),
+    "metric": PLACES,
+    "speed": (*PLACES, *SHAPE),
+    "observation": PLACES,
 }
-"""By what is measured: fields that may have any value, the same in all cells compared, unless a claim names one."""
+"""By what is measured: fields that may have any value, unless a claim names one; the same in all cells of a group."""
 TO_COME = ("not run", "unfinished")
 """Statuses of holes that the same command still fills; any other is an outcome."""
+Enough = Callable[[Mapping[str, Criteria], set[str]], bool]
+"""From a claim's roles, and those that a group has cells of, whether it is judged."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,8 @@ class Comparison:
     model: str
     results: Mapping[str, Mapping[int, CellResult]]
     holes: Mapping[str, Mapping[int, Hole]]
+    group: str = ""
+    """What is the same in them, and may be other in another group."""
 
     def seeds(self, *roles: str) -> list[int]:
         """Return the seeds that all these roles finished, in order."""
@@ -41,11 +46,16 @@ class Comparison:
 
     def missing(self, *roles: str) -> str:
         """Say which seeds of these roles are missing, and why; nothing if none is."""
-        texts = []
+        why: dict[str, list[int]] = {}
         for role in roles:
             for seed, hole in sorted(self.holes.get(role, {}).items()):
-                texts.append(f"seed {seed} of {role_name(hole.name)} is missing ({hole.status}: {hole.reason})")
-        return "; ".join(texts)
+                why.setdefault(f"of {role_name(hole.name)} is missing ({hole.status}: {hole.reason})", []).append(seed)
+        return "; ".join(f"seed {', '.join(map(str, seeds))} {text}" for text, seeds in why.items())
+
+
+def all_but_control(roles: Mapping[str, Criteria], there: set[str]) -> bool:
+    """Return whether a group has all roles; that the control is missing is a verdict, too."""
+    return all(role in there or role == "control" for role in roles)
 
 
 def role_name(name: str) -> str:
@@ -53,29 +63,76 @@ def role_name(name: str) -> str:
     return "/".join(name.split(".")[1:4])
 
 
-def select(evidence: Evidence, model: str, roles: Mapping[str, Criteria], free: Sequence[str]) -> Comparison:
-    """Return the cells of all roles that are alike in the free fields.
+def select(
+    evidence: Evidence,
+    model: str,
+    roles: Mapping[str, Criteria],
+    free: Sequence[str],
+    *,
+    enough: Enough,
+    on_gpus: bool = False,
+) -> tuple[Comparison, ...]:
+    """Return a comparison for each group of cells that are alike in the free fields and have roles enough.
 
-    Where several groups of cells are, the one that has most roles finished counts, then most seeds, then the first.
+    Where no group has, the one that has most: what it lacks is then the verdict. on_gpus: what a CPU measured is a
+    hole.
     """
     groups: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     for role, criteria in roles.items():
-        wanted = Cell(model=model, **criteria)
-        strict = [name for name in CELL_FIELDS if name in criteria or name not in (*free, "seed")]
-        for cell in evidence.by_model.get(model, []):
-            if all(getattr(cell, name) == getattr(wanted, name) for name in strict):
-                key = tuple(getattr(cell, name) for name in free)
-                groups.setdefault(key, {}).setdefault(role, []).append(cell)
-    best = max(groups.values(), key=lambda group: _completeness(evidence, group, roles), default={})
-    return Comparison(
-        model,
-        {role: {c.seed: evidence.results[c] for c in cells if c in evidence.results} for role, cells in best.items()},
-        {role: {c.seed: evidence.holes[c] for c in cells if c in evidence.holes} for role, cells in best.items()},
-    )
+        for cell in _matching(evidence, model, criteria, free):
+            key = tuple(getattr(cell, name) for name in free)
+            groups.setdefault(key, {}).setdefault(role, []).append(cell)
+    made = []
+    for key in sorted(groups, key=str):
+        named = [f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ())]
+        made.append(_comparison(evidence, model, ", ".join(named), groups[key], on_gpus))
+    whole = [one for one in made if enough(roles, set(one.results))]
+    return tuple(whole) or (max(made, key=_roles_there, default=Comparison(model, {}, {})),)
 
 
-def _completeness(evidence: Evidence, group: Mapping[str, list[Cell]], roles: Mapping[str, Criteria]) -> Any:
-    finished = {role: {c.seed for c in group.get(role, []) if c in evidence.results} for role in roles}
-    first = [seeds for role, seeds in finished.items() if role != "control"]
-    common = set.intersection(*first) if first else set()
-    return sum(map(bool, first)), len(common), len(finished.get("control", ())), sum(map(len, first))
+def _matching(evidence: Evidence, model: str, criteria: Criteria, free: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells of a role: its criteria, and defaults where neither it names a field nor the field is free."""
+    wanted = Cell(model=model, **criteria)
+    strict = [name for name in CELL_FIELDS if name in criteria or name not in (*free, "seed")]
+    for cell in evidence.by_model.get(model, []):
+        if all(getattr(cell, name) == getattr(wanted, name) for name in strict):
+            yield cell
+
+
+def on_cpu(record: CellResult) -> bool:
+    """Whether a record was measured on a CPU, or on nothing that it names."""
+    return record.provenance.get("device") in (None, "cpu")
+
+
+def lesser(evidence: Evidence, model: str, roles: Mapping[str, Criteria], free: Sequence[str]) -> str:
+    """Say what was measured that would be of these roles, were it a whole training; "" if nothing was."""
+    if "data" in free:
+        return ""
+    whole = {cell for one in roles.values() for cell in _matching(evidence, model, one, free)}
+    cells = {cell for one in roles.values() for cell in _matching(evidence, model, one, (*free, *SHAPE))}
+    texts = []
+    for cell in sorted((cells - whole) & evidence.results.keys(), key=lambda one: one.name):
+        given = [f"{name} {getattr(cell, name)}" for name in SHAPE if getattr(cell, name) is not None]
+        texts.append(f"{evidence.results[cell].steps} steps ({', '.join(given)})")
+    return f"of {model} there is no whole training, only {', '.join(dict.fromkeys(texts))}" if texts else ""
+
+
+def _comparison(
+    evidence: Evidence, model: str, named: str, group: Mapping[str, list[Cell]], on_gpus: bool
+) -> Comparison:
+    results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
+    holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
+    for role, cells in group.items():
+        for cell in cells:
+            if cell in evidence.holes:
+                holes[role][cell.seed] = evidence.holes[cell]
+            elif on_gpus and on_cpu(evidence.results[cell]):
+                holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
+            else:
+                results[role][cell.seed] = evidence.results[cell]
+    return Comparison(model, results, holes, named)
+
+
+def _roles_there(one: Comparison) -> tuple[int, int, int]:
+    finished = [len(seeds) for seeds in one.results.values()]
+    return sum(map(bool, finished)), len(one.results), sum(finished)

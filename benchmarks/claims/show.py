@@ -14,7 +14,20 @@ SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
 LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
 HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
-COLUMNS += ("seeds", "statement", "source", "tolerance", "reason", "command", "hardware", "cells")
+COLUMNS += (
+    "seeds",
+    "seeds_needed",
+    "p_value",
+    "p_holm",
+    "holm",
+    "statement",
+    "source",
+    "tolerance",
+    "reason",
+    "command",
+    "hardware",
+    "cells",
+)
 MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
 
 
@@ -41,6 +54,7 @@ def to_markdown(findings: Sequence[Finding]) -> str:
     for one in findings:
         status = f"{one.status} (small models)" if one.scope == "small models" else one.status
         why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
+        why += f"; 80 % power with {one.seeds_needed} seeds" if one.seeds_needed else ""
         cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return "\n".join(lines) + "\n"
@@ -73,7 +87,7 @@ def _line(one: Finding) -> str:
     """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
     short = one.reason.partition(". On ")[0]
     if one.command == "python -m benchmarks claims":
-        short = f"{_measured(one)} by arithmetic, stated {_published(one)}"
+        short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
     return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
         "\0", " "
     )

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from statistics import mean, stdev
 
 from benchmarks.claims.case import Case, lacking
-from benchmarks.claims.select import Comparison
+from benchmarks.claims.margins import margin_of
+from benchmarks.claims.select import Comparison, on_cpu
 from benchmarks.claims.verdict import INCONCLUSIVE, Verdict, below, bounds, number, written
 from benchmarks.record import CellResult
-from benchmarks.report.student import CONFIDENCE, Interval, interval, t_quantile
+from benchmarks.report.student import CONFIDENCE, Interval, interval, p_beyond, t_quantile
 
 BOTH = ("tested", "against")
 BLOCKS = 10
@@ -39,20 +40,19 @@ def _judge(case: Case, name: str) -> Verdict:
     if not seeds:
         return Verdict(status=INCONCLUSIVE, reason=f"no seed in common; {found.missing(*BOTH)}".rstrip("; "))
     loss, how = _loss(found, seeds, name)
-    margin = float(case.limits["margin"])
-    within = bounds(loss)
+    margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"
-    reason = f"{word} {written(loss.mean, within, UNIT)}, margin {number(margin)}; {how}"
-    missing_seeds = found.missing(*BOTH)
+    reason = f"{word} {written(loss.mean, within, UNIT)}, margin {number(margin.value)}; {how}"
     return Verdict(
-        status=below(within, margin) if within else INCONCLUSIVE,
-        reason=f"{reason}; {missing_seeds}" if missing_seeds else reason,
+        status=below(within, margin.value) if within and loss.half_width else INCONCLUSIVE,
+        reason=reason if within is None or loss.half_width else f"{reason}, which have no spread to judge by",
         value=loss.mean,
         interval=within,
         published=case.published(),
         unit=UNIT,
-        tolerance=f"95 % interval of the loss below {margin:g} %",
+        tolerance=f"95 % interval of the loss below {margin.value:g} % ({margin.reason})",
         seeds=len(seeds),
+        p_value=p_beyond(loss, margin.value, degrees=None if len(seeds) > 1 else BLOCKS - 1),
         results=found.records(*BOTH),
     )
 
@@ -65,8 +65,7 @@ def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval,
         over_seeds = interval(values)
         assert over_seeds is not None
         return over_seeds, f"over {len(values)} seeds"
-    on_cpu = any(result.provenance.get("device") == "cpu" for result in pairs[0])
-    if name == "steps_per_second" and not on_cpu and (over_blocks := _block_interval(*pairs[0])):
+    if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
         return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
     return Interval(values[0], None, 1), "n = 1: no interval"
 

@@ -23,6 +23,10 @@ class Verdict:
     unit: str | None = None
     tolerance: str | None = None
     seeds: int = 0
+    seeds_needed: int | None = None
+    """For 80 % power, from the spread of the records."""
+    p_value: float | None = None
+    """Two-sided, of the value lying where the verdict turns; None of what is no estimate."""
     results: tuple[CellResult, ...] = field(default_factory=tuple)
     """The records that were compared."""
 
@@ -50,6 +54,6 @@ def written(value: float, interval: Bounds | None, unit: str) -> str:
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """Return what is left of a claim on several models: all must reproduce it, one contrary one refutes it."""
-    order = (NOT_REPRODUCED, NOT_RUN, INCONCLUSIVE, REPRODUCED)
+    """Return what is left of a claim with several groups: all must reproduce it, one contrary one refutes it."""
+    order = (NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN, REPRODUCED)
     return min(statuses, key=order.index)

@@ -8,6 +8,7 @@ from benchmarks.cell import Cell
 from benchmarks.record import CellResult
 from benchmarks.report.labels import metric_value, signed
 from benchmarks.report.load import Run
+from benchmarks.report.student import half_width
 from benchmarks.report.table import (
     Record,
     Table,
@@ -15,13 +16,12 @@ from benchmarks.report.table import (
     by_model,
     cell_texts,
     setting_record,
-    standard_error,
 )
 from benchmarks.report.tell import load_tells
 
 READING = (
-    "Metric on held-out data after training (↑ higher is better, ↓ lower is better), mean over n seeds ± its "
-    "standard error; in brackets the difference to baseline, kept."
+    "Metric on held-out data after training (↑ higher is better, ↓ lower is better), mean over n seeds ± half of its "
+    "95 % interval (Student's t); in brackets the difference to baseline, kept."
 )
 
 
@@ -35,11 +35,11 @@ def accuracy(run: Run) -> Table:
 
 
 def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult], tells: dict[str, bool]) -> Record:
-    """Return mean and standard error of a setting's metric, and its difference to the baseline."""
+    """Return mean and interval of a setting's metric, and its difference to the baseline."""
     record = setting_record(setting, results) | metric_of_model(run, setting.model)
     values = [float(result.metric) for result in results if result.metric is not None]
     record["metric_mean"] = mean(values) if values else None
-    record["metric_standard_error"] = standard_error(values)
+    record["metric_half_width"] = half_width(values)
     baseline = baseline_results(run, setting, same=("model", "world_size", "backend", "steps"))
     base = [float(result.metric) for result in baseline if result.metric is not None]
     record["difference_to_baseline"] = mean(values) - mean(base) if values and base else None
@@ -65,8 +65,8 @@ def _first_results(run: Run) -> dict[str, CellResult]:
 
 def _text(record: Record) -> str:
     text = metric_value(record["metric_mean"])
-    if record["metric_standard_error"] is not None:
-        text += f" ± {metric_value(record['metric_standard_error'])}, n = {record['seeds']}"
+    if record["metric_half_width"] is not None:
+        text += f" ± {metric_value(record['metric_half_width'])}, n = {record['seeds']}"
     difference = record["difference_to_baseline"]
     is_baseline = (record["compressor"], record["scheme"], record["gradients"]) == ("topk", "baseline", "kept")
     return text if difference is None or is_baseline else f"{text} ({signed(difference, record['metric_mean'])})"

@@ -37,7 +37,7 @@ def memory_panel(panel: Axes, records: Sequence[Record]) -> None:
 
 
 def accuracy_panel(panel: Axes, records: Sequence[Record]) -> None:
-    """Draw the mean metric, with its standard error where there are several seeds."""
+    """Draw the mean metric, with its 95 % interval where there are several seeds."""
     name = next((record["metric_name"] for record in records if record["metric_name"]), "metric")
     better = {True: "higher is better →", False: "← lower is better"}.get(records[0]["higher_is_better"], "")
     _dots(panel, records, "metric_mean", metric_value)
@@ -77,7 +77,7 @@ def _dots(panel: Axes, records: Sequence[Record], column: str, text: Callable[[f
             _missing(panel, row, record)
             continue
         fill = INK if record["gradients"] == "kept" else "white"
-        error = record.get("metric_standard_error")
+        error = record.get("metric_half_width") if column == "metric_mean" else None
         panel.errorbar(value, row, xerr=error, fmt="o", color=INK, markerfacecolor=fill, markersize=6, capsize=3)
         beside(panel, row, 40, text(value))
     for record, value in zip(records, values, strict=True):

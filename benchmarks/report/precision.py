@@ -16,8 +16,7 @@ from benchmarks.report.labels import metric_value, percent, signed
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.seeds import by_seed
-from benchmarks.report.student import paired
-from benchmarks.report.table import standard_error
+from benchmarks.report.student import half_width, paired
 from resireduce.errors import ConfigError
 
 HEAD = (
@@ -31,6 +30,8 @@ HEAD = (
     "Metric",
     "Change",
 )
+
+READING = "± is half of a 95 % interval (Student's t); that of the change is paired, over its differences seed by seed."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,8 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=precision")
     output = args.output or args.run / "precision.json"
     save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    print(READING)
+    print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     for row in rows:
         print(f"| {' | '.join(_texts(row))} |")
     print(output)
@@ -57,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
-    """One setting: bytes, and its metric's differences to the baseline's of the same seeds, mean and standard error."""
+    """One setting: bytes, and its metric's differences to the baseline's of the same seeds, with their interval."""
     baseline = _baseline(run, setting)
     metrics = by_seed(results)
     differences = paired(metrics, by_seed(baseline))
@@ -77,9 +79,9 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
         "higher_is_better": states.higher_is_better,
         "metrics": metrics,
         "metric_mean": mean(metrics.values()),
-        "metric_standard_error": standard_error(list(metrics.values())),
+        "metric_half_width": half_width(list(metrics.values())),
         "difference_mean": mean(differences) if differences else None,
-        "difference_standard_error": standard_error(differences),
+        "difference_half_width": half_width(differences),
     }
 
 
@@ -94,8 +96,8 @@ def _baseline(run: Run, setting: Cell) -> list[CellResult]:
 
 
 def _texts(row: dict[str, Any]) -> list[str]:
-    value, error = row["metric_mean"], row["metric_standard_error"]
-    difference, its_error = row["difference_mean"], row["difference_standard_error"]
+    value, width = row["metric_mean"], row["metric_half_width"]
+    difference, its_width = row["difference_mean"], row["difference_half_width"]
     arrow = "↑" if row["higher_is_better"] else "↓"
     return [
         f"{row['model']}, {row['metric_name']} {arrow}",
@@ -105,6 +107,6 @@ def _texts(row: dict[str, Any]) -> list[str]:
         f"{row['residuals_bytes'] / 2**20:.2f}",
         percent(row["normalised"]),
         percent(row["peak_normalised"]),
-        metric_value(value) + (f" ± {metric_value(error)}" if error is not None else ""),
-        "" if difference is None else signed(difference, value) + (f" ± {its_error:.3f}" if its_error else ""),
+        metric_value(value) + (f" ± {metric_value(width)}" if width is not None else ""),
+        "" if difference is None else signed(difference, value) + (f" ± {its_width:.3f}" if its_width else ""),
     ]

@@ -35,9 +35,16 @@ class Published:
     value: float
     unit: str | None
     note: str | None
+    digits: int = 0
+    """After the decimal point, as it is printed: it is rounded to these."""
+
+    @property
+    def rounding(self) -> float:
+        """By how much the printed value may differ from the one that was measured: half of its last digit."""
+        return 0.5 * 10**-self.digits
 
 
-COLUMNS = tuple(field.name for field in fields(Published))
+COLUMNS = tuple(field.name for field in fields(Published) if field.name != "digits")
 
 
 @lru_cache
@@ -70,6 +77,7 @@ def _published(where: str, row: Mapping[Any, Any]) -> Published:
     for name in TEXTS:
         if values[name] is None:
             raise ConfigError(f"{where}: {name}: empty; give a text")
+    values["digits"] = len((values["value"] or "").partition(".")[2])
     values["value"] = _number(where, "value", values["value"])
     for name in ("density", "world_size"):
         if values[name] is not None:

@@ -45,6 +45,26 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[flo
     return [values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())]
 
 
+def half_width(values: Sequence[float]) -> float | None:
+    """Return what stands behind ± in every table: half of the interval of the mean; None for fewer than two values."""
+    found = interval(values)
+    return None if found is None else found.half_width
+
+
+def p_beyond(found: Interval, limit: float, degrees: int | None = None) -> float | None:
+    """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if its interval leaves it out.
+
+    degrees: of freedom, n - 1 if not given. None without an interval.
+    """
+    if found.half_width is None:
+        return None
+    degrees = degrees or found.n - 1
+    error = found.half_width / t_quantile((1 + CONFIDENCE) / 2, degrees)
+    if not error:
+        return float(found.mean == limit)
+    return 2 * (1 - t_distribution(abs(found.mean - limit) / error, degrees))
+
+
 @lru_cache
 def t_quantile(probability: float, degrees: int) -> float:
     """Return the quantile of Student's t, for a probability from 0.5 to below 1, by bisection of its distribution."""

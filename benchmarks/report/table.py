@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import stdev
 from typing import Any
 
 from benchmarks.cell import CELL_FIELDS, Cell
@@ -49,11 +48,6 @@ def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
     """Return the columns that every table begins with: what was run, and how many seeds of it finished."""
     plain = setting.to_dict()
     return {**{name: plain[name] for name in CELL_COLUMNS}, "seeds": len(results)}
-
-
-def standard_error(values: Sequence[float]) -> float | None:
-    """Return that of the mean of values; None for fewer than two."""
-    return stdev(values) / len(values) ** 0.5 if len(values) > 1 else None
 
 
 def baseline_results(run: Run, setting: Cell, same: Sequence[str]) -> list[CellResult]:

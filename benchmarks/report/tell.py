@@ -13,13 +13,11 @@ from benchmarks.files import load_json, save_json
 from benchmarks.record import CellResult
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
-from benchmarks.report.table import standard_error
+from benchmarks.report.student import half_width, paired
 from resireduce.errors import ConfigError
 
 TELL_FILE = Path(__file__).parents[2] / "results/reference/tell.json"
 """The verdicts that are committed, which the tables use."""
-STANDARD_ERRORS = 3
-"""A model tells if training without residuals ends worse than the baseline by more than this many."""
 SEEDS = 3
 """Seeds needed of each setting."""
 SETTINGS = {
@@ -46,28 +44,26 @@ def main(args: argparse.Namespace) -> int:
     output = args.output or args.run / "tell.json"
     save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, output)
     for model, entry in models.items():
-        means = ", ".join(
-            f"{name} {entry[name]['mean']:.3f} ± {entry[name]['standard_error']:.3f}" for name in SETTINGS
-        )
+        means = ", ".join(f"{name} {_with_width(entry[name])}" for name in SETTINGS)
         verdict = "tells" if entry["tells"] else "does not tell"
-        print(f"{model}: {verdict}: worse by {entry['standard_errors']:.1f} standard errors ({means})")
+        print(f"{model}: {verdict}: without residuals worse by {_with_width(entry['loss'])} ({means})")
+    print("± is half of a 95 % interval; that of the loss is paired, over its differences seed by seed.")
     print(output)
     return 0
 
 
 def measure_tell(run: Run, model: str) -> dict[str, Any]:
-    """A model's metrics, and by how many standard errors of their difference no residuals are worse than all."""
+    """A model's metrics, and by how much no residuals are worse than all: it tells if the whole interval is above 0."""
     results = {name: _results(run, model, *setting) for name, setting in SETTINGS.items()}
     for name, found in results.items():
         if len(found) < SEEDS:
             raise ConfigError(f"{run.folder}: {model}, {name}: {len(found)} seeds are there, needed are {SEEDS}")
     sides = {name: _summary([float(result.metric or 0) for result in found]) for name, found in results.items()}
     any_result = results["none"][0]
-    worse = sides["baseline"]["mean"] - sides["none"]["mean"]
-    worse = worse if any_result.higher_is_better else -worse
-    error = (sides["baseline"]["standard_error"] ** 2 + sides["none"]["standard_error"] ** 2) ** 0.5
-    ratio = worse / error if error else 0.0
-    return {"tells": ratio > STANDARD_ERRORS, "standard_errors": ratio, "metric_name": any_result.metric_name, **sides}
+    sign = 1 if any_result.higher_is_better else -1
+    loss = _summary([sign * one for one in paired(*(_by_seed(results[side]) for side in ("baseline", "none")))])
+    tells = loss["mean"] - loss["half_width"] > 0
+    return {"tells": tells, "metric_name": any_result.metric_name, "loss": loss, **sides}
 
 
 def _results(run: Run, model: str, compressor: str, scheme: str) -> list[CellResult]:
@@ -75,8 +71,16 @@ def _results(run: Run, model: str, compressor: str, scheme: str) -> list[CellRes
     return [r for c, r in run.results.items() if (c.model, c.compressor, c.scheme, c.gradients) == wanted]
 
 
+def _by_seed(results: Sequence[CellResult]) -> dict[int, float]:
+    return {result.cell.seed: float(result.metric or 0) for result in results}
+
+
 def _summary(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": mean(values), "standard_error": standard_error(values), "values": list(values)}
+    return {"mean": mean(values), "half_width": half_width(values), "values": list(values)}
+
+
+def _with_width(side: dict[str, Any]) -> str:
+    return f"{side['mean']:.3f} ± {side['half_width']:.3f}"
 
 
 def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:

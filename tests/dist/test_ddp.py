@@ -305,7 +305,7 @@ def test_a_model_that_cannot_be_hooked_is_refused_with_the_cure(alone: None) -> 
         resireduce.compress_ddp(hooked)
     twice = DistributedDataParallel(seeded(build))
     resireduce.compress_ddp(twice)
-    with pytest.raises(ConfigError, match=r"model: it has a communication hook already"):
+    with pytest.raises(ConfigError, match=r"model: compress_ddp was called for it already; use the hook"):
         resireduce.compress_ddp(twice)
     distributed = seeded(build)
     optimizer = torch.optim.SGD(distributed.parameters(), 0.1)

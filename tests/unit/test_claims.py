@@ -17,11 +17,11 @@ from benchmarks.claims.ledger import ledger
 from benchmarks.claims.load import ITSELF, load_claims
 from benchmarks.matrix import expand
 from benchmarks.record import CellResult
-from tests.claim_records import elements, make, role_cells, run_of
+from tests.claim_records import listed, make, role_cells, run_of, wasted
 
 BOOK = load_claims()
 SCOPED = [(claim, scope) for claim in BOOK.claims for scope in (claim.paper, claim.small) if scope and scope.models]
-BY_ARITHMETIC = {"obs1-share-vgg19", "exp1-local-max", "exp1-cloud-resnet50"}
+BY_ARITHMETIC = {name for name in listed() if name in {claim.id for claim, _ in SCOPED}}
 """What the library's own bytes refute at full size: the claims of kind consistency beside them show why."""
 CONFIGS = Path(__file__).parents[2] / "benchmarks/config"
 
@@ -38,10 +38,7 @@ def true_records(scope: Scope) -> list[CellResult]:
 
 def wasteful(cell: Cell) -> CellResult:
     """Residuals three times as large as they can be."""
-    states = make(cell).to_dict()
-    more = {"residuals_bytes": 12 * elements(cell)[0]}
-    more["total_bytes"] = states["total_bytes"] - states["residuals_bytes"] + more["residuals_bytes"]
-    return make(cell, **more)
+    return make(cell, **wasted(cell, 3))
 
 
 def apart(cell: Cell) -> CellResult:

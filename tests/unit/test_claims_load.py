@@ -11,7 +11,8 @@ from benchmarks.claims.load import CLAIMS_FILE, load_claims
 from resireduce.errors import ConfigError
 
 GOOD: dict[str, Any] = {
-    "margins": {"accuracy": {"points": 1}},
+    "noise": 0.5,
+    "margins": {"accuracy": {"against": "fig3-resnet50-stored-100", "tested": "fig3-resnet50-stored-52"}},
     "counts": {"vgg19": {"parameters": 10, "residuals": 9, "saved": 5, "copies": 1}},
     "stand_ins": {"vgg19": "vgg-digits"},
     "claims": [
@@ -61,8 +62,10 @@ def test_one_claim_for_each_model(tmp_path: Path) -> None:
 SAVING = {"kind": "saving", "tolerance": 1}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({**GOOD, "claim": []}, "claims.yaml key: 'claim' is not known (did you mean 'claims'?); allowed: claims, counts,"),
-    ({**GOOD, "margins": {}}, "margins: missing; allowed: margins, counts, stand_ins, claims, all of them"),
-    ({**GOOD, "margins": {"f1": {"points": 0}}}, "margins: f1: {'points': 0} is not allowed; give points or percent"),
+    ({**GOOD, "margins": {}}, "margins: missing; allowed: noise, margins, counts, stand_ins, claims, all of them"),
+    ({**GOOD, "noise": "x"}, "noise: 'x' is not allowed; give a number above 0"),
+    ({**GOOD, "margins": {"f1": {"points": 1}}}, "margins: f1 key: 'points' is not known"),
+    ({**GOOD, "margins": {"f1": {"against": "x"}}}, "margins: f1: against: 'x' is not known"),
     ({**GOOD, "counts": {"vgg19": {"parameters": 1.5}}}, "counts: vgg19: parameters: 1.5 is not allowed; give a whole"),
     ({**GOOD, "stand_ins": {"vgg19": "vgg"}}, "stand_ins: vgg19: 'vgg' is not known (did you mean "),
     ({**GOOD, "claims": ["one"]}, "claims entry 1: 'one' is not a mapping"),

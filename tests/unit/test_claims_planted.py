@@ -14,6 +14,7 @@ from benchmarks.claims.ledger import ledger
 from benchmarks.matrix import expand
 from benchmarks.record import CellResult
 from benchmarks.report.cli import screen_text, write_claims
+from benchmarks.report.labels import MINUS
 from benchmarks.report.load import load_run
 from tests.claim_records import make, wasted
 
@@ -27,7 +28,7 @@ CONFIG = {
 }
 ACCURACY, SAVING, SAME, SPEED = "exp2-accuracy-vgg19", "exp1-local-vgg19", "ours-identical-w2d-vgg19", "exp2-time-vgg19"
 WHERE = ". On vgg-digits; the "
-KEPT = "loss 0.06 [0.05, 0.08] points, margin 1.00"
+KEPT = "loss 0.06 [0.05, 0.08] points, margin 1.27"
 
 
 def path_of(folder: Path, cell: Cell) -> Path:
@@ -62,32 +63,32 @@ def failed(cell: Cell, status: str, reason: str) -> CellResult:
 
 def test_true_records(folder: Path) -> None:
     before = found(folder)
-    assert said(before[SAVING]) == ("reproduced", "vgg-digits 16.79 %, at least 10 %")
+    assert said(before[SAVING]) == ("reproduced", "vgg-digits 16.40 %, at least 10 % and at most 18 %")
     status, reason = said(before[ACCURACY])
     assert status == "reproduced" and reason.startswith(KEPT) and "; control: without residuals the loss is" in reason
-    assert said(before[SAME]) == ("reproduced", "equal in every digit at 2 evaluations, 3 seeds")
-    assert said(before[SPEED]) == ("reproduced", "longer by 0.00 [0.00, 0.00] %, margin 10.00; over 3 seeds")
+    assert said(before[SAME]) == ("reproduced", "equal in every digit at 4 evaluations, 3 seeds")
+    assert said(before[SPEED]) == ("reproduced", f"longer by 0.00 [{MINUS}0.01, 0.01] %, margin 10.00; over 3 seeds")
     assert before[ACCURACY].seeds == 3 and before[ACCURACY].hardware == "Example CPU, 2 ranks"
 
 
 def test_a_saving_that_is_too_small(folder: Path) -> None:
     for seed in range(3):
         make(cell_of(seed=seed), **wasted(cell_of(seed=seed), 0.3)).save(path_of(folder, cell_of(seed=seed)))
-    assert said(found(folder)[SAVING]) == ("not reproduced", "vgg-digits 9.27 %, at least 10 %")
+    assert said(found(folder)[SAVING]) == ("not reproduced", "vgg-digits 8.90 %, at least 10 % and at most 18 %")
 
 
 def test_bytes_that_differ_between_seeds(folder: Path) -> None:
     make(cell_of(), **wasted(cell_of(), 0.3)).save(path_of(folder, cell_of()))
     status, reason = said(found(folder)[SAVING])
     assert status == "inconclusive"
-    assert reason.startswith("residuals_bytes differs between seeds: 1,280,000 and ")
+    assert reason.startswith("residuals_bytes differs between seeds: 1,502,080 and ")
 
 
 def test_an_accuracy_that_is_lost(folder: Path) -> None:
     for seed in range(3):
         make(cell_of(seed=seed), worse=5).save(path_of(folder, cell_of(seed=seed)))
     status, reason = said(found(folder)[ACCURACY])
-    assert (status, reason) == ("not reproduced", "loss 4.81 [4.80, 4.83] points, margin 1.00")
+    assert (status, reason) == ("not reproduced", "loss 4.81 [4.80, 4.83] points, margin 1.27")
     assert said(found(folder)[SAME])[0] == "not reproduced"
 
 
@@ -96,38 +97,35 @@ def test_a_control_that_is_as_good(folder: Path) -> None:
         make(cell_of("none", seed), worse=-6).save(path_of(folder, cell_of("none", seed)))
     status, reason = said(found(folder)[ACCURACY])
     assert status == "inconclusive"
-    assert (
-        "; control: without residuals it is not seen to be worse, loss " in reason and "so this says nothing" in reason
-    )
+    assert reason.endswith(" points, not seen to be above the margin: these records cannot tell")
 
 
-def test_a_control_that_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_control_that_is_missing(folder: Path) -> None:
     for seed in range(3):
         path_of(folder, cell_of("none", seed)).unlink()
     status, reason = said(found(folder)[ACCURACY])
-    assert status == "reproduced"
-    assert reason.endswith("; control, from results/reference/tell.json: it is worse without residuals")
-    monkeypatch.setattr("benchmarks.claims.not_worse.load_tells", lambda: {"vgg-digits": False})
+    assert status == "inconclusive"
+    assert "; control, no residuals: vgg-digits.topk.none.kept.d0.01.s0: not run; seed 0, 1, 2 of " in reason
+    config = json.loads((folder / "config.json").read_text())
+    config["matrix"][0]["scheme"].remove("none")
+    (folder / "config.json").write_text(json.dumps(config))
     status, reason = said(found(folder)[ACCURACY])
-    assert status == "inconclusive" and reason.endswith("it is as good without residuals, so this says nothing")
-    monkeypatch.setattr("benchmarks.claims.not_worse.load_tells", dict)
-    status, reason = said(found(folder)[ACCURACY])
-    assert (status, reason.partition("; ")[2]) == (
-        "inconclusive",
-        "the control, no residuals, is missing: make run RUN=mini PART=table",
-    )
+    assert status == "inconclusive"
+    assert reason.endswith("; the control, no residuals, is missing: make run RUN=mini PART=table")
 
 
 def test_a_missing_seed(folder: Path) -> None:
+    """What is missing counts as failed: it may have been left out because it did."""
     path_of(folder, cell_of()).unlink()
-    one = found(folder)[ACCURACY]
-    assert one.status == "reproduced" and one.seeds == 2
+    now = found(folder)
+    one = now[ACCURACY]
+    assert (one.status, one.seeds) == ("inconclusive", 2)
     assert "; seed 1 of topk/w+2d/kept is missing (not run: not run yet)" in one.reason
+    assert now[SAME].status == now[SAVING].status == now[SPEED].status == "inconclusive"
     path_of(folder, cell_of(seed=2)).unlink()
     one = found(folder)[ACCURACY]
     assert (one.status, one.seeds) == ("inconclusive", 1)
-    assert one.reason.startswith("n = 1: seed 0 alone has no interval; worse by 0.06 points; seed 1 of topk/w+2d/kept")
-    assert found(folder)[SAME].seeds == 1 and found(folder)[SAME].status == "reproduced"
+    assert one.reason.startswith("n = 1: seed 0 alone has no interval; worse by 0.06 points; seed 1, 2 of topk/w+2d/")
     path_of(folder, cell_of(seed=0)).unlink()
     one = found(folder)[ACCURACY]
     assert (one.status, one.scope, one.command) == ("not run", "none", "make run RUN=mini PART=table")
@@ -137,7 +135,7 @@ def test_a_missing_seed(folder: Path) -> None:
 def test_cells_that_failed(folder: Path, status: str) -> None:
     failed(cell_of(), status, "as planted").save(path_of(folder, cell_of()))
     one = found(folder)[ACCURACY]
-    assert one.status == "reproduced" and f"seed 1 of topk/w+2d/kept is missing ({status}: as planted)" in one.reason
+    assert one.status == "inconclusive" and f"seed 1 of topk/w+2d/kept is missing ({status}: as planted)" in one.reason
     for seed in range(3):
         failed(cell_of(seed=seed), status, "as planted").save(path_of(folder, cell_of(seed=seed)))
     now = found(folder)
@@ -152,11 +150,12 @@ def test_a_diverged_cell_of_the_scheme_refutes_it(folder: Path) -> None:
     assert said(one) == (
         "not reproduced",
         "seed 1 of vgg-digits.topk.w+2d.kept.d0.01.s1 diverged (loss is NaN at step 7), "
-        "that of vgg-digits.topk.baseline.kept.d0.01.s1 finished",
+        "that of vgg-digits.topk.baseline.kept.d0.01.s1 finished; "
+        "seed 1 of topk/w+2d/kept is missing (diverged: loss is NaN at step 7)",
     )
     failed(cell_of("baseline"), "diverged", "loss is NaN at step 9").save(path_of(folder, cell_of("baseline")))
     one = found(folder)[ACCURACY]
-    assert (one.status, one.seeds) == ("reproduced", 2)
+    assert (one.status, one.seeds) == ("inconclusive", 2)
     assert "seed 1 of topk/baseline/kept is missing (diverged: loss is NaN at step 9)" in one.reason
 
 
@@ -164,7 +163,7 @@ def test_nan_in_a_record(folder: Path) -> None:
     path = path_of(folder, cell_of())
     path.write_text(json.dumps(json.loads(path.read_text()) | {"metric": float("nan")}))
     one = found(folder)[ACCURACY]
-    assert (one.status, one.seeds) == ("reproduced", 2)
+    assert (one.status, one.seeds) == ("inconclusive", 2)
     assert "seed 1 of topk/w+2d/kept is missing (broken: " in one.reason
 
 
@@ -175,25 +174,25 @@ def test_a_foreign_schema_version(folder: Path) -> None:
     now = found(folder)
     reason = "vgg-digits.topk.w+2d.kept.d0.01.s0: broken, schema_version: 99 cannot be read; allowed: 1 to "
     assert now[ACCURACY].status == "inconclusive" and now[ACCURACY].reason.startswith(reason)
-    # The bytes follow from the streamed cells: kept gradients are as large as the parameters.
-    status, reason = said(now[SAVING])
-    assert status == "reproduced" and reason.endswith("(kept gradients by arithmetic, as large as the parameters)")
+    assert now[SAVING].status == "inconclusive" and now[SAVING].reason.startswith(reason), "nothing stands in for them"
 
 
-@pytest.mark.parametrize(("fact", "value"), [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"})])
+FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"}), ("threads", 2)]
+FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True)]
+
+
+@pytest.mark.parametrize(("fact", "value"), FACTS)
 def test_mixed_provenance(folder: Path, fact: str, value: Any) -> None:
+    """Other inputs, code or machine of one side are named, and leave open what they can change."""
     record = make(cell_of())
     replace(record, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
     now = found(folder)
-    for name, status in {
-        ACCURACY: "reproduced",
-        SAVING: "reproduced",
-        SAME: "reproduced",
-        SPEED: "inconclusive",
-    }.items():
+    open_for = "reproduced" if fact == "commit" else "inconclusive"
+    expected = {ACCURACY: open_for, SAVING: "reproduced", SAME: open_for, SPEED: "inconclusive"}
+    for name, status in expected.items():
         assert now[name].status == status
         assert said(now[name])[1].endswith(f"; the cells compared differ in {fact}")
-    # Digits that differ on other hardware refute nothing.
+    # Digits that differ refute nothing then.
     other = make(cell_of(), worse=1e-9)
     replace(other, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
     assert found(folder)[SAME].status == "inconclusive"
@@ -221,13 +220,13 @@ def test_runs_that_are_put_together(folder: Path, tmp_path: Path) -> None:
     path_of(folder, cell_of()).rename(path_of(other, cell_of()))
     assert found(folder, other)[ACCURACY].seeds == 3 and "missing" not in found(folder, other)[ACCURACY].reason
     make(cell_of(seed=2), worse=9).save(path_of(other, cell_of(seed=2)))
-    one = found(folder, other)[ACCURACY]
-    assert one.status == "reproduced"
-    assert "y has vgg-digits.topk.w+2d.kept.d0.01.s2 with other values, the first run's count" in one.reason
+    for runs in ((folder, other), (other, folder)):
+        one = found(*runs)[ACCURACY]
+        assert one.status == "inconclusive", "whatever their order"
+        assert "and y have other values of vgg-digits.topk.w+2d.kept.d0.01.s2; give one of them" in one.reason
 
 
 def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path_of(folder, cell_of()).write_text("{")
     run = load_run(folder)
     write_claims(run, ledger(run))
     plain = json.loads((folder / "claims.json").read_text())
@@ -242,7 +241,7 @@ def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out.strip()
     assert text in screen_text(run)
     assert "On small models: what a laptop can show of each claim; published values themselves were not tested" in text
-    assert f"+ {SAVING:<36} vgg-digits 16.79 %, at least 10 %" in text
+    assert f"+ {SAVING:<36} vgg-digits 16.40 %, at least 10 % and at most 18 %" in text
 
 
 def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -251,7 +250,7 @@ def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) 
     text = capsys.readouterr().out
     assert "On small models, one seed: what a laptop can show of each claim" in text
     assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.06 points" in text
-    assert f"+ {SAME:<36} equal in every digit at 2 evaluations, 1 seed" in text
+    assert f"+ {SAME:<36} equal in every digit at 4 evaluations, 1 seed" in text
 
 
 def planted(folder: Path, cell: Cell, **values: Any) -> None:
@@ -262,8 +261,8 @@ def planted(folder: Path, cell: Cell, **values: Any) -> None:
 @pytest.mark.parametrize(
     ("schemes", "values", "reason"),
     [
-        (["w+2d"], {"metric_name": "f1", "metrics": {}}, "metric_name is not the same in all records: accuracy, f1"),
-        (["w+2d"], {"higher_is_better": False}, "higher_is_better is not the same in all records: True, False"),
+        (["w+2d"], {"metric_name": "f1", "metrics": {}}, "metric_name is not the same in all records: f1, accuracy"),
+        (["w+2d"], {"higher_is_better": False}, "vgg-digits.topk.w+2d.kept.d0.01.s0: broken, accuracy: from 0 to 100"),
         (["w+2d", "baseline"], {"metric_name": "x", "metrics": {}}, "metric_name: 'x' has no margin; claims.yaml has"),
     ],
 )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cell import Cell
+from benchmarks.cells import read_config
 from benchmarks.matrix import expand
 from benchmarks.record import CellResult
 from benchmarks.report.figures import draw_both
@@ -39,6 +40,9 @@ SMALL: dict[str, Any] = {
         {"model": ["gpt2-bytes"], "scheme": "partial", "options": [{"ratio": 0.25}, {}]},
     ],
 }
+
+
+SEEDS: list[int] = read_config(Path("benchmarks/config/paper.yaml"))["defaults"]["seed"]
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +114,7 @@ def test_measured_stands_beside_published(paper: Run) -> None:
             if record["measured"] is not None:
                 assert record["measured"] == pytest.approx(record["published"], abs=1)
                 assert record["unit"] == record["published_unit"]
-                assert record["measured_n"] == record["seeds"] == 3 - len(record["missing_cells"])
+                assert record["measured_n"] == record["seeds"] == len(SEEDS) - len(record["missing_cells"])
 
 
 def test_saving_is_the_arithmetic_of_the_bytes(paper: Run) -> None:
@@ -143,14 +147,14 @@ def test_what_is_compared_with_is_missing(paper: Run) -> None:
 
 def test_throughput_loss_is_against_the_same_number_of_ranks(paper: Run) -> None:
     table = PAPER_TABLES["fig11"](paper)
-    record = line(table, "gpt2-large", "ResiReduce", world_size=64)
+    record = line(table, "bert-large", "ResiReduce", world_size=64)
     speeds = [
-        paper.results[Cell(model="gpt2-large", scheme=scheme, world_size=64, steps=200)].steps_per_second or 0
+        paper.results[Cell(model="bert-large", scheme=scheme, world_size=64, steps=200)].steps_per_second or 0
         for scheme in ("w+2d", "baseline")
     ]
     assert record["measured"] == pytest.approx(100 * (1 - speeds[0] / speeds[1]))
-    assert record["published"] == 1.23
-    assert line(table, "gpt2-large", "ResiReduce", world_size=16)["published"] is None
+    assert record["published"] == 0.48
+    assert line(table, "bert-large", "ResiReduce", world_size=16)["published"] is None
 
 
 def test_gain_is_paired_by_seed_and_turned_for_perplexity(paper: Run) -> None:
@@ -207,7 +211,7 @@ def table2_record(folder: Path, label: str = "ResiReduce") -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    defaults = {"model": "resnet50", "world_size": 64, "seed": [0, 1, 2]}
+    defaults = {"model": "resnet50", "world_size": 64, "seed": SEEDS}
     config = {"defaults": defaults, "matrix": [{"scheme": ["baseline", "w+2d"]}, {"scheme": "w+2d", "seed": 0}]}
     (tmp_path / "config.json").write_text(json.dumps(config))
     for cell in expand(config):
@@ -219,8 +223,8 @@ REDUCED = Cell(model="resnet50", scheme="w+2d", world_size=64)
 
 
 def test_all_is_well_before(folder: Path) -> None:
-    assert len(load_run(folder).cells) == 6, "a cell that a config has twice is one"
-    assert table2_record(folder)["measured_n"] == 3
+    assert len(load_run(folder).cells) == 2 * len(SEEDS), "a cell that a config has twice is one"
+    assert table2_record(folder)["measured_n"] == len(SEEDS)
 
 
 @pytest.mark.parametrize(
@@ -236,13 +240,14 @@ def test_all_is_well_before(folder: Path) -> None:
 def test_a_wrong_record_is_a_hole(folder: Path, change: dict[str, Any], status: str) -> None:
     put(folder, REDUCED, **change)
     record = table2_record(folder)
-    assert record["measured_n"] == 2 and record["missing"] == f"{status} (seed 0)"
+    assert record["measured_n"] == len(SEEDS) - 1 and record["missing"] == f"{status} (seed 0)"
 
 
 def test_a_missing_seed_is_named(folder: Path) -> None:
     (folder / f"cells/{replace(REDUCED, seed=2).name}.json").unlink()
     record = table2_record(folder)
-    assert (record["measured_n"], record["seeds_wanted"], record["missing"]) == (2, 3, "not run (seed 2)")
+    found = (record["measured_n"], record["seeds_wanted"], record["missing"])
+    assert found == (len(SEEDS) - 1, len(SEEDS), "not run (seed 2)")
 
 
 def test_mixed_provenance_is_said(folder: Path) -> None:

@@ -8,6 +8,7 @@ import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.matrix import expand
+from benchmarks.report.student import t_quantile
 from tests.records import make_result
 
 CONFIG = yaml.safe_load((Path(__file__).parents[2] / "benchmarks/config/precision.yaml").read_text())
@@ -16,6 +17,7 @@ CONFIG = yaml.safe_load((Path(__file__).parents[2] / "benchmarks/config/precisio
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     config = {key: value for key, value in CONFIG.items() if key != "run"}
+    config["matrix"] = [{**entry, "seed": [0, 1, 2, 3, 4]} for entry in config["matrix"]]
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "cells").mkdir()
     for cell in expand(config):
@@ -32,12 +34,18 @@ def test_settings_are_compared_seed_by_seed(folder: Path, capsys: pytest.Capture
     assert len(rows) == 32 and all(row["seeds"] == 5 for row in rows)
     shared = [row for row in rows if row["scheme"] == "w+2d"]
     assert {row["difference_mean"] for row in shared} == {-1.4}
-    assert {round(row["difference_standard_error"], 6) for row in shared} == {round((0.3 / 5) ** 0.5, 6)}
+    assert {round(row["difference_half_width"], 6) for row in shared} == {
+        round(t_quantile(0.975, 4) * (0.3 / 5) ** 0.5, 6)
+    }
     assert {row["difference_mean"] for row in rows if row["scheme"] == "baseline"} == {0.0}
     full = next(row for row in rows if (row["model"], row["scheme"]) == ("resnet-digits", "baseline"))
     assert full["normalised"] == pytest.approx(3 / 4), "three copies of the model of the four with kept gradients"
     text = capsys.readouterr().out
-    assert "| resnet-digits, accuracy ↑ | w+2d | int4 | 5 |" in text and "\N{MINUS SIGN}1.400 ± 0.245 |" in text
+    assert (
+        "| resnet-digits, accuracy ↑ | w+2d | int4 | 5 |" in text
+        and "\N{MINUS SIGN}1.400 ± 0.680 |" in text
+        and "half of a 95 % interval" in text
+    )
 
 
 def test_without_a_baseline_nothing_is_compared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from benchmarks.report.cli import screen_text, write_report
 from benchmarks.report.labels import TIMES, short_labels
 from benchmarks.report.load import load_run
 from benchmarks.report.provenance import provenance_rows
+from benchmarks.report.student import t_quantile
 from benchmarks.report.tables import TABLES
 from benchmarks.report.tell import load_tells
 from benchmarks.report.write import to_csv, to_markdown
@@ -75,7 +76,7 @@ def test_memory_is_the_arithmetic_of_the_records(folder):
         assert row["seeds"] == ("3" if row["compressor"] == "topk" and row["gradients"] == "kept" else "1")
 
 
-def test_accuracy_is_mean_and_standard_error_over_seeds(folder):
+def test_accuracy_is_mean_and_half_of_its_interval_over_seeds(folder):
     table = TABLES["accuracy"](load_run(folder))
     by_scheme = {(row["model"], row["compressor"], row["scheme"], row["gradients"]): row for row in rows(table)}
     values = [4.2 * (1.05 + 0.01 * seed) for seed in range(3)]
@@ -83,9 +84,9 @@ def test_accuracy_is_mean_and_standard_error_over_seeds(folder):
     error = (sum((value - average) ** 2 for value in values) / 2 / 3) ** 0.5
     row = by_scheme["gpt2-bytes", "topk", "none", "kept"]
     assert float(row["metric_mean"]) == pytest.approx(average)
-    assert float(row["metric_standard_error"]) == pytest.approx(error)
+    assert float(row["metric_half_width"]) == pytest.approx(t_quantile(0.975, 2) * error)
     assert float(row["difference_to_baseline"]) == pytest.approx(4.2 * 0.05)
-    assert by_scheme["gpt2-bytes", "none", "none", "kept"]["metric_standard_error"] == ""
+    assert by_scheme["gpt2-bytes", "none", "none", "kept"]["metric_half_width"] == ""
     assert "n = 3" in to_markdown(table, [])
 
 

@@ -1,0 +1,114 @@
+"""Process groups: given, made, shared by none, and used again."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.comm.torch import TorchCommunicator
+from resireduce.errors import ConfigError
+from resireduce.optimizer import DistributedOptimizer
+from tests.processes import on_processes
+from tests.worlds import Net, loss_of, same, seeded, train, train_world
+
+
+def small(seed: int = 0) -> nn.Module:
+    return seeded(lambda: nn.Linear(120, 120), seed)
+
+
+def distributed(model: nn.Module, **options: object) -> DistributedOptimizer:
+    return resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline", **options)  # type: ignore[arg-type]
+
+
+def group_of(optimizer: DistributedOptimizer) -> dist.ProcessGroup:
+    communicator = optimizer.feedback.communicator
+    assert isinstance(communicator, TorchCommunicator)
+    return communicator.group
+
+
+def check_that_half_the_ranks_train_together(communicator: Communicator) -> None:
+    """Two groups of two train beside each other, each as two ranks alone would."""
+    halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    mine = halves[communicator.rank // 2]
+    model, optimizer = seeded(Net), None
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), density=0.05, group=mine
+    )
+    assert (optimizer.feedback.communicator.rank, optimizer.feedback.communicator.world_size) == (
+        communicator.rank % 2,
+        2,
+    )
+    generator = torch.Generator().manual_seed(communicator.rank % 2)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model, generator).backward()
+        optimizer.step()
+    assert same(model, train_world(2, seeded(Net), steps=3)[0][0])
+    with pytest.raises(ConfigError, match=r"group: .* is not allowed; give a ProcessGroup that this rank is in"):
+        distributed(small(), group=halves[1 - communicator.rank // 2])
+
+
+def check_that_groups_are_used_again(communicator: Communicator) -> None:
+    """A closed optimizer's group is the next one's; two in use have two; one that a rank still holds is not taken."""
+    first, second = distributed(small()), distributed(small(1))
+    used = [group_of(first), group_of(second)]
+    assert used[0] is not used[1]
+    first.close()
+    third = distributed(small(2))
+    assert group_of(third) is used[0]
+    third.close()
+    kept = distributed(small(3))
+    if communicator.rank == 0:
+        kept.close()
+    fourth = distributed(small(4))
+    assert group_of(fourth) not in used
+    for optimizer in (kept, second, fourth):
+        optimizer.close()
+    dropped = distributed(small(5))
+    of_dropped = group_of(dropped)
+    small(5)(torch.ones(2, 120)).sum().backward()
+    del dropped
+    gc.collect()
+    again = distributed(small(6))
+    assert group_of(again) is of_dropped
+    again.close()
+
+
+def test_four_processes() -> None:
+    on_processes(4, check_that_half_the_ranks_train_together)
+
+
+def test_two_processes() -> None:
+    on_processes(2, check_that_groups_are_used_again)
+
+
+def test_a_program_that_starts_torch_distributed_twice(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        dist.init_process_group("gloo", init_method=f"file://{tmp_path}/{name}", rank=0, world_size=1)
+        with distributed(small()) as optimizer:
+            optimizer.step()
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [{"residual_device": "cpu"}, {"warm_up_steps": 2}])
+def test_settings_of_the_hook_are_those_of_distribute(tmp_path: Path, options: dict[str, object]) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    model = seeded(Net)
+    parallel = DistributedDataParallel(model)
+    hook = resireduce.compress_ddp(parallel, density=0.05, **options)  # type: ignore[arg-type]
+    optimizer, generator = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.Generator().manual_seed(0)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_of(parallel, generator).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    assert bool(hook.feedback.residual.host_tensors()) == ("residual_device" in options)
+    ((kept, _),) = LocalWorld(1).run(lambda c: train(c, seeded(Net), steps=4, gradients="kept", **options))  # type: ignore[arg-type]
+    assert same(model, kept)

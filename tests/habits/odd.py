@@ -1,0 +1,304 @@
+"""Rarer things, of which each was a trap somewhere: shared and borrowed tensors, states reset, odd parameters."""
+
+import threading
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+from resireduce.errors import ConfigError
+from tests.habits.script import INPUTS, Net, Refused, Script, habit
+
+
+def borrowed(script: Script, **options: object) -> list[object]:
+    """Directions that are computed once; step() must not write into them."""
+    model = script.net()
+    optimizer = script.sgd(model, **options)
+    directions = torch.autograd.grad(script.loss(model, 0), list(model.parameters()))
+    before = [direction.clone() for direction in directions]
+    for _ in range(3):
+        for parameter, direction in zip(model.parameters(), directions, strict=True):
+            parameter.grad = direction
+        optimizer.step()
+        optimizer.zero_grad()
+    return [model, [torch.equal(a, b) for a, b in zip(directions, before, strict=True)]]
+
+
+@habit()
+def the_same_tensors_are_the_gradients_of_every_step(script: Script) -> list[object]:
+    """p.grad = direction, again and again."""
+    return borrowed(script)
+
+
+@habit()
+def the_same_tensors_are_the_gradients_of_every_step_without_compression(script: Script) -> list[object]:
+    """The same, where what is sent is the gradient itself."""
+    return borrowed(script, compressor="none")
+
+
+@habit(streamed=Refused(r"max_local_grad_norm", ConfigError))
+def the_same_tensors_are_the_gradients_of_every_step_and_clipped(script: Script) -> list[object]:
+    """Each rank's own are clipped, in the library; by both norms."""
+    return borrowed(script, max_local_grad_norm=0.05, max_grad_norm=0.01)
+
+
+class Twins(Net):
+    """Two layers of one shape, which get one gradient, and a third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twin = nn.Linear(100, 100)
+
+
+def twins(script: Script, **options: object) -> nn.Module:
+    model = script.net()
+    optimizer = script.sgd(model, **options)
+    pairs = ((model.twin.weight, model.blocks[0].wide.weight), (model.twin.bias, model.blocks[0].wide.bias))
+    for step in range(3):
+        optimizer.zero_grad()
+        grads = torch.autograd.grad(script.loss(model, step), [second for _, second in pairs])
+        for (first, second), grad in zip(pairs, grads, strict=True):
+            first.grad = second.grad = grad
+        optimizer.step()
+    return model
+
+
+@habit(build=Twins)
+def one_tensor_is_the_gradient_of_two(script: Script) -> nn.Module:
+    """p.grad = q.grad = g."""
+    return twins(script)
+
+
+@habit(build=Twins)
+def one_tensor_is_the_gradient_of_two_without_compression(script: Script) -> nn.Module:
+    """The same, where what is sent is the gradient itself."""
+    return twins(script, compressor="none")
+
+
+@habit()
+def a_gradient_by_hand_is_expanded(script: Script) -> nn.Module:
+    """A scalar in the form of the parameter: small ones, and without compression, since all is equal."""
+    model = script.net()
+    optimizer = script.sgd(model, compressor="none")
+    for step in range(3):
+        optimizer.zero_grad()
+        for parameter in model.parameters():
+            parameter.grad = torch.tensor(0.01 * (step + script.rank)).expand(parameter.shape)
+        optimizer.step()
+    return model
+
+
+@habit()
+def gradients_by_hand_are_transposed(script: Script) -> nn.Module:
+    """Their memory lies the other way round than the parameter's."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        for parameter, grad in zip(
+            model.parameters(), torch.autograd.grad(script.loss(model, step), list(model.parameters())), strict=True
+        ):
+            parameter.grad = grad.t().contiguous().t()
+        optimizer.step()
+    return model
+
+
+@habit()
+def the_state_is_reset(script: Script) -> nn.Module:
+    """`optimizer.state = defaultdict(dict)`, a known way to forget momentum."""
+    model = script.net()
+    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    script.train(model, optimizer, 2)
+    optimizer.state = defaultdict(dict)
+    script.train(model, optimizer, 2)
+    return model
+
+
+@habit()
+def the_state_is_cleared(script: Script) -> nn.Module:
+    """optimizer.state.clear()."""
+    model = script.net()
+    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
+    script.train(model, optimizer, 2)
+    optimizer.state.clear()
+    script.train(model, optimizer, 2)
+    return model
+
+
+@habit()
+def a_layer_is_frozen_between_backward_and_step(script: Script) -> nn.Module:
+    """Its gradient is there already: in plain torch it is still updated in this step."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        script.loss(model, step).backward()
+        model.blocks[0].requires_grad_(step >= 2)
+        optimizer.step()
+    return model
+
+
+@habit(build=lambda: Net().double(), rounded=("streamed",))
+def step_without_a_pass_that_sends(script: Script) -> nn.Module:
+    """All passes lie within no_sync(), and step() is called all the same."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            script.loss(model, 2 * step).backward()
+            script.loss(model, 2 * step + 1).backward()
+        optimizer.step()
+    return model
+
+
+@habit(build=lambda: Net().double(), rounded=("streamed",))
+def ranks_add_up_different_numbers_of_passes(script: Script) -> nn.Module:
+    """The last rank has fewer batches left."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        with optimizer.no_sync():
+            for part in range(2 - script.rank):
+                script.loss(model, 3 * step + part).backward()
+        script.loss(model, 3 * step + 2).backward()
+        optimizer.step()
+    return model
+
+
+@habit()
+def one_rank_has_no_batch(script: Script) -> nn.Module:
+    """The last rank's data have ended: it calls step() without backward(), and counts as zeros."""
+    model = script.net()
+    optimizer = script.sgd(model, max_grad_norm=0.5)
+    for step in range(4):
+        optimizer.zero_grad()
+        if step < 3 or script.rank == 0:
+            script.loss(model, step).backward()
+        optimizer.step()
+    return model
+
+
+@habit()
+def backward_in_another_thread(script: Script) -> nn.Module:
+    """A user interface that stays responsive."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        thread = threading.Thread(target=lambda s=step: script.loss(model, s).backward())
+        thread.start()
+        thread.join()
+        optimizer.step()
+    return model
+
+
+class Odd(nn.Module):
+    """A scalar, a tensor of four dimensions, a transposed matrix, an empty one, and one in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.scalar = Net(), nn.Parameter(torch.ones(()))
+        self.four = nn.Parameter(torch.randn(5, 20, 4, 30) / 10)
+        self.turned = nn.Parameter((torch.randn(120, 100) / 10).t())
+        self.empty = nn.Parameter(torch.zeros(0, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        more = (x[:, :30] @ self.four.flatten(0, 2).t()).sin().sum(1, keepdim=True)
+        turned = (x.sum(1, keepdim=True) * self.turned.sum(0)).sin().sum(1, keepdim=True)
+        return self.net(x) * self.scalar + more + turned + self.empty.sum()
+
+
+@habit(build=Odd)
+def parameters_of_odd_shapes(script: Script) -> nn.Module:
+    """A scalar, four dimensions, none at all, and a transposed matrix."""
+    model = script.net()
+    script.train(model, script.sgd(model))
+    return model
+
+
+@habit(streamed=Refused(r"(dropped|replaced|changed|zero_grad\(\)).*between backward\(\) and step\(\)"))
+def the_wrapped_optimizer_s_zero_grad_before_the_step(script: Script) -> nn.Module:
+    """By its old name, in the wrong place: in plain torch nothing is trained."""
+    model = script.net()
+    plain = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = script.distribute(model, plain)
+    for step in range(2):
+        script.loss(model, step).backward()
+        plain.zero_grad()
+        optimizer.step()
+    return model
+
+
+@habit()
+def the_head_is_replaced(script: Script) -> nn.Module:
+    """A new layer that the optimizer does not know is not trained, as in plain torch; the old one has no gradient."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    script.train(model, optimizer, 2)
+    new = nn.Linear(100, 5)
+    with torch.no_grad():
+        new.weight.copy_(model.head.weight * 2)
+        new.bias.zero_()
+    model.head = new
+    script.train(model, optimizer, 2)
+    return model
+
+
+@habit()
+def parameters_are_changed_between_backward_and_step(script: Script) -> nn.Module:
+    """Decay by hand, or a projection: in place, under no_grad."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        script.loss(model, step).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.99)
+        optimizer.step()
+    return model
+
+
+@habit(ranks=(1,))
+def a_compiled_step(script: Script) -> nn.Module:
+    """torch.compile of a function that calls optimizer.step()."""
+    model = script.net()
+    optimizer = script.sgd(model)
+    compiled = torch.compile(optimizer.step, backend="eager")
+    for step in range(3):
+        optimizer.zero_grad()
+        script.loss(model, step).backward()
+        compiled()
+    return model
+
+
+class Pictures(nn.Module):
+    """A convolution whose memory lies channels last, and a transposed matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image = nn.Conv2d(INPUTS, 32, 3, padding=1).to(memory_format=torch.channels_last)
+        self.turned = nn.Parameter((torch.randn(288, 40) / 10).t())
+        self.small = nn.Parameter((torch.randn(288, 5) / 10).t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.image(x[:, :, None, None].expand(-1, -1, 3, 3)).flatten(1)
+        return torch.tanh(x @ self.turned.t()) @ torch.ones(40, 5) + x @ self.small.t()
+
+
+@habit(build=Pictures)
+def memory_that_lies_channels_last(script: Script) -> nn.Module:
+    """With an optimizer that goes through gradients and parameters element by element, as they are meant."""
+    model = script.net()
+    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2)))
+    return model
+
+
+@habit(build=Pictures)
+def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script) -> nn.Module:
+    """With one that goes through their memory: an average must lie as its parameter does."""
+    model = script.net()
+    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2, fused=True)))
+    return model

@@ -1,0 +1,160 @@
+"""What ranks bring to distribute(), the same or not, and options of its own."""
+
+import torch
+from torch import nn
+
+from resireduce.errors import ConfigError
+from tests.habits.script import INPUTS, Net, Refused, Script, habit
+
+DIFFERENT = r"give all ranks the same"
+
+
+def only_last(script: Script) -> bool:
+    return script.ranks > 1 and script.rank == script.ranks - 1
+
+
+@habit()
+def every_rank_starts_elsewhere(script: Script) -> nn.Module:
+    """Parameters that no seed made equal: all start from rank 0's."""
+    model = script.net()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * script.rank)
+    script.train(model, script.sgd(model))
+    return model
+
+
+class Buffered(Net):
+    """With running statistics, and a buffer that is a part of the forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statistics = nn.BatchNorm1d(INPUTS)
+        self.register_buffer("offset", torch.zeros(INPUTS))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.statistics(x) + self.offset)
+
+
+@habit(build=Buffered)
+def buffers_start_elsewhere(script: Script) -> nn.Module:
+    """Values differ: rank 0's are taken; running statistics are each rank's own from then on."""
+    model = script.net()
+    model.offset.fill_(script.rank)
+    model.statistics.running_mean.fill_(script.rank)
+    script.train(model, script.sgd(model))
+    model.eval()
+    return model
+
+
+@habit(both=Refused(rf"buffer.*{DIFFERENT}|buffer|differ between ranks", ConfigError), ranks=(2,))
+def buffers_of_other_shapes(script: Script) -> nn.Module:
+    """One rank has a longer one, or one more."""
+    model = script.net()
+    model.register_buffer("mask", torch.ones(3 + only_last(script)))
+    script.sgd(model)
+    return model
+
+
+@habit(both=Refused(rf"SGD.*AdamW.*{DIFFERENT}|AdamW.*SGD.*{DIFFERENT}|differ between ranks", ConfigError), ranks=(2,))
+def another_optimizer_on_one_rank(script: Script) -> nn.Module:
+    """SGD and AdamW: one of them by a flag that is set on one machine only."""
+    model = script.net()
+    kind = torch.optim.AdamW if only_last(script) else torch.optim.SGD
+    script.distribute(model, kind(model.parameters(), 1e-3))
+    return model
+
+
+@habit(both=Refused(rf"weight_decay.*{DIFFERENT}|{DIFFERENT}|differ between ranks", ConfigError), ranks=(2,))
+def other_options_on_one_rank(script: Script) -> nn.Module:
+    """Weight decay that is not the same."""
+    model = script.net()
+    script.distribute(model, torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1 * only_last(script)))
+    return model
+
+
+@habit(both=Refused(rf"{DIFFERENT}|differ between ranks", ConfigError), ranks=(2,))
+def groups_in_another_order_on_one_rank(script: Script) -> nn.Module:
+    """Made from a set, which has no order."""
+    model = script.net()
+    groups = [{"params": list(model.blocks.parameters()), "lr": 0.1}, {"params": list(model.head.parameters())}]
+    script.distribute(model, torch.optim.SGD(groups[::-1] if only_last(script) else groups, 0.01, momentum=0.9))
+    return model
+
+
+@habit(both=Refused(rf"{DIFFERENT}|differ between ranks", ConfigError), ranks=(2,))
+def parameters_in_another_order_on_one_rank(script: Script) -> nn.Module:
+    """The same, within one group."""
+    model = script.net()
+    parameters = list(model.parameters())
+    script.distribute(model, torch.optim.SGD(parameters[::-1] if only_last(script) else parameters, 0.01))
+    return model
+
+
+@habit()
+def dense_at_first(script: Script) -> nn.Module:
+    """warm_up_steps."""
+    model = script.net()
+    script.train(model, script.sgd(model, warm_up_steps=2), 5)
+    return model
+
+
+@habit()
+def a_density_that_falls(script: Script) -> nn.Module:
+    """density as a function of the step."""
+    model = script.net()
+    script.train(model, script.sgd(model, density=lambda step: (0.5, 0.1, 0.02)[min(step, 2)]), 5)
+    return model
+
+
+@habit()
+def gradients_that_are_sent_early(script: Script) -> list[object]:
+    """overlap=True: kept, averages stay in `.grad` after the step; streamed gradients always leave early."""
+    model = script.net()
+    optimizer = script.sgd(model, overlap=True)
+    script.train(model, optimizer)
+    return [model, [p.grad for p in model.parameters() if p.grad is not None]]
+
+
+@habit(both=Refused(r"under way|have been sent|overlap|between backward\(\) and step\(\)"), ranks=(2,))
+def kept_gradients_that_were_sent_early_are_clipped(script: Script) -> nn.Module:
+    """overlap=True, and clip_grad_norm_ between backward() and step()."""
+    model = script.net()
+    kept = {"gradients": "kept"}
+    optimizer = script.sgd(model, overlap=True, **kept)
+    script.loss(model, 0).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    optimizer.step()
+    return model
+
+
+@habit(streamed=Refused(r"max_local_grad_norm", ConfigError))
+def local_gradients_are_clipped(script: Script) -> nn.Module:
+    """max_local_grad_norm: kept only."""
+    model = script.net()
+    script.train(model, script.sgd(model, max_local_grad_norm=0.05))
+    return model
+
+
+@habit(kept=Refused(r"update", ConfigError))
+def updates_within_the_backward_pass(script: Script) -> nn.Module:
+    """update="in_backward", without compression."""
+    model = script.net()
+    optimizer = script.distribute(
+        model, torch.optim.AdamW(model.parameters(), 1e-3), compressor="none", scheme="none", update="in_backward"
+    )
+    script.train(model, optimizer, 4)
+    return model
+
+
+@habit(streamed=Refused(r"lr.*between backward\(\) and step\(\)|in_backward"), kept=Refused(r"update", ConfigError))
+def the_rate_is_set_too_late_for_updates_within_the_backward_pass(script: Script) -> nn.Module:
+    """update="in_backward", and lr set between backward() and step()."""
+    model = script.net()
+    optimizer = script.sgd(model, compressor="none", scheme="none", update="in_backward")
+    for step in range(3):
+        optimizer.zero_grad()
+        script.loss(model, step).backward()
+        optimizer.param_groups[0]["lr"] /= 2
+        optimizer.step()
+    return model

@@ -1,0 +1,129 @@
+"""A hundred times distribute, train, close: nothing is left of it, in memory, threads or open files."""
+
+import contextlib
+import ctypes
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import ConfigError
+from tests.habits.script import MODES
+from tests.processes import on_processes
+
+TIMES = 100
+SIDE = 700
+"""The model has 2 MiB: a hundred of them, or of their residuals, could not be overlooked."""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the kernel's own counts are in /proc")
+
+
+def build() -> nn.Module:
+    return nn.Sequential(nn.Linear(SIDE, SIDE), nn.Tanh(), nn.Linear(SIDE, 10))
+
+
+def train_once(gradients: str, communicator: Communicator | str, model: nn.Module, closes: bool) -> None:
+    wrapped = torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, gradients=gradients)
+    model(torch.ones(3, SIDE)).square().mean().backward()
+    optimizer.step()
+    if closes:
+        optimizer.close()
+        assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def held() -> tuple[int, int, int]:
+    """Tensors that Python knows, threads, and open files."""
+    gc.collect()
+    tensors = sum(isinstance(one, torch.Tensor) for one in gc.get_objects())
+    return tensors, len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+
+def resident_bytes() -> int:
+    """Memory of this process, after malloc has given back what it can."""
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def check(act: Callable[[], None], times: int = TIMES) -> None:
+    """After `times` calls what is held is what was after the third; memory but for what malloc cannot give back."""
+    for _ in range(3):
+        act()
+    before, bytes_before = held(), resident_bytes()
+    for _ in range(times - 3):
+        act()
+    assert held() == before
+    grown = resident_bytes() - bytes_before
+    assert grown < 8 * 2**20, f"{grown / 2**20:.1f} MiB more"
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize("gradients", MODES)
+def test_new_models(gradients: str, closes: bool) -> None:
+    check(lambda: train_once(gradients, "local", build(), closes))
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["closed", "dropped"])
+@pytest.mark.parametrize("gradients", MODES)
+def test_one_model_again_and_again(gradients: str, closes: bool) -> None:
+    model = build()
+    check(lambda: train_once(gradients, "local", model, closes))
+
+
+def test_two_ranks_in_one_process() -> None:
+    def act(communicator: LocalCommunicator) -> None:
+        for gradients in MODES:
+            train_once(gradients, communicator, build(), closes=True)
+
+    check(lambda: LocalWorld(2).run(act) and None, times=40)
+
+
+def test_an_optimizer_that_was_dropped_before_its_step() -> None:
+    def act() -> None:
+        model = build()
+        optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local")
+        model(torch.ones(3, SIDE)).square().mean().backward()
+        del optimizer
+
+    check(act)
+
+
+def test_an_optimizer_that_was_refused() -> None:
+    def act() -> None:
+        model = build()
+        with contextlib.suppress(ConfigError):
+            resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", density=7.0)
+
+    check(act)
+
+
+def check_gloo(communicator: Communicator) -> None:
+    """Process groups and their threads are used again; two optimizers that live together have one each."""
+    for gradients in MODES:
+        check(lambda gradients=gradients: train_once(gradients, "torch", build(), closes=True))
+    check(lambda: train_once("streamed", "torch", build(), closes=False), times=20)
+
+    def two() -> None:
+        models = [build(), build()]
+        optimizers = [
+            resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline") for model in models
+        ]
+        (models[0](torch.ones(3, SIDE)) + models[1](torch.ones(3, SIDE))).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        for optimizer in optimizers:
+            optimizer.close()
+
+    check(two, times=20)
+
+
+def test_two_processes() -> None:
+    on_processes(2, check_gloo)

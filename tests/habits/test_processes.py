@@ -1,0 +1,130 @@
+"""What needs processes of its own: DistributedDataParallel around the model, groups of ranks, disagreement."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.errors import ConfigError, UsageError
+from tests.habits.script import MODES, Net, Script, seeded
+from tests.processes import all_equal, on_processes
+
+FLAGS: tuple[dict[str, object], ...] = (
+    {},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True, "gradient_as_bucket_view": True},
+    {"static_graph": True, "gradient_as_bucket_view": True},
+)
+
+
+def script(gradients: str, backend: str = "torch") -> Script:
+    def distribute(model: nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> object:
+        return resireduce.distribute(model, optimizer, backend=backend, **options)  # type: ignore[arg-type]
+
+    return Script(dist.get_rank(), dist.get_world_size(), gradients, seeded(Net), distribute, library=True)
+
+
+def check_wrapped_by_ddp(_: Communicator) -> None:
+    """The trainer wraps the model after it was distributed: the first step ends in the error, whatever the flags."""
+    options = ({}, {"compressor": "none"}, {"max_grad_norm": 1.0}, {"backward_passes_per_step": 2})
+    for gradients, flags, more in itertools.product(MODES, FLAGS, options):
+        one = script(gradients)
+        model = one.net()
+        optimizer = one.sgd(model, **more)
+        parallel = DistributedDataParallel(model, **flags)  # type: ignore[arg-type]
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(UsageError, match="DistributedDataParallel"):
+            for step in range(more.get("backward_passes_per_step", 1)):  # type: ignore[call-overload]
+                one.loss(parallel, step).backward()
+            optimizer.step()
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items()), (gradients, flags)
+
+
+def check_wrapped_by_ddp_before(_: Communicator) -> None:
+    """The model within the wrapper is given, and the wrapper is trained."""
+    for gradients, flags in itertools.product(MODES, FLAGS):
+        one = script(gradients)
+        parallel = DistributedDataParallel(one.net(), **flags)  # type: ignore[arg-type]
+        with pytest.raises((UsageError, ConfigError), match="DistributedDataParallel"):
+            optimizer = one.sgd(parallel.module)
+            one.loss(parallel, 0).backward()
+            optimizer.step()
+
+
+def check_disagreement(_: Communicator) -> None:
+    """Class, options, order of groups and of parameters, buffers: an error on every rank, and nobody waits."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+
+    def another_class(model: nn.Module) -> torch.optim.Optimizer:
+        return (torch.optim.AdamW if last else torch.optim.SGD)(model.parameters(), 1e-3)
+
+    def another_option(model: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), 0.1, nesterov=last, momentum=0.9)
+
+    def another_order(model: nn.Module) -> torch.optim.Optimizer:
+        parameters = list(model.parameters())
+        return torch.optim.SGD(parameters[::-1] if last else parameters, 0.1, momentum=0.9)
+
+    def more_groups(model: nn.Module) -> torch.optim.Optimizer:
+        parameters = [{"params": [p]} for p in model.parameters()]
+        return torch.optim.SGD(parameters if last else list(model.parameters()), 0.1)
+
+    def another_buffer(model: nn.Module) -> torch.optim.Optimizer:
+        model.register_buffer("later" if last else "mask", torch.ones(3))
+        return torch.optim.SGD(model.parameters(), 0.1)
+
+    for make in (another_class, another_option, another_order, more_groups, another_buffer):
+        one = script("streamed")
+        model = one.net()
+        with pytest.raises(ConfigError, match=r"rank|ranks"):
+            one.distribute(model, make(model))
+    one = script("kept")
+    model = one.net()
+    one.train(model, one.sgd(model))
+    assert all_equal(model)
+
+
+def check_groups_of_ranks(_: Communicator) -> None:
+    """group=: each rank alone trains as plain torch does, and beside it all train together."""
+    groups = [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    for gradients in MODES:
+        one = script(gradients)
+        plain, model, together = one.net(), one.net(), one.net()
+        one.train(plain, torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9))
+        optimizer = one.sgd(model, group=groups[dist.get_rank()], compressor="none")
+        shared = one.sgd(together)
+        one.train(model, optimizer)
+        one.train(together, shared)
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True))
+        assert not all_equal(model) and all_equal(together)
+        optimizer.close()
+        shared.close()
+
+
+CHECKS = (check_disagreement, check_groups_of_ranks, check_wrapped_by_ddp_before, check_wrapped_by_ddp)
+
+
+def check_all(communicator: Communicator) -> None:
+    failed = []
+    for check in CHECKS:
+        try:
+            check(communicator)
+        except (Exception, pytest.fail.Exception) as error:
+            failed.append(f"{check.__name__}: {type(error).__name__}: {error}")
+    assert not failed, failed
+
+
+def test_two_processes() -> None:
+    on_processes(2, check_all)
+
+
+def test_one_process() -> None:
+    on_processes(1, check_wrapped_by_ddp)
