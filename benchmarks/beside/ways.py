@@ -19,7 +19,7 @@ class Way:
 
 
 OURS = "distributed"
-STREAMED = "accuracy ([measured](../README.md#five-seeds-with-intervals)); `.grad` cannot be read"
+STREAMED = "accuracy; `.grad` cannot be read"
 WAYS: dict[str, Way] = {
     "ddp": Way("DistributedDataParallel", "ddp", {}, "nothing: the reference"),
     "ddp-view": Way(
@@ -29,7 +29,7 @@ WAYS: dict[str, Way] = {
         "DDP with torch's PowerSGD hook, rank 1",
         "ddp",
         {"power_sgd": True},
-        "accuracy, by its rank; a residual and two factors are added",
+        "accuracy, by its rank; a residual is added",
     ),
     "eight-bit": Way(
         "DDP (view) with bitsandbytes' `AdamW8bit`",
@@ -41,13 +41,13 @@ WAYS: dict[str, Way] = {
         "optimizer in the backward pass, gradients averaged one by one",
         "in_backward",
         {},
-        "no clipping by the global norm, no accumulation, no GradScaler; messages stay as they are",
+        "no clipping by the norm, no accumulation, no GradScaler; messages stay as they are",
     ),
     "fsdp2": Way(
         "FSDP2, `fully_shard` of each layer",
         "fsdp2",
         {},
-        "half as much again to send; parameters are DTensors, and so are checkpoints",
+        "more to send, since parameters travel too; they are DTensors, and so are checkpoints",
     ),
     "none-streamed": Way(
         "ours, no compression, streamed",
@@ -59,7 +59,9 @@ WAYS: dict[str, Way] = {
         "ours, `baseline`, kept", OURS, {"scheme": "baseline", "gradients": "kept"}, "accuracy; a residual is added"
     ),
     "baseline": Way("ours, `baseline`, streamed", OURS, {"scheme": "baseline"}, STREAMED),
-    "w+2d": Way("ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, STREAMED + "; more of it than `baseline`"),
+    "w+2d": Way(
+        "ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, "accuracy, more than `baseline` does; `.grad` cannot be read"
+    ),
     "int4": Way("ours, `baseline` in int4, streamed", OURS, {"scheme": "baseline", "residual_dtype": "int4"}, STREAMED),
     "int4-eight-bit": Way(
         "the same with `AdamW8bit`",
@@ -68,7 +70,10 @@ WAYS: dict[str, Way] = {
         "both of what they cost",
     ),
     "compress-ddp": Way(
-        "`compress_ddp`, `baseline`", "compress_ddp", {}, "accuracy; for models that a trainer has wrapped in DDP"
+        "`compress_ddp`, `baseline`",
+        "compress_ddp",
+        {},
+        "accuracy; a residual is added. For models that a trainer has wrapped",
     ),
     "compress-ddp-view": Way(
         "the same, `gradient_as_bucket_view=True`", "compress_ddp", {"bucket_view": True}, "as above"

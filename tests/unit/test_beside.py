@@ -43,14 +43,14 @@ def test_every_way_has_been_measured() -> None:
 
 
 def test_what_the_kernel_counts_agrees_with_the_tensors() -> None:
-    """Where both are known: within 3 % of the parameters, and never less than there are."""
-    rows = [row for row in REFERENCE["rows"] if row["malloc"] == "exact" and row["name"] in WAYS]
-    rows = [row for row in rows if "states_bytes" in row]
-    assert len(rows) >= 6
+    """Where both are known: a few percent of the parameters apart, and never less than there are."""
+    rows = [row for row in REFERENCE["rows"] if row["malloc"] == "exact" and "states_bytes" in row]
+    assert len(rows) >= 10
     for row in rows:
-        states, slack = sum(row["states_bytes"].values()), 0.1 * row["parameters_bytes"]
-        assert 0 <= row["held_bytes"] - states < slack, row["name"]
-        assert -slack < row["peak_bytes"] - row["states_peak_bytes"] < slack, row["name"]
+        slack = 0.07 * row["parameters_bytes"]
+        assert 0 <= row["held_bytes"] - sum(row["states_bytes"].values()) < slack, row["name"]
+        if row["name"] in WAYS and "eight-bit" not in row["name"]:  # those have temporaries within operations
+            assert 0 <= row["peak_bytes"] - row["states_peak_bytes"] < slack, row["name"]
 
 
 # --- how they are measured ---
