@@ -90,8 +90,9 @@ horovod: .venv/horovod
 .venv/horovod: .venv/installed containers/build_horovod.sh containers/horovod.lock containers/build-tools.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
+# A process for each core, and one thread in each.
 unit: .venv/installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock
