@@ -23,7 +23,7 @@ from resireduce.errors import ConfigError
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A short one: the name of a socket has 107 characters at most, and each process of pytest has a folder of its own."""
+    """A short one: names of sockets have 107 characters at most, and pytest has a folder for each of its processes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
 
