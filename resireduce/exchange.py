@@ -80,12 +80,14 @@ class Exchange:
                 slot.hide()
 
     def gradient(self, slot: Slot, step: int, passes: int | None) -> None:
-        """Autograd has finished with a gradient of this `step`.
+        """Autograd has finished with `slot`'s gradient of this `step`.
 
-        passes: the last of so many backward passes is to be sent, and others held; None: this one is not the last.
+        Raises UsageError if that was under way already. passes: the last of so many backward passes is to be sent, and
+        others held; None: this one is not the last.
         """
         if slot.complete:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
+        slot.note_made()
         slot.passes += 1
         slot.complete = passes is not None and slot.passes >= passes
         if slot.dropped:

@@ -76,8 +76,8 @@ class DistributedOptimizer(OptimizerWrapper):
         for slot in self.slots:
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
         self._attachment = Attachment(self, self.slots)
-        if overlap:
-            self._attachment.on_gradients(DistributedOptimizer._on_gradient)
+        self._attachment.on_gradients(DistributedOptimizer._on_gradient if overlap else _note_gradient)
+        self._attachment.on_step(self.wrapped)
         if not self._exchange.hides:  # a guard in `.grad` would show it
             self._attachment.on_forward(model)
 
@@ -198,10 +198,11 @@ class DistributedOptimizer(OptimizerWrapper):
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._exchange.updater.refuse()
-        if self._only_makes_state():
-            self.wrapped.step()
-            return loss
-        self.overflowed = not self._exchange.finish(self.steps, loss)
+        with self._attachment.stepping():
+            if self._only_makes_state():
+                self.wrapped.step()
+                return loss
+            self.overflowed = not self._exchange.finish(self.steps, loss)
         self._restart()
         return loss
 
@@ -240,3 +241,8 @@ class DistributedOptimizer(OptimizerWrapper):
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+
+def _note_gradient(_: DistributedOptimizer, slot: Slot) -> None:
+    """Without overlap: autograd has finished with this parameter's gradient, which `step()` will take."""
+    slot.note_made()

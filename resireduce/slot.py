@@ -39,6 +39,8 @@ class Slot:
     """Backward passes since the last step."""
     complete: bool = False
     """Whether the last of them is over."""
+    made: int | None = None
+    """Where the gradient lies that autograd has left in `.grad` in this step. Another was put there by hand."""
     absorbed: bool = False
     """Whether the residual has absorbed the gradients of earlier passes."""
     dropped: bool = False
@@ -71,7 +73,7 @@ class Slot:
         """Forget the last step."""
         if self.is_guarded:
             self.parameter.grad = None
-        self.passes, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None
+        self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
         self.complete = self.absorbed = self.dropped = self.present = False
 
     def hide(self, keep: bool = False) -> None:
@@ -98,6 +100,16 @@ class Slot:
             if not self.is_guarded:
                 raise UsageError(DROPPED.format(name=self.name))
             self.parameter.grad = None
+
+    def note_made(self) -> None:
+        """Autograd has left a gradient in `.grad`."""
+        self.made = None if self.parameter.grad is None else self.parameter.grad.data_ptr()
+
+    def own(self, grad: Tensor) -> Tensor:
+        """`grad`, to be overwritten: a contiguous copy, which takes its place, if it was put there by hand."""
+        if grad.data_ptr() != self.made and not grad.is_meta:
+            grad = self.parameter.grad = grad.clone(memory_format=torch.contiguous_format)
+        return grad
 
     def check_kind(self) -> None:
         """UsageError if the parameter has another dtype or device than at the start."""

@@ -25,14 +25,22 @@ class OptimizerWrapper(torch.optim.Optimizer):
         super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
 
     @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+    def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's."""
         return self.wrapped.param_groups
 
+    @param_groups.setter
+    def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
+        self.wrapped.param_groups = param_groups
+
     @property
-    def state(self) -> Any:  # type: ignore[override]
+    def state(self) -> Any:
         """The wrapped optimizer's."""
         return self.wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.wrapped.state = state
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
