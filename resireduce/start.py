@@ -79,7 +79,7 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
     if communicator.world_size == 1:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _overwrite(tensor.detach(), f"resireduce.start.{name}", communicator)
+        _overwrite(tensor, f"resireduce.start.{name}", communicator)
     _broadcast_optimizer(optimizer, communicator)
 
 
@@ -94,6 +94,7 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
         theirs = _broadcast_object(tensor.cpu(), communicator)
         tensor.copy_(theirs.to(tensor.device))
         return
+    tensor = tensor.detach()
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:  # expanded: the same element, seen several times
             tensor = tensor.narrow(dim, 0, 1)
