@@ -60,7 +60,7 @@ WAYS: dict[str, Way] = {
     ),
     "baseline": Way("ours, `baseline`, streamed", OURS, {"scheme": "baseline"}, STREAMED),
     "w+2d": Way(
-        "ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, "accuracy, more than `baseline` does; `.grad` cannot be read"
+        "ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, "accuracy, more than `baseline`; `.grad` cannot be read"
     ),
     "int4": Way("ours, `baseline` in int4, streamed", OURS, {"scheme": "baseline", "residual_dtype": "int4"}, STREAMED),
     "int4-eight-bit": Way(

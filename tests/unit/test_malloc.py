@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import launch
+from benchmarks.cluster import task
 from benchmarks.doctor import malloc as doctor
 from benchmarks.doctor.child import MARK, Ended, Job
 from benchmarks.doctor.finding import NOT_RUN, OK, WARNING
 from benchmarks.measure.facts import relevant_environment
-from benchmarks.runtimes import containers
+from benchmarks.runtimes import containers, ranks
 from benchmarks.runtimes.environment import passed
 from benchmarks.runtimes.malloc import MALLOC, THRESHOLD, with_malloc
 from benchmarks.runtimes.ranks import starting
@@ -64,6 +66,10 @@ def test_ranks_in_containers_have_them_too(tmp_path: Path, monkeypatch: pytest.M
         start(["-m", "x"], {"RANK": "0"})
     assert seen == [{**MALLOC, "RANK": "0"}]
     assert passed(seen[0]) == sorted(seen[0]), "all of it reaches the container"
+
+
+def test_every_launcher_starts_ranks_there() -> None:
+    assert launch.starting is task.starting is ranks.starting
 
 
 def test_records_say_what_was_set(monkeypatch: pytest.MonkeyPatch) -> None:
