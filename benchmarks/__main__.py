@@ -15,6 +15,7 @@ COMMANDS = {
     "run": ("benchmarks.run", "train one cell and write its record"),
     "resume": ("benchmarks.resume", "go on with a run after whatever stopped it, on a cluster or here"),
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
+    "beside": ("benchmarks.beside.cli", "measure this library beside other ways to train in parallel, on the CPU"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "doctor": ("benchmarks.doctor.cli", "check this machine or image, and say the cure of what is wrong"),
     "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),

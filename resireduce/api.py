@@ -22,7 +22,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
-from resireduce.grouping import Grouping, compressible, find_groups
+from resireduce.grouping import Grouping, check_kinds, compressible, find_groups
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, GRADIENTS, Scheme, build_compressor, build_residual, find_scheme, load
@@ -104,6 +104,7 @@ def distribute(
     launcher (torchrun) or the time limit of the process group ends them.
     """
     check_types(model, optimizer)
+    check_kinds(model)
     choose("gradients", gradients, GRADIENTS)
     check_passes(backward_passes_per_step)
     check_norms(max_grad_norm, max_local_grad_norm, gradients)

@@ -2,7 +2,8 @@
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class Attachment:
         self._slots = slots
         self._handles: list[RemovableHandle] = []
         self._prepared: set[int] = set()
+        self._nodes: list[Any] = []  # torch forgets those that nobody holds, and their hooks
+        self._steps = [0]  # whether the owner takes a step
         self._owner = weakref.ref(owner)
         for slot in slots:
             _OWNERS[slot.parameter] = self._owner
@@ -60,8 +63,24 @@ class Attachment:
         """From now on prepare `slot` before autograd adds a gradient to the one that is there."""
         if slot.index not in self._prepared:
             self._prepared.add(slot.index)
+            with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
+                node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            self._nodes.append(node)
             hook = _Hook(self._owner, slot.index, lambda _, slot: slot.expect_another_pass())
-            self._handles.append(slot.parameter.register_hook(hook))
+            self._handles.append(node.register_prehook(hook))
+
+    def on_step(self, wrapped: Owner) -> None:
+        """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
+        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
+
+    @contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Within it the wrapped optimizer may take its step."""
+        self._steps[0] += 1
+        try:
+            yield
+        finally:
+            self._steps[0] -= 1
 
     def on_forward(self, model: torch.nn.Module) -> None:
         """Refuse to be trained within DistributedDataParallel, which nothing else would show.
@@ -78,6 +97,21 @@ class Attachment:
         self._end()
 
 
+class StepGuard:
+    """The hook of the library's own before each step of a wrapped optimizer; `steps` is [0] while it must not be."""
+
+    def __init__(self, steps: list[int]):
+        self._steps = steps
+
+    def __call__(self, optimizer: Owner, *_: object) -> None:
+        """Raise UsageError where the step would use gradients that nobody has averaged."""
+        if not self._steps[0]:
+            raise UsageError(
+                f"{type(optimizer).__name__}.step() was called by itself, with gradients of this rank alone: call "
+                "step() of what resireduce.distribute(...) returned, or close() that before"
+            )
+
+
 class _Hook:
     """Calls `act(optimizer, slot)` as long as there is the optimizer that `owner` refers to."""
 
@@ -85,7 +119,7 @@ class _Hook:
         self._owner, self._index, self._act = owner, index, act
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, _: Tensor) -> None:
+    def __call__(self, _: object) -> None:
         refuse_compiled_autograd()
         owner: Any = self._owner()
         if owner is not None:
@@ -109,8 +143,11 @@ def refuse_compiled_autograd() -> None:
 
 
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
-    """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper."""
-    if DistributedDataParallel._get_active_ddp_module() is not None:
+    """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper.
+
+    `_`: what it is called with.
+    """
+    if DistributedDataParallel._get_active_ddp_module() is not None and any(map(is_distributed, model.parameters())):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"

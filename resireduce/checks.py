@@ -54,7 +54,10 @@ def check_steps(field: str, value: object) -> None:
 def check_overlap(
     overlap: object, gradients: str, max_local_grad_norm: float | None, grad_scaler: object | None
 ) -> bool:
-    """Whether gradients go out during the backward pass. Raise ConfigError for an `overlap` that cannot be."""
+    """Whether gradients go out during the backward pass.
+
+    Raises ConfigError for an `overlap` that `gradients`, `max_local_grad_norm` or `grad_scaler` do not allow.
+    """
     if overlap not in (None, True, False):
         raise ConfigError(f"overlap: {overlap!r} is not allowed; give True, False or None")
     if overlap is False and gradients == "streamed":
@@ -70,7 +73,11 @@ def check_overlap(
 
 
 def check_update(update: str, optimizer: torch.optim.Optimizer, settings: Mapping[str, object]) -> bool:
-    """Whether parameters are updated during the backward pass. Raise ConfigError where that cannot be right."""
+    """Whether `update` asks for parameters that change during the backward pass.
+
+    Raises ConfigError where that cannot be right: for other `settings` of `distribute` than those that allow it, and
+    for an `optimizer` that is not known to update each parameter by itself.
+    """
     if choose("update", update, UPDATES) == "in_step":
         return False
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}

@@ -73,7 +73,7 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
     matches nothing, and for parameters that have no shape yet, or are complex.
     """
-    _check_kinds(model)
+    check_kinds(model)
     patterns = tuple(getattr(model, "dense_parameters", ())) if dense is None else _given(dense, model)
     return {
         name: parameter
@@ -93,7 +93,8 @@ def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
     return patterns
 
 
-def _check_kinds(model: nn.Module) -> None:
+def check_kinds(model: nn.Module) -> None:
+    """Raise ConfigError if a parameter of `model` has no shape yet, or is complex and trained."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")

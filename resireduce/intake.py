@@ -115,7 +115,7 @@ class Intake:
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(grad)
+        return grad if self._prepared else self._unscale_(slot.own(grad))
 
     def _unscale_(self, grad: Tensor) -> Tensor:
         """Divide by the scale of the loss, asked for once a step."""

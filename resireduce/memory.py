@@ -73,7 +73,7 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
 
 
 def waiting_bytes(optimizer: DistributedOptimizer) -> int:
-    """Bytes of gradients that are sent without compression, streamed, and so wait for `step()` as they are."""
+    """Bytes of gradients that `optimizer` sends without compression, streamed, and so wait for `step()` as they are."""
     waits = optimizer.streamed and not optimizer.updates_in_backward
     return sum(slot.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
 

@@ -76,8 +76,8 @@ class DistributedOptimizer(OptimizerWrapper):
         for slot in self.slots:
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
         self._attachment = Attachment(self, self.slots)
-        if overlap:
-            self._attachment.on_gradients(DistributedOptimizer._on_gradient)
+        self._attachment.on_gradients(DistributedOptimizer._on_gradient if overlap else _note_gradient)
+        self._attachment.on_step(self.wrapped)
         if not self._exchange.hides:  # a guard in `.grad` would show it
             self._attachment.on_forward(model)
 
@@ -198,10 +198,11 @@ class DistributedOptimizer(OptimizerWrapper):
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._exchange.updater.refuse()
-        if self._only_makes_state():
-            self.wrapped.step()
-            return loss
-        self.overflowed = not self._exchange.finish(self.steps, loss)
+        with self._attachment.stepping():
+            if self._only_makes_state():
+                self.wrapped.step()
+                return loss
+            self.overflowed = not self._exchange.finish(self.steps, loss)
         self._restart()
         return loss
 
@@ -210,8 +211,12 @@ class DistributedOptimizer(OptimizerWrapper):
     def _only_makes_state(self) -> bool:
         """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
         step with gradients of zero, put there by hand, and learning rates of zero."""
-        groups = self.param_groups
-        if self.state or self._exchange.intake.has_begun or any(float(group.get("lr", 1.0)) != 0 for group in groups):
+        if self.state or self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots):
+            return False
+        rates = [group.get("lr") for group in self.param_groups]
+        if not all(
+            isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates
+        ):
             return False
         gradients = [slot.parameter.grad for slot in self.slots]
         return all(
@@ -240,3 +245,8 @@ class DistributedOptimizer(OptimizerWrapper):
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
+
+
+def _note_gradient(_: DistributedOptimizer, slot: Slot) -> None:
+    """Without overlap: autograd has finished with this parameter's gradient, which `step()` will take."""
+    slot.note_made()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
 
 SEPARABLE = {
@@ -50,8 +51,8 @@ class WrappedStep:
     @property
     def is_sliced(self) -> bool:
         """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
-        has_hooks = self.optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks
-        return self._streamed and not has_hooks and is_separable(self.optimizer)
+        hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
+        return self._streamed and not hooks and not _global_optimizer_pre_hooks and is_separable(self.optimizer)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks."""

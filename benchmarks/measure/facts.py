@@ -25,8 +25,9 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "RESIREDUCE_DEVICE",
+    "THP_MEM_ALLOC_ENABLE",
 )
-PREFIXES = ("NCCL_",)
+PREFIXES = ("MALLOC_", "NCCL_")
 
 
 def rank_facts(device: torch.device, process_group: str | None, driver: str | None = None) -> dict[str, Any]:

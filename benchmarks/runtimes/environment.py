@@ -15,11 +15,12 @@ NAMES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "RANK",
+    "THP_MEM_ALLOC_ENABLE",
     "TMPDIR",
     "TORCH_LOGS",
     "WORLD_SIZE",
 )
-PREFIXES = ("GLOO_", "HOROVOD_", "MASTER_", "NCCL_", "OMPI_", "PMIX_", "PMI_", "RESIREDUCE_", "SLURM_")
+PREFIXES = ("GLOO_", "HOROVOD_", "MALLOC_", "MASTER_", "NCCL_", "OMPI_", "PMIX_", "PMI_", "RESIREDUCE_", "SLURM_")
 """Which rank this is, how ranks find each other, and what changes memory, speed or results."""
 CLIENT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "TERM", "USER", "XDG_RUNTIME_DIR")
 CLIENT_PREFIXES = ("APPTAINER_", "http_", "https_")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.cell import Cell
+from benchmarks.runtimes.malloc import with_malloc
 
 if TYPE_CHECKING:
     from benchmarks.runtimes.runtime import Runtime
@@ -72,6 +73,8 @@ def starting(
 ) -> Iterator[Start]:
     """Within it ranks can be started, on this machine or in an image; at its end no container of theirs is left.
 
+    Whoever launches them, all are started by this, and have malloc's settings unless others are given.
+
     Args:
         runtime: None for this machine.
         folder: of the launch.
@@ -79,12 +82,16 @@ def starting(
         readable: what they only read.
     """
     if runtime is None:
-        yield start_here
+        yield _settled(start_here)
         return
     from benchmarks.runtimes.containers import containers
 
     with containers(runtime, folder, writable, readable) as start:
-        yield start
+        yield _settled(start)
+
+
+def _settled(start: Start) -> Start:
+    return lambda arguments, variables: start(arguments, with_malloc(variables, os.environ))
 
 
 def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankProcess:

@@ -44,7 +44,7 @@ def acquire(base: dist.ProcessGroup | None) -> Pooled:
 
 
 def release(pooled: Pooled) -> None:
-    """It may be acquired again, once all its ranks have released it."""
+    """Let the group `pooled` be acquired again, once all its ranks have released it."""
     pooled.free = True
 
 

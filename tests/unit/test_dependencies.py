@@ -18,8 +18,9 @@ LAYERS = (
     ("comm", "compressors", "grouping", "kernels", "residuals", "state"),
     ("momentum", "optim"),
     ("error_feedback",),
-    ("patterns", "slot", "start", "wrapped_step", "wrapper"),
+    ("patterns", "slot", "start", "wrapper"),
     ("attach", "launch"),
+    ("wrapped_step",),
     ("intake", "update"),
     ("exchange",),
     ("comm_hook", "optimizer"),
@@ -70,6 +71,11 @@ LIGHT = {"resireduce/scheme.py": ("resireduce.errors",), "resireduce/errors.py":
 
 TORCH_FREE = (
     "benchmarks/__main__.py",
+    "benchmarks/beside/__init__.py",
+    "benchmarks/beside/cli.py",
+    "benchmarks/beside/measure.py",
+    "benchmarks/beside/tables.py",
+    "benchmarks/beside/ways.py",
     "benchmarks/budget/*.py",
     "benchmarks/bundle/*.py",
     "benchmarks/cell.py",

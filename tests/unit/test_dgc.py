@@ -193,5 +193,7 @@ def test_settings_that_cannot_be_used(settings: dict[str, object], message: str)
 @pytest.mark.parametrize("wrapped", [torch.optim.AdamW, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)])
 def test_momentum_is_not_applied_twice(wrapped: type[torch.optim.Optimizer]) -> None:
     model = seeded(Net)
-    with pytest.raises(ConfigError, match=r"DGCMomentum corrects momentum .* give SGD with momentum=0, or .*'dgc'"):
+    with pytest.raises(
+        ConfigError, match=r"DGCMomentum corrects momentum .* give SGD with momentum=0, .*DGCSGD, or .*'dgc'"
+    ):
         resireduce.distribute(model, wrapped(model.parameters()), compressor="dgc-momentum", backend="local")

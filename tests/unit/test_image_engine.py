@@ -2,7 +2,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +19,13 @@ from benchmarks.images.debian import cache_folder
 from benchmarks.images.engine import engine, find_running
 from benchmarks.images.own_engine import OwnEngine
 from resireduce.errors import ConfigError
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one: names of sockets have 107 characters at most, and pytest has a folder for each of its processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 def test_an_address_that_nobody_answers_at_is_told_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

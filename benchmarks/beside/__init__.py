@@ -1,0 +1,1 @@
+"""Memory and messages of this library beside other ways to train in parallel, each measured alike on a CPU."""
