@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
 from resireduce.payload import Payload
 from resireduce.slot import Slot
 from resireduce.timeline import Timeline, timed
@@ -160,6 +161,7 @@ class LaunchQueue:
         """
         presence = self._agree([int(slot.present) for slot in self.slots] + [int(flag)])
         self.flagged = bool(presence[-1])
+        self._refuse_partly_absent(presence)
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
             if slot in found:
@@ -167,6 +169,18 @@ class LaunchQueue:
             else:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
         return found
+
+    def _refuse_partly_absent(self, presence: list[int]) -> None:
+        """Raise UsageError, on all ranks, if momentum is corrected and some ranks had no gradient of a tensor: their
+        velocity of it would neither be sent nor decay."""
+        if self.feedback.momentum is None:
+            return
+        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.feedback.communicator.world_size]
+        if some:
+            raise UsageError(
+                f"{some[0].name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+                "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+            )
 
     @timed("communicate")
     def _agree(self, here: list[int]) -> list[int]:

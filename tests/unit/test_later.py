@@ -115,6 +115,18 @@ def test_options_of_any_type_and_states_of_no_parameter_are_rank_0s() -> None:
     assert first == second and first[:3] == (0.25, [0.8, 0.99], 5)  # type: ignore[index]
 
 
+def test_a_layer_that_some_ranks_use_beside_momentum_that_is_corrected() -> None:
+    def rank(communicator: Communicator) -> object:
+        model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+        optimizer = distributed(model, backend=communicator, compressor="dgc-momentum")
+        model[communicator.rank](torch.ones(2, 120)).sum().backward()
+        with pytest.raises(UsageError, match=r"'0\.weight' had a gradient on some ranks and none on others"):
+            optimizer.step()
+        return True
+
+    assert on_two(rank) == [True, True]
+
+
 def test_sparse_buffers_are_rank_0s() -> None:
     def rank(communicator: Communicator) -> object:
         model = seeded(Net)
