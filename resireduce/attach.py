@@ -1,6 +1,7 @@
 """What ties an optimizer to the parameters whose gradients it takes, and how that ends."""
 
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,11 +47,11 @@ class Attachment:
         self._handles: list[RemovableHandle] = []
         self._prepared: set[int] = set()
         self._nodes: list[Any] = []  # torch forgets those that nobody holds, and their hooks
-        self._steps = [0]  # whether the owner takes a step
+        self._steps = [0, 0]  # whether the owner takes a step, and how many it has taken
         self._owner = weakref.ref(owner)
         for slot in slots:
             _OWNERS[slot.parameter] = self._owner
-        self._end = weakref.finalize(owner, _detach, slots, self._handles)
+        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._steps)
         self._end.atexit = False
 
     def on_gradients(self, act: Callable[[Any, Slot], None]) -> None:
@@ -77,6 +78,7 @@ class Attachment:
     def stepping(self) -> Iterator[None]:
         """Within it the wrapped optimizer may take its step."""
         self._steps[0] += 1
+        self._steps[1] += 1
         try:
             yield
         finally:
@@ -94,11 +96,12 @@ class Attachment:
 
     def end(self) -> None:
         """Leave the parameters as they were before; what is under way is lost."""
-        self._end()
+        self._end.detach()
+        _detach(self._slots, self._handles)
 
 
 class StepGuard:
-    """The hook of the library's own before each step of a wrapped optimizer; `steps` is [0] while it must not be."""
+    """The hook of the library before each step of a wrapped optimizer; `steps` begins with 0 while none is due."""
 
     def __init__(self, steps: list[int]):
         self._steps = steps
@@ -123,6 +126,17 @@ class _Hook:
         owner: Any = self._owner()
         if owner is not None:
             self._act(owner, owner.slots[self._index])
+
+
+def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int]) -> None:
+    """The optimizer is garbage."""
+    _detach(slots, handles)
+    if not steps[1]:
+        warnings.warn(
+            "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
+            "gradients: keep it, and call its step() in place of the other optimizer's",
+            stacklevel=2,
+        )
 
 
 def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:

@@ -1,5 +1,6 @@
 """What every way to train comes down to, so that all are run and measured alike."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -35,6 +36,7 @@ def adamw(parameters: Iterable[nn.Parameter], eight_bit: bool = False) -> Optimi
     """Return the optimizer of all ways. ImportError if there is no bitsandbytes."""
     if not eight_bit:
         return torch.optim.AdamW(parameters, lr=1e-4)
+    sys.path.append(f"{sys.prefix}/optimizers")  # where make puts those of others
     from bitsandbytes.optim import AdamW8bit
 
     optimizer: Optimizer = AdamW8bit(parameters, lr=1e-4)

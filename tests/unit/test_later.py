@@ -92,6 +92,13 @@ def test_what_only_the_wrapped_optimizer_has_is_set_there() -> None:
     assert optimizer.wrapped.factor == optimizer.factor == 0.5
 
 
+def test_an_optimizer_that_nobody_keeps() -> None:
+    model = seeded(Net)
+    with pytest.warns(UserWarning, match="gone before its first step.*call its step"):
+        distributed(model)
+    assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
 def on_two(work: Callable[[Communicator], object]) -> list[object]:
     return LocalWorld(2).run(work)
 

@@ -191,8 +191,9 @@ def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecord
         distributed(nn.Linear(120, 120), scheme="w+2d")
     recwarn.clear()
     for scheme in ("baseline", "none"):
-        distributed(nn.Linear(120, 120), scheme=scheme)
-    distributed(seeded(Net), scheme="w", groups=Grouping(groups=(("blocks.0.up.weight", "blocks.1.up.weight"),)))
+        distributed(nn.Linear(120, 120), scheme=scheme).close()
+    groups = Grouping(groups=(("blocks.0.up.weight", "blocks.1.up.weight"),))
+    distributed(seeded(Net), scheme="w", groups=groups).close()
     assert not recwarn.list
 
 
