@@ -45,6 +45,7 @@ class Attachment:
         self._slots = slots
         self._handles: list[RemovableHandle] = []
         self._prepared: set[int] = set()
+        self._nodes: list[Any] = []  # torch forgets those that nobody holds, and their hooks
         self._steps = [0]  # whether the owner takes a step
         self._owner = weakref.ref(owner)
         for slot in slots:
@@ -62,8 +63,11 @@ class Attachment:
         """From now on prepare `slot` before autograd adds a gradient to the one that is there."""
         if slot.index not in self._prepared:
             self._prepared.add(slot.index)
+            with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
+                node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            self._nodes.append(node)
             hook = _Hook(self._owner, slot.index, lambda _, slot: slot.expect_another_pass())
-            self._handles.append(slot.parameter.register_hook(hook))
+            self._handles.append(node.register_prehook(hook))
 
     def on_step(self, wrapped: Owner) -> None:
         """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
@@ -115,7 +119,7 @@ class _Hook:
         self._owner, self._index, self._act = owner, index, act
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
-    def __call__(self, _: Tensor) -> None:
+    def __call__(self, _: object) -> None:
         refuse_compiled_autograd()
         owner: Any = self._owner()
         if owner is not None:
@@ -143,7 +147,7 @@ def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
 
     `_`: what it is called with.
     """
-    if DistributedDataParallel._get_active_ddp_module() is not None:
+    if DistributedDataParallel._get_active_ddp_module() is not None and any(map(is_distributed, model.parameters())):
         raise UsageError(
             f"{type(model).__name__} is trained within a wrapper that averages gradients too: take the model out of "
             "DistributedDataParallel, or use resireduce.compress_ddp(...) instead of resireduce.distribute(...)"

@@ -71,7 +71,8 @@ class Exchange:
         """A backward pass begins. If averages are used within it, no guard may stand in `.grad` of an earlier one."""
         if self.updater.in_backward:
             for slot in self.intake.arrived:
-                slot.uncover()
+                if slot.guarded:
+                    slot.uncover()
 
     def end_backward(self) -> None:
         """A backward pass has come to its end: all that has been taken is guarded."""
@@ -112,7 +113,9 @@ class Exchange:
         loss: what a closure returned, if there was one. Raises NonFiniteGradient on all ranks, if a gradient of one is
         not finite and there is no GradScaler.
         """
+        self.failed = True  # whatever ends it half-way
         if not self.intake.prepare():
+            self.failed = False
             return False
         for slot in self.intake.pending():
             self.intake.take(slot, step)
@@ -125,12 +128,13 @@ class Exchange:
         self.queue.finish(self.intake.arrived)
         if self.queue.flagged:
             self._fail_or_put_back(step, error)
+        self.failed = False
         return not self.queue.flagged
 
     def _uncover(self) -> None:
         """Make room for the averages."""
         for slot in self.slots:
-            if slot.present and (self.hides or self.updater.in_backward):
+            if slot.present and slot.guarded:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
@@ -138,7 +142,6 @@ class Exchange:
     def _fail_or_put_back(self, step: int, error: NonFiniteGradient | None) -> None:
         """Some rank's gradient was not finite. What was sent of the others goes back, if the step can be skipped."""
         if self.grad_scaler is None:
-            self.failed = True
             raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
         for slot in self.intake.arrived:
             if slot.sent is not None:

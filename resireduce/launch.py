@@ -96,6 +96,8 @@ class LaunchQueue:
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
         while self._launched < len(self._buckets):
+            if not complete and self.feedback.communicator.would_block:
+                return  # another rank may be in a collective of the user's, and come to this one in step() only
             bucket = self._buckets[self._launched]
             missing = [slot for slot in bucket if slot.payload is None]
             if missing and not complete:
@@ -142,7 +144,7 @@ class LaunchQueue:
         assert slot.message is not None
         kept = slot.parameter.grad
         if kept is None:
-            slot.parameter.grad = self.feedback.receive(slot.message)
+            slot.parameter.grad = slot.laid_out(self.feedback.receive(slot.message))
         elif kept.is_contiguous():
             self.feedback.receive(slot.message, into=kept)
         else:

@@ -211,8 +211,12 @@ class DistributedOptimizer(OptimizerWrapper):
     def _only_makes_state(self) -> bool:
         """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
         step with gradients of zero, put there by hand, and learning rates of zero."""
-        groups = self.param_groups
-        if self.state or self._exchange.intake.has_begun or any(float(group.get("lr", 1.0)) != 0 for group in groups):
+        if self.state or self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots):
+            return False
+        rates = [group.get("lr") for group in self.param_groups]
+        if not all(
+            isinstance(rate, int | float | Tensor) and bool((torch.as_tensor(rate) == 0).all()) for rate in rates
+        ):
             return False
         gradients = [slot.parameter.grad for slot in self.slots]
         return all(

@@ -141,7 +141,7 @@ def build_residual(
         choose("residual_dtype", dtype, RESIDUAL_DTYPES)
     if device is not None:
         choose("residual_device", device, RESIDUAL_DEVICES)
-    classes = {kind: load(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
+    classes = {kind: _residual_class(kind) for kind in dict.fromkeys((kinds.grouped, kinds.specific, kinds.other))}
     if options is not None and not isinstance(options, Mapping):
         raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{'row_ratio': 0.25}}")
     known = {kind: _options_of(residual) for kind, residual in classes.items()}
@@ -162,6 +162,21 @@ def build_residual(
         | dict.fromkeys(grouping.specific, residuals[kinds.specific]),
         other=residuals[kinds.other],
     )
+
+
+def _residual_class(target: object) -> Any:
+    """The class that a scheme names. Raises ConfigError if it is none of a residual."""
+    from resireduce.residuals.base import Residual
+
+    try:
+        found = load(target)  # type: ignore[arg-type]
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"scheme: {target!r} cannot be loaded ({error}); give 'module:Class', or the class"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Residual)):
+        raise ConfigError(f"scheme: {target!r} is no subclass of resireduce.residuals.base.Residual; give one")
+    return found
 
 
 def _options_of(residual: type) -> set[str]:

@@ -53,11 +53,16 @@ class Slot:
     """This rank's message, from its compression to its launch."""
     message: Message | None = None
     """The message under way, from its launch to its receipt."""
-    kind: tuple[torch.dtype, torch.device] = field(init=False)
-    """Dtype and device that its parameter had at the start."""
+    guarded: bool = False
+    """Whether the guard was put into `.grad`, and should be there."""
+    kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
+    """Dtype, device and shape that its parameter had at the start."""
 
     def __post_init__(self) -> None:
-        self.kind = (self.parameter.dtype, self.parameter.device)
+        self.kind = self._kind()
+
+    def _kind(self) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
+        return self.parameter.dtype, self.parameter.device, tuple(self.parameter.shape)
 
     @property
     def nbytes(self) -> int:
@@ -74,23 +79,23 @@ class Slot:
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
-        self.complete = self.absorbed = self.dropped = self.present = False
+        self.complete = self.absorbed = self.dropped = self.present = self.guarded = False
 
     def hide(self, keep: bool = False) -> None:
         """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""
         self.hidden = self.parameter.grad if keep else None
-        self.parameter.grad = self.guard
+        self.parameter.grad, self.guarded = self.guard, True
 
     def uncover(self) -> None:
         """Take the guard away. UsageError if somebody has put something else in its place, or has dropped it."""
         if not self.is_guarded:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
-                "step(), when it was already under way: that would have no effect. Scale the loss instead, change "
-                "gradients within optimizer.no_sync(), or use gradients='kept' (without overlap=True); and take the "
+                "step(), when it was already under way: that would have no effect. Scale the loss instead, "
+                "or use gradients='kept' (without overlap=True); and take the "
                 "model out of DistributedDataParallel, if it is in one"
             )
-        self.parameter.grad = self.hidden
+        self.parameter.grad, self.guarded = self.hidden, False
 
     def expect_another_pass(self) -> None:
         """A further backward pass is about to add to `.grad`: make room where the residual has absorbed the others."""
@@ -103,21 +108,29 @@ class Slot:
 
     def note_made(self) -> None:
         """Autograd has left a gradient in `.grad`."""
-        self.made = None if self.parameter.grad is None else self.parameter.grad.data_ptr()
+        grad = self.parameter.grad
+        self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
     def own(self, grad: Tensor) -> Tensor:
-        """`grad`, to be overwritten: a contiguous copy, which takes its place, if it was put there by hand."""
+        """`grad`, to be overwritten: a copy, which takes its place, if it was put there by hand."""
         if grad.data_ptr() != self.made and not grad.is_meta:
-            grad = self.parameter.grad = grad.clone(memory_format=torch.contiguous_format)
+            grad = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
         return grad
 
+    def laid_out(self, average: Tensor) -> Tensor:
+        """`average` in memory as the parameter lies there, which fused optimizers take for granted."""
+        if average.stride() == self.parameter.stride():
+            return average
+        return torch.empty_like(self.parameter, dtype=average.dtype).detach_().copy_(average)
+
     def check_kind(self) -> None:
-        """UsageError if the parameter has another dtype or device than at the start."""
-        now = (self.parameter.dtype, self.parameter.device)
-        if now != self.kind:
+        """UsageError if the parameter has another dtype, device or shape than at the start."""
+        then, now = self.kind, self._kind()
+        if now != then:
             raise UsageError(
-                f"{self.name!r} was {self.kind[0]} on {self.kind[1]} at resireduce.distribute(...), and is {now[0]} on "
-                f"{now[1]} now: convert or move the model before, or close() the optimizer and distribute anew"
+                f"{self.name!r} was {then[0]} on {then[1]} at resireduce.distribute(...), and is {now[0]} on {now[1]} "
+                f"now (shape {then[2]}, now {now[2]}): convert or move the model before, or close() the optimizer and "
+                "distribute anew"
             )
 
     def remember_sent(self, gathered: bool) -> None:

@@ -79,7 +79,7 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
     if communicator.world_size == 1:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        _overwrite(tensor.detach(), f"resireduce.start.{name}", communicator)
+        _overwrite(tensor, f"resireduce.start.{name}", communicator)
     _broadcast_optimizer(optimizer, communicator)
 
 
@@ -90,6 +90,11 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
         for inner in tensor.__tensor_flatten__()[0]:
             _overwrite(getattr(tensor, inner), f"{name}.{inner}", communicator)
         return
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        theirs = _broadcast_object(tensor.cpu(), communicator)
+        tensor.copy_(theirs.to(tensor.device))
+        return
+    tensor = tensor.detach()
     for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
         if stride == 0 and size > 1:  # expanded: the same element, seen several times
             tensor = tensor.narrow(dim, 0, 1)
@@ -105,6 +110,8 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
     """Options and state. Rank 0 says first what it has, since ranks may hold different kinds of state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     options, layout = _broadcast_object(_describe(optimizer, parameters), communicator)
+    others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
+    others = _broadcast_object(others, communicator)
     state: dict[Tensor, dict[str, Any]] = {}
     for index, key, value in layout:
         parameter = parameters[index]
@@ -116,8 +123,13 @@ def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communi
             state.setdefault(parameter, {})[key] = value
     optimizer.state.clear()
     optimizer.state.update(state)
+    optimizer.state.update(others)
     for group, values in zip(optimizer.param_groups, options, strict=True):
-        group.update(values)
+        for key, value in values.items():
+            if isinstance(group.get(key), Tensor):
+                group[key].copy_(value)
+            else:
+                group[key] = value
 
 
 class _Like:
@@ -134,9 +146,12 @@ class _Like:
 
 
 def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[Any], list[Any]]:
-    """The groups' plain options, and (parameter's index, key, value or what the tensor is like) of the state."""
-    plain = (int, float, str, bool, tuple, type(None))
-    options = [{key: v for key, v in group.items() if isinstance(v, plain)} for group in optimizer.param_groups]
+    """The groups' options, and (parameter's index, key, value or what the tensor is like) of the state."""
+    options = [
+        {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
+    options = [{key: v for key, v in group.items() if not callable(v)} for group in options]
     layout = [
         (index, key, _Like(value) if isinstance(value, Tensor) else value)
         for index, parameter in enumerate(parameters)

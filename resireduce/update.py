@@ -49,7 +49,7 @@ class Updater:
         self.in_backward, self.waits = in_backward, waits or max_grad_norm is not None
         known = {id(slot.parameter) for slot in slots}
         held = [p for group in optimizer.param_groups for p in group["params"]]
-        self._held_parameters, self._frozen = len(held), [p for p in held if id(p) not in known]
+        self._held, self._frozen = {id(p) for p in held}, [p for p in held if id(p) not in known]
         self._parameters = [slot.parameter for slot in slots]
         self.chunk_bytes = largest_layer(slots)
         self.grad_norm: Tensor | None = None
@@ -77,6 +77,7 @@ class Updater:
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
             self._early_options = self._early_options or self._group_options()
+            self._refuse_hooks()
             slot = self._receive()
             self._early_bytes -= slot.nbytes if slot.present else 0
             self._update_some()
@@ -90,12 +91,32 @@ class Updater:
                 "a gradient now, which nobody averages: unfreeze before distribute(), or close() the optimizer and "
                 "distribute a new one"
             )
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) != self._held_parameters:
-            raise UsageError("parameters were added to the optimizer after resireduce.distribute(...): add them before")
+        if {id(p) for group in self.optimizer.param_groups for p in group["params"]} != self._held:
+            raise UsageError(
+                "parameters were added to the optimizer, or replaced, after resireduce.distribute(...): add them "
+                "before, or close() it and distribute anew"
+            )
+        own = next(
+            (key for group in self.optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None
+        )
+        if self.queue.feedback.momentum is not None and own is not None:
+            raise UsageError(
+                f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
+                "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
+            )
         if self._early_options is not None and self._early_options != self._group_options():
             raise UsageError(
                 "an option of the optimizer was changed between backward() and step(), when update='in_backward' had "
                 "used it already: change it before backward() (scheduler.step() after step()), or use update='in_step'"
+            )
+        if self._early_options is not None:
+            self._refuse_hooks()
+
+    def _refuse_hooks(self) -> None:
+        if not self._wrapped_step.is_sliced:
+            raise UsageError(
+                "a hook before the step was registered, which would not see what update='in_backward' has used before: "
+                "register it before resireduce.distribute(...), with update='in_step'"
             )
 
     def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:

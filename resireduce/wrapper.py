@@ -24,6 +24,15 @@ class OptimizerWrapper(torch.optim.Optimizer):
         self.wrapped = wrapped
         super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What only the wrapped optimizer has is set there, as it is read from there."""
+        wrapped = self.__dict__.get("wrapped")
+        known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
+        if not known and wrapped is not None and hasattr(wrapped, name):
+            setattr(wrapped, name, value)
+        else:
+            super().__setattr__(name, value)
+
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """The wrapped optimizer's."""

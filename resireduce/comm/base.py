@@ -44,6 +44,11 @@ class Communicator(ABC):
     control_device: torch.device = torch.device("cpu")
     """Where small tensors must lie that ranks agree by."""
 
+    @property
+    def would_block(self) -> bool:
+        """Whether the next collective cannot be launched before another rank has launched an earlier one."""
+        return False
+
     def close(self) -> None:
         """No more collectives will be launched: what they went through may be used by another."""
         return

@@ -54,6 +54,11 @@ class _Ragged:
         self._sizes = communicator.gather_rows(size, [1] * communicator.world_size)
         self._rows: _Rows | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether all ranks' sizes are there."""
+        return self._rows is not None or self._sizes.work.is_completed()
+
     def launch(self) -> _Rows:
         """Learn the sizes, and launch the gather of the tensors, if that has not been done."""
         if self._rows is None:
@@ -91,6 +96,11 @@ class TorchCommunicator(Communicator):
             self.control_device = torch.device("cuda", torch.cuda.current_device())
         self._is_gloo = dist.get_backend(group) == "gloo"
         self._ragged: _Ragged | None = None
+
+    @property
+    def would_block(self) -> bool:
+        """Whether sizes of a gather are missing, which is to be launched before any other collective."""
+        return self._ragged is not None and not self._ragged.is_known
 
     def close(self) -> None:
         """Its process group may be used by another optimizer."""

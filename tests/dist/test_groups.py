@@ -112,3 +112,23 @@ def test_settings_of_the_hook_are_those_of_distribute(tmp_path: Path, options: d
     assert bool(hook.feedback.residual.host_tensors()) == ("residual_device" in options)
     ((kept, _),) = LocalWorld(1).run(lambda c: train(c, seeded(Net), steps=4, gradients="kept", **options))  # type: ignore[arg-type]
     assert same(model, kept)
+
+
+def check_that_no_rank_waits_within_the_backward_pass(communicator: Communicator) -> None:
+    """A collective of the user's between backward() and step(), when ranks have sent different numbers of messages."""
+    model = seeded(lambda: nn.ModuleList(nn.Linear(120, 120) for _ in range(6)))
+    optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline", "dgc")
+    for _ in range(3):
+        optimizer.zero_grad()
+        x = torch.ones(2, 120)
+        for place, layer in enumerate(model):
+            x = layer(x) if communicator.rank or place != 4 else x
+        x.square().mean().backward()
+        total = torch.ones(())
+        dist.all_reduce(total)
+        optimizer.step()
+    assert total == 2
+
+
+def test_two_processes_with_messages_of_unequal_sizes() -> None:
+    on_processes(2, check_that_no_rank_waits_within_the_backward_pass)

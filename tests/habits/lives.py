@@ -194,7 +194,7 @@ def the_state_is_asked_for_by_distributed_checkpoint(script: Script) -> nn.Modul
     return model
 
 
-@habit(streamed=Refused(r"gradients have been streamed"), kept=Refused(r"step\(\).*distribut|distribut.*step\(\)"))
+@habit(streamed=Refused(r"step\(\) was called by itself"), kept=Refused(r"step\(\) was called by itself"))
 def the_wrapped_optimizer_steps(script: Script) -> nn.Module:
     """Its step() is called by its old name: gradients of this rank alone would be applied."""
     model = script.net()

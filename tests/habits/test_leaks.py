@@ -60,7 +60,8 @@ def check(act: Callable[[], None], times: int = TIMES) -> None:
     before, bytes_before = held(), resident_bytes()
     for _ in range(times - 3):
         act()
-    assert held() == before
+    after = held()
+    assert after == before, f"tensors, threads, open files: {after}, after the third time {before}"
     grown = resident_bytes() - bytes_before
     assert grown < 8 * 2**20, f"{grown / 2**20:.1f} MiB more"
 

@@ -1,0 +1,199 @@
+"""What happens to the optimizer after training has begun, or differs between ranks where nobody looks."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.errors import ConfigError, UsageError
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import Scheme
+from tests.worlds import Net, loss_of, same, seeded
+
+
+def distributed(model: nn.Module, **options: object) -> DistributedOptimizer:
+    given = {"scheme": "baseline", "compressor": "none", "backend": "local", **options}
+    return resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), **given)  # type: ignore[arg-type]
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int = 0) -> None:
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(seed)).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"gradients": "kept", "overlap": True}])
+def test_a_step_that_an_exception_has_ended_is_not_gone_on_from(options: dict[str, object]) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, **options)
+
+    def fail(*_: object) -> None:
+        raise FloatingPointError
+
+    hook = optimizer.register_step_post_hook(fail)
+    with pytest.raises(FloatingPointError):
+        step(model, optimizer)
+    hook.remove()
+    for parameter in model.parameters():
+        parameter.grad = None
+    with pytest.raises(UsageError, match="an earlier step failed"):
+        step(model, optimizer)
+
+
+def test_a_hook_that_comes_when_the_backward_pass_has_updated() -> None:
+    model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
+    optimizer = distributed(model, update="in_backward")
+    model(torch.ones(2, 130)).sum().backward()
+    optimizer.register_step_pre_hook(lambda *_: None)
+    with pytest.raises(UsageError, match=r"a hook before the step was registered.*update='in_step'"):
+        optimizer.step()
+
+
+def test_momentum_that_comes_later_beside_momentum_that_is_corrected() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor="dgc-momentum")
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    with pytest.raises(UsageError, match=r"the optimizer has momentum now.*cycle_momentum=False"):
+        step(model, optimizer)
+
+
+def test_parameters_that_take_the_place_of_others() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    model.head = nn.Linear(72, 10)
+    optimizer.param_groups[0]["params"][-4:-2] = list(model.head.parameters())
+    with pytest.raises(UsageError, match=r"parameters were added to the optimizer, or replaced"):
+        step(model, optimizer)
+
+
+def test_a_parameter_that_has_grown() -> None:
+    model = seeded(lambda: nn.Linear(120, 120, bias=False))
+    optimizer = distributed(model, gradients="kept")
+    model.weight.data = torch.zeros(130, 120)
+    model.weight.grad = torch.ones(130, 120)
+    with pytest.raises(UsageError, match=r"shape \(120, 120\), now \(130, 120\)"):
+        optimizer.step()
+
+
+def test_what_only_the_wrapped_optimizer_has_is_set_there() -> None:
+    class Scaled(torch.optim.SGD):
+        factor = 1.0
+
+    model = seeded(Net)
+    with pytest.warns(UserWarning, match="Scaled is not known"):
+        optimizer = resireduce.distribute(model, Scaled(model.parameters(), 0.1), backend="local")
+    optimizer.factor = 0.5
+    assert optimizer.wrapped.factor == optimizer.factor == 0.5
+
+
+def on_two(work: Callable[[Communicator], object]) -> list[object]:
+    return LocalWorld(2).run(work)
+
+
+def test_options_of_any_type_and_states_of_no_parameter_are_rank_0s() -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> object:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.01), betas=[0.9, 0.99], foreach=False)  # type: ignore[arg-type]
+        if communicator.rank == 0:
+            loss_of(model, torch.Generator()).backward()
+            wrapped.step()
+            wrapped.param_groups[0].update(lr=torch.tensor(0.25), betas=[0.8, 0.99])
+            wrapped.state["t"] = 5
+        resireduce.distribute(model, wrapped, backend=communicator)
+        group = wrapped.param_groups[0]
+        return float(group["lr"]), list(group["betas"]), wrapped.state["t"], len(wrapped.state)
+
+    first, second = on_two(rank)
+    assert first == second and first[:3] == (0.25, [0.8, 0.99], 5)  # type: ignore[index]
+
+
+def test_sparse_buffers_are_rank_0s() -> None:
+    def rank(communicator: Communicator) -> object:
+        model = seeded(Net)
+        model.register_buffer("graph", torch.eye(3).mul(communicator.rank + 1).to_sparse())
+        distributed(model, backend=communicator)
+        return model.graph.to_dense().trace().item()  # type: ignore[operator, union-attr]
+
+    assert on_two(rank) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("rate", [None, (1.0, 2.0), 0.0])
+def test_gradients_of_zero_on_one_rank_alone_and_rates_of_any_kind(rate: object) -> None:
+    """A learning rate of 0 in the first step is how warm-ups begin."""
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> object:
+        model = copy.deepcopy(start)
+        optimizer = distributed(model, backend=communicator, gradients="kept")
+        optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.param_groups[0]["other"] = rate
+        (loss_of(model, torch.Generator()) * communicator.rank).backward()
+        optimizer.step()
+        return optimizer.steps
+
+    assert on_two(rank) == [1, 1]
+
+
+@pytest.mark.parametrize("target", [nn.Linear, "bogus:Thing", "baseline", "resireduce.scheme:NoSuch"])
+def test_a_scheme_of_what_is_no_residual(target: object) -> None:
+    with pytest.raises(ConfigError, match=r"scheme: .*(is no subclass of|cannot be loaded)"):
+        distributed(seeded(Net), scheme=Scheme(other=target), compressor="topk")  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_asked_for_between_passes() -> None:
+    """The weight of a loss from norms of gradients, as in VQGAN."""
+    trained = []
+    for gradients in ("streamed", "kept"):
+        model = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 100)))
+        optimizer = distributed(model, compressor="topk", gradients=gradients, backward_passes_per_step=2)
+        for _ in range(2):
+            first, second = model(torch.ones(2, 150)).square().mean(), model(torch.ones(2, 150)).abs().mean()
+            asked = [
+                torch.autograd.grad(loss, model[1].weight, retain_graph=True)[0].norm() for loss in (first, second)
+            ]
+            (first + asked[0] / asked[1] * second).backward()
+        optimizer.step()
+        trained.append(model)
+    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_gradients_by_hand_where_the_backward_pass_updates() -> None:
+    model, plain = (seeded(lambda: nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])) for _ in range(2))
+    optimizer, other = distributed(model, update="in_backward"), torch.optim.SGD(plain.parameters(), 0.1)
+    for trained, one in ((model, optimizer), (plain, other)):
+        trained[0](torch.ones(2, 120)).square().mean().backward()
+        trained[1].weight.grad = torch.ones(120, 120)
+        one.step()
+    assert same(model, plain)
+
+
+def test_a_copy_of_the_model_is_nobodys(tmp_path: object) -> None:
+    model = seeded(Net)
+    with distributed(model, gradients="kept"):
+        other = copy.deepcopy(model)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    loss_of(DistributedDataParallel(other), torch.Generator()).backward()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_averages_lie_in_memory_as_parameters_do(optimizer: type[torch.optim.Optimizer]) -> None:
+    build = lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Flatten(), nn.Linear(32 * 36, 5))  # noqa: E731
+    model, plain = (seeded(build).to(memory_format=torch.channels_last) for _ in range(2))
+    wrapped, other = (optimizer(one.parameters(), lr=0.01, fused=True) for one in (model, plain))
+    ours = resireduce.distribute(model, wrapped, "baseline", "none", backend="local")
+    for trained, one in ((model, ours), (plain, other)):
+        for seed in range(3):
+            one.zero_grad()
+            trained(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+            one.step()
+    assert same(model, plain)
