@@ -133,7 +133,7 @@ def test_bad_input_ends_in_one_line(tmp_path, text, message):
 def test_the_default_is_the_smoke_matrix(tree):
     assert planned(tree) == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
     tell = planned(tree, "--configfile", "benchmarks/config/tell.yaml")
-    assert tell == {"pretrained": 2, "cell": 48, "report": 1, "all": 1}
+    assert tell == {"pretrained": 2, "cell": 144, "report": 1, "all": 1}
     mini = ("--configfile", "benchmarks/config/mini.yaml", "--config", "part=distributions")
     assert planned(tree, *mini) == {"pretrained": 2, "cell": 8, "report": 1, "all": 1}
     assert not (tree / "results/runs").exists()
