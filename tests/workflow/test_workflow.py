@@ -35,7 +35,7 @@ SLOW = Cell(model="vgg-digits", scheme="w").name
 @pytest.fixture
 def tree(tmp_path):
     skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce", "results/paper"):
+    for name in ("benchmarks", "resireduce", "results/paper", "results/reference"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
     shutil.copy(ROOT / "Snakefile", tmp_path)
     (tmp_path / "tests").mkdir()
