@@ -120,7 +120,6 @@ class _Hook:
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
     def __call__(self, _: object) -> None:
-        refuse_compiled_autograd()
         owner: Any = self._owner()
         if owner is not None:
             self._act(owner, owner.slots[self._index])

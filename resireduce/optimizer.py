@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from resireduce.attach import Attachment
+from resireduce.attach import Attachment, refuse_compiled_autograd
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.exchange import Exchange
@@ -157,6 +157,7 @@ class DistributedOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has finished with this parameter's gradient."""
+        refuse_compiled_autograd()
         self._exchange.refuse_if_failed()
         if not self._in_backward:
             self._in_backward = True
