@@ -24,6 +24,7 @@ class Interpreter:
         self.model.rank = rank
         self.trained = {parameter for parameter in self.model.parameters() if parameter.requires_grad}
         self.plain = build_optimizer(program, self.model.parameters())
+        self.first_rate = self.plain.param_groups[0]["lr"]
         self.seen: list[Tensor] = []
         self.passes = self._passes()
         self.optimizer = self._distributed()
@@ -118,7 +119,7 @@ class Interpreter:
             with torch.no_grad():
                 self.seen += [p.norm() for p in self.model.parameters()]
         if step.rate is not None:
-            self.plain.param_groups[0]["lr"] = step.rate
+            self.plain.param_groups[0]["lr"] = step.rate * self.first_rate
         if self.scheduler is not None and self.program.scheduler_first:
             self.scheduler.step()
 

@@ -48,7 +48,7 @@ class Step:
     norms_logged: bool = False
     """Whether parameters are read between backward() and step()."""
     rate: float | None = None
-    """Set between backward() and step()."""
+    """Set between backward() and step(), as so many times the first; large ones saturate, and make gradients equal."""
     shrunk: bool = False
     """Whether weights are scaled in place after the step, through .data."""
     frozen: int | None = None
@@ -106,7 +106,7 @@ steps = st.builds(
     passes=st.sampled_from((1, 1, 1, 2, 3)),
     idle=st.sampled_from((None, None, None, 0, 1)),
     norms_logged=st.booleans(),
-    rate=st.none() | st.sampled_from((0.0, 0.01, 0.2)),
+    rate=st.none() | st.sampled_from((0.0, 0.1, 2.0)),
     shrunk=st.booleans(),
     frozen=st.none() | st.integers(0, 4),
 )
