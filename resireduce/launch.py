@@ -161,7 +161,8 @@ class LaunchQueue:
         """
         presence = self._agree([int(slot.present) for slot in self.slots] + [int(flag)])
         self.flagged = bool(presence[-1])
-        self._refuse_partly_absent(presence)
+        if not self.flagged:  # a gradient that is not finite is present nowhere
+            self._refuse_partly_absent(presence)
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
             if slot in found:

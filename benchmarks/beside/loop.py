@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,5 @@ def adamw(parameters: Iterable[nn.Parameter], eight_bit: bool = False) -> Optimi
     if not eight_bit:
         return torch.optim.AdamW(parameters, lr=1e-4)
     sys.path.append(f"{sys.prefix}/optimizers")  # where make puts those of others
-    from bitsandbytes.optim import AdamW8bit
-
-    optimizer: Optimizer = AdamW8bit(parameters, lr=1e-4)
+    optimizer: Optimizer = import_module("bitsandbytes.optim").AdamW8bit(parameters, lr=1e-4)
     return optimizer

@@ -9,7 +9,7 @@ from benchmarks.cell import Cell
 from benchmarks.files import load_json
 from benchmarks.record import CellResult
 
-STATES_FILE = Path(__file__).parents[2] / "results/reference/states.json"
+STATES_FILE = Path(__file__).parents[2] / "results/paper/states.json"
 """Written by `python -m benchmarks states`; a test compares it with `plan`."""
 
 

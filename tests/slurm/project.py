@@ -28,7 +28,7 @@ class Project:
     @classmethod
     def make(cls, folder: Path, cluster: Cluster, matrix: Sequence[dict[str, Any]], **site: Any) -> "Project":
         """Copy the project, with a config `my.yaml` of the matrix and the site's file of the cluster."""
-        for name in ("benchmarks", "resireduce", "slurm", "results/paper"):
+        for name in ("benchmarks", "resireduce", "slurm", "results/paper", "results/reference"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         for name in ("Snakefile", "Makefile"):
             shutil.copy(ROOT / name, folder)

@@ -21,7 +21,7 @@ CONTRACTS = [f"tests/unit/test_{name}.py" for name in ("compressors", "residuals
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tree")
-    for name in ("benchmarks", "resireduce", "results/paper", "tests"):
+    for name in ("benchmarks", "resireduce", "results/paper", "results/reference", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
     for path, text in FILES.items():

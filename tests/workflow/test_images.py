@@ -25,7 +25,7 @@ MATRIX = "matrix: [{model: gpt2-bytes, scheme: w}]"
 @pytest.fixture
 def tree(tmp_path):
     skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce", "containers", "results/paper"):
+    for name in ("benchmarks", "resireduce", "containers", "results/paper", "results/reference"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
     for name in ("Snakefile", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)

@@ -35,7 +35,7 @@ SLOW = Cell(model="vgg-digits", scheme="w").name
 @pytest.fixture
 def tree(tmp_path):
     skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce", "results/paper"):
+    for name in ("benchmarks", "resireduce", "results/paper", "results/reference"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
     shutil.copy(ROOT / "Snakefile", tmp_path)
     (tmp_path / "tests").mkdir()
@@ -133,7 +133,7 @@ def test_bad_input_ends_in_one_line(tmp_path, text, message):
 def test_the_default_is_the_smoke_matrix(tree):
     assert planned(tree) == {"pretrained": 2, "cell": 36, "report": 1, "all": 1}
     tell = planned(tree, "--configfile", "benchmarks/config/tell.yaml")
-    assert tell == {"pretrained": 2, "cell": 48, "report": 1, "all": 1}
+    assert tell == {"pretrained": 2, "cell": 144, "report": 1, "all": 1}
     mini = ("--configfile", "benchmarks/config/mini.yaml", "--config", "part=distributions")
     assert planned(tree, *mini) == {"pretrained": 2, "cell": 8, "report": 1, "all": 1}
     assert not (tree / "results/runs").exists()
