@@ -9,7 +9,7 @@ from torch.nn import functional
 from benchmarks.models.bert import bert_base, bert_questions
 
 TOKENS = 16
-"""Of the one sample in a rank's batch."""
+"""Tokens in the one sample of a rank's batch."""
 CLASSES = 16
 
 Forward = Callable[[nn.Module], Tensor]
@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of any leading shape."""
+        """`x`, of any leading shape, plus what two layers make of it."""
         out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
         return out
 
@@ -68,5 +68,5 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
     "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
     "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
 }
-"""Of each size one to measure, and one to have all libraries loaded before: how it is made, and its batch."""
+"""How each model is made, and its batch: the large ones are measured, small ones load all libraries before."""
 WARM_UP = {"bert-base": "bert-questions", "stack": "small-stack"}

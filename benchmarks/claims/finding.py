@@ -31,11 +31,11 @@ class Finding:
     seeds: int = 0
     """Least number of seeds of the cells compared."""
     seeds_needed: int | None = None
-    """Of a claim of accuracy: how many show a true loss of zero with 80 % (`benchmarks.claims.power`)."""
+    """Seeds that show a true loss of zero with 80 % (`benchmarks.claims.power`); None: it is no claim of accuracy."""
     p_value: float | None = None
     """Two-sided, of the value lying where the verdict turns; None of what is no estimate."""
     p_holm: float | None = None
-    """The same by Holm's correction over all claims of its family that were tested."""
+    """`p_value` after Holm's correction over all claims of its family that were tested."""
     holm: str | None = None
     """The status that is left by it."""
     hardware: str | None = None

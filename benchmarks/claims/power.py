@@ -21,7 +21,7 @@ POWER = 0.8
 MOST = 200
 """Seeds that are reckoned with; more are as good as never."""
 SLICES = 300
-"""Of the distribution of C, for its mean."""
+"""Slices into which the distribution of C is cut to find its mean."""
 REFERENCE = Path(__file__).parents[2] / "results/reference/mini.json"
 """Differences of `w+2d` and full residuals over seeds, of the small models."""
 

@@ -16,9 +16,9 @@ from benchmarks.workloads import WORKLOADS
 SHARES = ("accuracy", "top1", "f1", "exact_match")
 """Metrics in per cent of what is right; perplexity is the other kind, of which less is better and 1 is the least."""
 ROUNDING = 0.01
-"""Relative: of a speed and the times that it is worked out from."""
+"""Relative difference that a speed may have from the times that it is worked out from."""
 THINNED = 0.5
-"""The same where only means of stretches of steps are at hand, whose median is not that of the steps."""
+"""As ROUNDING, where only means of stretches of steps are at hand, whose median is not that of the steps."""
 ITEMISED = "model_state_itemised"
 
 

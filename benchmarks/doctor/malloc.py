@@ -23,7 +23,7 @@ LEARNT_FROM_BYTES = 16 << 20
 STAYS_BYTES = 100 << 10
 """Too much for a hole that was there before, and below any threshold but a small one."""
 MOST_SHARE = 0.25
-"""Of what is freed, at most so much may stay resident."""
+"""Largest share of freed memory that may stay resident."""
 COMMAND = (sys.executable, "-m", "benchmarks.doctor.malloc")
 
 

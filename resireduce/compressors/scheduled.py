@@ -7,6 +7,7 @@ from typing import Self
 from torch import Tensor
 
 from resireduce.compressors.base import Collective, Compressor, Momentum
+from resireduce.errors import ConfigError
 from resireduce.payload import Payload
 
 
@@ -57,8 +58,8 @@ class Scheduled(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Refused: a schedule is given to `resireduce.distribute` as its density."""
-        raise NotImplementedError
+        """Raises ConfigError: a schedule is no `density`; it is given to `resireduce.distribute` in the place of one."""
+        raise ConfigError(f"density: {density!r} is not allowed for a Scheduled compressor; give it a function")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """With this step's density."""
