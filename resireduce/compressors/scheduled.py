@@ -58,7 +58,7 @@ class Scheduled(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Raises ConfigError: a schedule is no `density`; it is given to `resireduce.distribute` in the place of one."""
+        """Raises ConfigError: a schedule is no `density`; `resireduce.distribute` is given one in its place."""
         raise ConfigError(f"density: {density!r} is not allowed for a Scheduled compressor; give it a function")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
