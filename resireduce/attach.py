@@ -17,7 +17,7 @@ from resireduce.errors import UsageError
 from resireduce.slot import Slot
 
 _OWNERS = WeakTensorKeyDictionary()
-"""Of each parameter that is distributed, the optimizer, as a weak reference."""
+"""A weak reference to the optimizer of each parameter that is distributed."""
 
 Owner = torch.optim.Optimizer
 

@@ -13,6 +13,7 @@ from resireduce.attach import is_distributed
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
+from resireduce.momentum import own_momentum
 from resireduce.scheme import UPDATES
 from resireduce.wrapped_step import WrappedStep
 
@@ -126,7 +127,7 @@ def check_scaler(scaler: object, model: nn.Module) -> None:
 
 def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
     """Raise ConfigError if `compressor` corrects momentum and `optimizer` has some too."""
-    own = next((key for g in optimizer.param_groups for key in ("momentum", "betas") if g.get(key)), None)
+    own = own_momentum(optimizer)
     if compressor.momentum is not None and own is not None:
         raise ConfigError(
             f"compressor: {type(compressor).__name__} corrects momentum and is not allowed with the {own} of "

@@ -6,6 +6,11 @@ from torch import Tensor
 from resireduce.compressors.base import Momentum
 
 
+def own_momentum(optimizer: torch.optim.Optimizer) -> str | None:
+    """The option by which `optimizer` applies momentum of its own: momentum or betas; None if it applies none."""
+    return next((key for group in optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None)
+
+
 class MomentumCorrection:
     """This rank's velocities u, one for each parameter, in place of the optimizer's momentum.
 

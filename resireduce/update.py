@@ -10,6 +10,7 @@ from torch import Tensor
 from resireduce.clip import clip_factor
 from resireduce.errors import UsageError
 from resireduce.launch import LaunchQueue
+from resireduce.momentum import own_momentum
 from resireduce.slot import Slot
 from resireduce.timeline import Timeline, timed
 from resireduce.wrapped_step import WrappedStep
@@ -96,10 +97,8 @@ class Updater:
                 "parameters were added to the optimizer, or replaced, after resireduce.distribute(...): add them "
                 "before, or close() it and distribute anew"
             )
-        own = next(
-            (key for group in self.optimizer.param_groups for key in ("momentum", "betas") if group.get(key)), None
-        )
-        if self.queue.feedback.momentum is not None and own is not None:
+        own = None if self.queue.feedback.momentum is None else own_momentum(self.optimizer)
+        if own is not None:
             raise UsageError(
                 f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
                 "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"

@@ -15,7 +15,7 @@ SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.p
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")
 """What the suite is installed from."""
 PROJECTS = ("pyproject.toml", "benchmarks/pyproject.toml")
-"""Those of the library and of the suite."""
+"""Project files of the library and of the suite."""
 INSIDE = (
     "benchmarks/doctor",
     "benchmarks/images/facts.py",

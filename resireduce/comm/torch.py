@@ -103,7 +103,7 @@ class TorchCommunicator(Communicator):
         return self._ragged is not None and not self._ragged.is_known
 
     def close(self) -> None:
-        """Its process group may be used by another optimizer."""
+        """Let another optimizer use this process group."""
         self._release()
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:

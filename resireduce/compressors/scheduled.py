@@ -33,17 +33,17 @@ class Scheduled(Compressor):
 
     @property
     def collective(self) -> Collective:  # type: ignore[override]
-        """That of the kind."""
+        """How payloads of the kind meet."""
         return self.kind.collective
 
     @property
     def equal_sizes(self) -> bool:  # type: ignore[override]
-        """Those of the kind."""
+        """Whether payloads of the kind have one size on all ranks."""
         return self.kind.equal_sizes
 
     @property
     def same_draw(self) -> bool:  # type: ignore[override]
-        """That of the kind."""
+        """Whether all ranks of the kind make the same random choices."""
         return self.kind.same_draw
 
     @property
@@ -53,7 +53,7 @@ class Scheduled(Compressor):
 
     @property
     def momentum(self) -> Momentum | None:
-        """That of the kind."""
+        """Momentum that the kind corrects, if it does."""
         return self._any.momentum
 
     @classmethod
