@@ -1,6 +1,8 @@
 """A node that crashes and jobs whose time is over, in one run: neither can hide the other."""
 
 import json
+import signal
+import threading
 from pathlib import Path
 
 from benchmarks.cell import Cell
@@ -8,8 +10,9 @@ from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher
 
-LONG = Cell(model="vgg-digits", steps=900, world_size=2)
-"""Longer than a minute, its first time limit."""
+LONG = Cell(model="vgg-digits", steps=400, world_size=2)
+"""One step of it is made to take `STEP_SECONDS`; its first job has less than a minute."""
+STEP_SECONDS = 15
 WIDE = Cell(model="vgg-digits", steps=250, world_size=2, nodes=2)
 """On two nodes, one of which will crash."""
 SHORT = Cell(model="vgg-digits", steps=250, world_size=1)
@@ -28,6 +31,9 @@ def test_a_crashed_node_and_a_time_limit_cost_no_result(tmp_path: Path, cluster:
     project = Project.make(tmp_path / "project", cluster, matrix, minutes=1, checkpoint_minutes=0.05)
     with Watcher(project.folder) as watcher:
         running = project.start("--slurm-no-requeue")
+        wait_until(checkpoint_of(project, LONG).exists, 90)
+        assert watcher.send("mine", LONG.name, signal.SIGSTOP) == LONG.world_size
+        threading.Timer(STEP_SECONDS, watcher.send, ("mine", LONG.name, signal.SIGCONT)).start()
         wait_until(checkpoint_of(project, WIDE).exists, 90)
         step = json.loads(checkpoint_of(project, WIDE).read_text())["step"]
         places = project.folder / f"results/runs/mine/working/{WIDE.name}"

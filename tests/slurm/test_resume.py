@@ -46,16 +46,24 @@ def narrow(cluster: Cluster):
     cluster.output(["scontrol", "update", "nodename=node[2-4]", "state=resume"])
 
 
-def stop_in_the_middle(project: Project, run: str, sign: signal.Signals, among: set[str]) -> dict[str, bytes]:
+def stop_in_the_middle(
+    project: Project, watcher: Watcher, run: str, sign: signal.Signals, among: set[str]
+) -> dict[str, bytes]:
     """Send a signal to Snakemake while its jobs are in these states, and one has saved what it can go on from.
 
-    Returns the records of that moment.
+    That one is held until Slurm cancels it, so that it cannot end before. Returns the records of that moment.
     """
     known, folder = {job.id for job in project.cluster.jobs()}, project.folder / f"results/runs/{run}"
 
     def in_the_middle() -> bool:
         found = {job.state for job in project.cluster.jobs() if job.id not in known}
-        return among <= found and any((folder / "checkpoints").glob("*/checkpoint.json"))
+        return among <= found and any(map(hold, (folder / "checkpoints").glob("*/checkpoint.json")))
+
+    def hold(checkpoint: Path) -> bool:
+        if watcher.send(run, checkpoint.parent.name, signal.SIGSTOP) and checkpoint.exists():
+            return True
+        watcher.send(run, checkpoint.parent.name, signal.SIGCONT)  # it is at its end
+        return False
 
     running = project.start(run=run)
     wait_until(in_the_middle, 180)
@@ -89,7 +97,7 @@ def states(project: Project) -> list[str]:
 
 def test_jobs_of_a_killed_snakemake_end_before_the_run_goes_on(project: Project, narrow: Cluster) -> None:
     with Watcher(project.folder) as watcher:
-        finished = stop_in_the_middle(project, "killed", signal.SIGKILL, {"COMPLETED", "RUNNING", "PENDING"})
+        finished = stop_in_the_middle(project, watcher, "killed", signal.SIGKILL, {"COMPLETED", "RUNNING", "PENDING"})
         assert finished
         left = states(project)
         assert {"RUNNING", "PENDING"} == set(left), "they outlive it"
@@ -104,7 +112,7 @@ def test_jobs_of_a_killed_snakemake_end_before_the_run_goes_on(project: Project,
 
 def test_a_run_goes_on_after_ctrl_c(project: Project, narrow: Cluster) -> None:
     with Watcher(project.folder) as watcher:
-        finished = stop_in_the_middle(project, "interrupted", signal.SIGINT, {"RUNNING", "PENDING"})
+        finished = stop_in_the_middle(project, watcher, "interrupted", signal.SIGINT, {"RUNNING", "PENDING"})
         assert not states(project)
         assert project.resume(run="interrupted").wait(180) == 0, project.screen
     check(project, watcher, "interrupted", finished)

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
@@ -54,6 +56,14 @@ class Watcher:
     def alive(self, run: str) -> list[Training]:
         """Return the processes of a run that are there now."""
         return [self.seen[key] for key in find_ranks(self.project) if key in self.seen and self.seen[key].run == run]
+
+    def send(self, run: str, cell: str, number: signal.Signals) -> int:
+        """Send a signal to the ranks of a cell; return how many there are. SIGSTOP: time passes, they do not go on."""
+        ranks = [it for it in self.alive(run) if it.cell == cell]
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.kill(rank.pid, number)
+        return len(ranks)
 
     def _watch(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
