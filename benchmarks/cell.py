@@ -41,6 +41,8 @@ class Cell:
     backend: str = "torch"
     steps: int | None = None
     """Optimizer steps; None takes the workload's."""
+    threads: int = 1
+    """CPU threads that a rank computes with, however many CPUs it is given: the order of sums depends on it."""
     data: str = "real"
     batch_per_rank: int | None = None
     """Samples of one rank in a step; None takes the workload's."""
@@ -65,6 +67,7 @@ class Cell:
         object.__setattr__(self, "density", check_share("density", self.density))
         integer("seed", self.seed, 0, 2**32 - 1)
         integer("world_size", self.world_size, 1, 128)
+        integer("threads", self.threads, 1, 1024)
         if self.nodes is not None:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
@@ -164,6 +167,7 @@ class Cell:
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
+        parts += [f"t{self.threads}"] if self.threads != 1 else []
         parts += [self.data] if self.data != "real" else []
         parts += [f"b{self.batch_per_rank}"] if self.batch_per_rank is not None else []
         parts += [f"l{self.length}"] if self.length is not None else []

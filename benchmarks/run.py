@@ -15,7 +15,7 @@ from zipfile import is_zipfile
 from benchmarks.cell import Cell
 from benchmarks.checks import seconds
 from benchmarks.cluster.launcher import Job
-from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.site import Site, site_file
 from benchmarks.cluster.working import find_kept, keep, working_folder
 from benchmarks.data.prepared import check_prepared, find_root
 from benchmarks.files import load_json, writable
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
     text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
     parser.add_argument("--launcher", default="here", help=f"what starts the ranks: {text} (default: %(default)s)")
-    parser.add_argument("--site", type=Path, default=SITE_FILE, help="YAML file of the cluster (default: %(default)s)")
+    parser.add_argument("--site", type=Path, default=site_file(), help="YAML file of the cluster (here: %(default)s)")
     text = (
         "JSON file for a copy of the record, from which it is taken again if the cell was finished but not seen to be"
     )

@@ -9,7 +9,7 @@ from benchmarks.claims.select import on_cpu
 from benchmarks.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Verdict
 from benchmarks.record import CellResult
 
-NUMERIC = ("data_hash", "weights_hash", "threads", "cpu", "device", "packages", "cuda", "dirty")
+NUMERIC = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
 """Facts of provenance that can change a metric: other data, another start, another order of sums, another code."""
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores")
 """With `NUMERIC`, facts that are named where they differ."""

@@ -72,6 +72,8 @@ def _wrong_ranks(record: CellResult) -> Iterator[str]:
     own = [getattr(record, name) for name in BYTE_FIELDS]
     if record.per_rank and own not in [[rank.get(name) for name in BYTE_FIELDS] for rank in record.per_rank]:
         yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
+    if record.provenance.get("threads") not in (None, record.cell.threads):
+        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
     if record.per_rank and len(record.per_rank) != record.cell.world_size:
         yield f"per_rank: {len(record.per_rank)} ranks, its cell has {record.cell.world_size}"
     for rung in record.ladder:

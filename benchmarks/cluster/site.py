@@ -1,4 +1,4 @@
-"""What differs from one cluster to the next, read from one file: `slurm/partitions.yaml` explains it line by line."""
+"""What differs from one cluster to the next, read from one file: `slurm/partitions.default.yaml` explains its lines."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +13,9 @@ from benchmarks.runtimes.options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose
 
 SITE_FILE = Path("slurm/partitions.yaml")
+"""A site's own, which git does not track."""
+DEFAULT_FILE = Path("slurm/partitions.default.yaml")
+"""What holds where a site has none."""
 MOST = 10**8
 """No number in the file is greater: minutes, and megabytes of a node."""
 GRES = re.compile(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?")
@@ -71,7 +74,7 @@ class Site:
         object.__setattr__(self, "modules", tuple(self.modules))
 
     @classmethod
-    def load(cls, path: Path = SITE_FILE) -> Self:
+    def load(cls, path: Path) -> Self:
         """Read `site` in a file. Raises ConfigError, one line with the path, if it cannot be used."""
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -90,6 +93,11 @@ class Site:
             return site
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
+
+
+def site_file(folder: Path = Path()) -> Path:
+    """Return the site's file in a project's folder, or the default one where the site has none."""
+    return folder / (SITE_FILE if (folder / SITE_FILE).exists() else DEFAULT_FILE)
 
 
 def check_partitions(partitions: Mapping[Any, Any], site: Site) -> None:

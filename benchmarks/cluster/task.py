@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 LOOPBACK = "lo"
 
 
-def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]:
+def rank_variables(environment: Mapping[str, str], task: Task, cell: Cell) -> dict[str, str]:
     """Return what tells a rank which it is, and by which device it reaches the others, from what Slurm tells its task.
 
     Raises ConfigError if the step is not as it was asked for, or if there is no way to the other nodes.
@@ -32,9 +32,8 @@ def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]
     if local_rank >= on_each:
         raise ConfigError(f"task {environment['SLURM_PROCID']} is number {local_rank} on its node, which has {on_each}")
     interface = task.interface or _interface(environment)
-    threads = environment.get("SLURM_CPUS_PER_TASK") or "1"
     found = {"RANK": environment["SLURM_PROCID"], "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"]}
-    found |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(on_each), "OMP_NUM_THREADS": threads}
+    found |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(on_each), "OMP_NUM_THREADS": str(cell.threads)}
     found |= {"GLOO_SOCKET_IFNAME": interface}
     if interface != LOOPBACK and "NCCL_SOCKET_IFNAME" not in environment:
         found |= {"NCCL_SOCKET_IFNAME": interface}
@@ -66,10 +65,11 @@ def run(folder: Path) -> int:
     place = {"host": socket.gethostname(), "step": os.environ["SLURM_STEP_ID"], "pid": os.getpid()}
     save_json(place, place_file(folder, rank))
     try:
-        variables = rank_variables(os.environ, task)
+        cell = Cell.from_dict(load_json(folder / "cell.json"))
+        variables = rank_variables(os.environ, task, cell)
         if scratch := variables.get("TMPDIR"):
             Path(scratch).mkdir(parents=True, exist_ok=True)
-        code = _run_rank(folder, rank, task, variables, came, started)
+        code = _run_rank(folder, rank, task, cell, variables, came, started)
     except (ConfigError, OSError) as error:
         save_json(
             {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}, folder / f"rank{rank}.json"
@@ -80,10 +80,15 @@ def run(folder: Path) -> int:
 
 
 def _run_rank(
-    folder: Path, rank: int, task: Task, variables: dict[str, str], came: list[int], started: list[Rank]
+    folder: Path,
+    rank: int,
+    task: Task,
+    cell: Cell,
+    variables: dict[str, str],
+    came: list[int],
+    started: list[Rank],
 ) -> int:
-    weights = Path(task.weights) if task.weights else None
-    root, cell = Path(task.root), Cell.from_dict(load_json(folder / "cell.json"))
+    weights, root = Path(task.weights) if task.weights else None, Path(task.root)
     arguments = [*rank_arguments(cell, rank, folder, weights, root), "--store", "tcp"]
     read = [weights, *(root / name for name in cell.needs)]
     with starting(_runtime(task), folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 IMAGE_FILE = Path("/etc/resireduce-image.json")
 """Left in an image by its build; `digest` is that of the image."""
+CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
+"""What changes a result if it is changed; configs need not be in it, since every cell tells all its fields."""
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus")
 """Facts that differ between the ranks of a job."""
 
@@ -26,7 +28,7 @@ def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """
     return {
         "commit": _git("rev-parse", "HEAD"),
-        "dirty": None if (changes := _git("status", "--porcelain")) is None else bool(changes),
+        "dirty": None if (changes := _git("status", "--porcelain", "--", *CODE)) is None else bool(changes),
         **(versions() if image is None else _versions_of(image)),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu(),

@@ -123,9 +123,8 @@ def rank_variables(cell: Cell, rank: int) -> dict[str, str]:
     """Return the variables that tell a rank which it is."""
     size = str(cell.world_size)
     place = {"RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": size}
-    threads = str(max(1, (os.cpu_count() or 1) // cell.world_size))
     # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.
-    return place | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": threads}
+    return place | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(cell.threads)}
 
 
 def die_with_parent() -> None:

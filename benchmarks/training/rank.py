@@ -39,8 +39,7 @@ def run_rank(
     watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Train where the probe measures. How it ended is a result too: with what had been measured until then."""
-    # Sums on a CPU depend on it: what the launcher says holds, else the machine is divided among the ranks.
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // cell.world_size)))
+    torch.set_num_threads(cell.threads)
     probe = probe or Probe()
     settle_arithmetic(probe.meter.device)
     trainer: Trainer | None = None

@@ -1,13 +1,17 @@
 """What the rules need to know of the cluster that cells run on, if they run on one. Imported by the workflow only."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cell import Cell
 from benchmarks.cluster.placement import place
-from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.site import Site, site_file
 from resireduce.errors import ConfigError
+
+PARTITIONS = "SNAKEMAKE_SLURM_PARTITIONS"
+"""Where Snakemake's executor for Slurm looks for the partitions, when it starts."""
 
 
 def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | None:
@@ -20,8 +24,9 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
         if "site" in config:
             raise ConfigError(f"site: {config['site']!r} is of no use without the profile: snakemake --profile slurm")
         return None
-    config["site"] = str(config.get("site", SITE_FILE))
+    config["site"] = str(config.get("site", site_file()))
     site = Site.load(Path(config["site"]))
+    os.environ[PARTITIONS] = config["site"]
     if site.longest_minutes < site.minutes:
         raise ConfigError(
             f"{config['site']}: longest_minutes: {site.longest_minutes} is not allowed: the first try asks for "

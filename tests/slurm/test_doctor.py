@@ -29,7 +29,7 @@ def run_folder():
 def run_by(cluster: Cluster, site: Path, config: Path) -> None:
     """Run a matrix with the profile, and a site file elsewhere."""
     snakemake = [Path(sys.executable).with_name("snakemake"), "--profile", "slurm", "--configfile", config]
-    options = ["--slurm-partition-config", site, "--slurm-init-seconds-before-status-checks", "2"]
+    options = ["--slurm-init-seconds-before-status-checks", "2"]
     done = cluster.run(
         [*snakemake, *options, "--config", f"run={RUN.name}", f"site={site}"],
         cwd=ROOT,

@@ -177,7 +177,7 @@ def test_a_foreign_schema_version(folder: Path) -> None:
     assert now[SAVING].status == "inconclusive" and now[SAVING].reason.startswith(reason), "nothing stands in for them"
 
 
-FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"}), ("threads", 2)]
+FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"})]
 FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True)]
 
 
@@ -196,6 +196,16 @@ def test_mixed_provenance(folder: Path, fact: str, value: Any) -> None:
     other = make(cell_of(), worse=1e-9)
     replace(other, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
     assert found(folder)[SAME].status == "inconclusive"
+
+
+def test_another_number_of_threads(folder: Path) -> None:
+    """A rank that did not compute with its cell's threads is of another cell, whatever its digits are."""
+    record = make(cell_of())
+    replace(record, provenance={**record.provenance, "threads": 2}).save(path_of(folder, cell_of()))
+    now = found(folder)
+    for name in (ACCURACY, SAVING, SAME, SPEED):
+        assert now[name].status == "inconclusive"
+        assert "threads: a rank computed with 2, its cell has 1" in said(now[name])[1]
 
 
 def test_duplicates_of_a_cell(folder: Path) -> None:

@@ -97,19 +97,20 @@ def test_what_slurm_says_of_the_end_of_a_step(line: str, status: str | None) -> 
 
 
 STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
+CELL = Cell(model="vgg-digits", threads=3)
 TASK = Task(weights=None, root="data", checkpoints=None, ranks_per_node=2)
 
 
 def test_a_task_finds_out_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "host_names", lambda nodes: ["node1", "node2"])
     monkeypatch.setattr(task, "interface_to", lambda host: f"to-{host}")
-    found = task.rank_variables({**STEP, "SLURMD_NODENAME": "node2", "SLURM_CPUS_PER_TASK": "3"}, TASK)
+    found = task.rank_variables({**STEP, "SLURMD_NODENAME": "node2", "SLURM_CPUS_PER_TASK": "2"}, TASK, CELL)
     assert found == {
         **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "3"},
         **{"GLOO_SOCKET_IFNAME": "to-node1", "NCCL_SOCKET_IFNAME": "to-node1"},
     }
     with pytest.raises(ConfigError, match=r"task 3 is number 1 on its node, which has 1"):
-        task.rank_variables(STEP, Task(weights=None, root="data", checkpoints=None, ranks_per_node=1))
+        task.rank_variables(STEP, Task(weights=None, root="data", checkpoints=None, ranks_per_node=1), CELL)
 
 
 def test_what_the_site_says_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,13 +118,13 @@ def test_what_the_site_says_comes_first(monkeypatch: pytest.MonkeyPatch) -> None
     site = Task(
         weights=None, root="data", checkpoints=None, ranks_per_node=2, interface="ib0", scratch="/tmp/$SLURM_JOB_ID"
     )
-    found = task.rank_variables({**STEP, "NCCL_SOCKET_IFNAME": "eth7"}, site)
+    found = task.rank_variables({**STEP, "NCCL_SOCKET_IFNAME": "eth7"}, site, CELL)
     assert found["GLOO_SOCKET_IFNAME"] == "ib0" and "NCCL_SOCKET_IFNAME" not in found and found["TMPDIR"] == "/tmp/12"
 
 
 def test_on_one_node_ranks_meet_on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task, "host_names", lambda nodes: [socket.gethostname()])
-    found = task.rank_variables(STEP, TASK)
+    found = task.rank_variables(STEP, TASK, CELL)
     assert found["GLOO_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in found
 
 

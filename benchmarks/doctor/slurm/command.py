@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from benchmarks.checks import seconds
-from benchmarks.cluster.site import SITE_FILE, Site
+from benchmarks.cluster.site import SITE_FILE, Site, site_file
 from benchmarks.doctor.finding import FAILED, Finding, failed, not_run, ok, warning
 from benchmarks.doctor.slurm import settings
 from benchmarks.doctor.slurm.fill import fill, shown, template
@@ -72,7 +72,7 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     """Yield findings as they come, and leave what was found out in `state`. Raises ConfigError before any work."""
     ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
     target = args.write or SITE_FILE
-    text, current = template(target), Site.load(target if target.exists() else ROOT / SITE_FILE)
+    text, current = template(target), Site.load(target if target.exists() else site_file(ROOT))
     if args.write:
         writable("write", args.write)
     try:
@@ -109,7 +109,7 @@ def _site_file(args: argparse.Namespace, state: Examination, text: str, current:
     save_text(filled, args.write)
     state.written = str(args.write)
     own = args.write.resolve() == (ROOT / SITE_FILE).resolve()
-    options = "" if own else f" --config site={args.write} --slurm-partition-config {args.write}"
+    options = "" if own else f" --config site={args.write}"
     return [*found, ok("site", f"{args.write} is written; next: snakemake -n --profile slurm{options}")]
 
 

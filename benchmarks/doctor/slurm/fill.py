@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from benchmarks.cluster.site import SITE_FILE
+from benchmarks.cluster.site import site_file
 from benchmarks.workflow.content import ROOT
 from resireduce.errors import ConfigError
 
@@ -20,7 +20,7 @@ def template(path: Path) -> str:
 
     Raises ConfigError, one line, if it cannot be read.
     """
-    source = path if path.exists() else ROOT / SITE_FILE
+    source = path if path.exists() else site_file(ROOT)
     try:
         return source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
