@@ -16,6 +16,7 @@ COMMANDS = {
     "resume": ("benchmarks.resume", "go on with a run after whatever stopped it, on a cluster or here"),
     "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
     "beside": ("benchmarks.beside.cli", "measure this library beside other ways to train in parallel, on the CPU"),
+    "pace": ("benchmarks.pace", "time streamed gradients beside kept ones, in turn"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "doctor": ("benchmarks.doctor.cli", "check this machine or image, and say the cure of what is wrong"),
     "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),

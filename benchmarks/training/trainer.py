@@ -60,7 +60,7 @@ class Trainer:
             self.watch.before_step(self, step)
             self.step = step + 1
             with self.probe.step(self.optimizer.feedback), self.clock.step():
-                loss = self._step(step, self.batch(indices, step))
+                loss = self.train_step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
                 self.phase = "evaluation"
                 with self.probe.evaluation(), self.watch.evaluating():
@@ -71,7 +71,8 @@ class Trainer:
                 line = f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {reported - started:.0f} s"
                 print(line, file=sys.stderr, flush=True)
 
-    def _step(self, step: int, batch: Batch) -> float:
+    def train_step(self, step: int, batch: Batch) -> float:
+        """Take one optimizer step, counted from 0; return its loss. Raises Diverged if that is not finite."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.phase = "forward"

@@ -67,7 +67,7 @@ def bytes_now(row: Row) -> dict[str, int]:
     trainer = building.build(row.setting, LocalCommunicator(), None, ROOT / "data")
     trainer.model.train()
     batches = trainer.indices()
-    trainer._step(0, trainer.batch(next(batches), 0))
+    trainer.train_step(0, trainer.batch(next(batches), 0))
     if row.setting.gradients == "streamed":
         batch = trainer.batch(next(batches), 1)
         return measure_memory(trainer.optimizer, lambda: trainer.task.loss(trainer.model, batch)).as_dict()
