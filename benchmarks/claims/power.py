@@ -75,11 +75,21 @@ def seeds_of(book: Book, small: str, limits: Mapping[str, Any], level: float | N
     """
     if small not in reference_metrics():
         return None
-    name, tested, against = reference_metrics()[small]
+    return seeds_needed(*margin_and_spread(book, reference_metrics()[small], limits, level))
+
+
+def margin_and_spread(
+    book: Book, metrics: tuple[str, list[float], list[float]], limits: Mapping[str, Any], level: float | None = None
+) -> tuple[float, float]:
+    """Return the margin of a test with these limits, and the standard deviation of a small model's differences.
+
+    metrics: as `reference_metrics` has them; level: as in `seeds_of`.
+    """
+    name, tested, against = metrics
     differences = [one - other for one, other in zip(tested, against, strict=True)]
     relative = bool(limits.get("relative")) or name == "perplexity"
     level = mean(against) if level is None or name == "perplexity" else level
     if relative:
         differences = [100 * one / level for one in differences]
     margin = margin_of(book, {**limits, "relative": relative}, name, level)
-    return seeds_needed(margin.value, stdev(differences))
+    return margin.value, stdev(differences)
