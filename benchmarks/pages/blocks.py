@@ -10,7 +10,7 @@ from benchmarks.pages.measured import Measured
 Make = Callable[[Measured], str | None]
 """From measurements to text; None leaves what is there, as nothing was measured yet."""
 
-ORIGINS = (smoke.FIRST, smoke.SECOND, seeds.FILE, "precision")
+ORIGINS = (smoke.FIRST, seeds.FILE, "precision")
 
 
 def _beside(name: str, measured: Measured) -> str:

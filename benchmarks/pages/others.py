@@ -1,7 +1,7 @@
 """Tables of slow links and of the power of a number of seeds."""
 
 from benchmarks.claims.load import load_claims
-from benchmarks.claims.power import margin_and_spread, power, reference_metrics, seeds_needed
+from benchmarks.claims.power import margin_and_spread, metrics_of, power, seeds_needed
 from benchmarks.pages.measured import Measured, Row
 from benchmarks.report.labels import ABSENT, markdown_table
 
@@ -33,9 +33,9 @@ def _link_label(cell: Row) -> str:
 
 def powers(measured: Measured) -> str:
     """How probably so many seeds show that a metric is kept, by the spread of the small models, and how many do."""
-    book = load_claims()
-    found = [margin_and_spread(book, one, {}) for one in reference_metrics(measured.folder / "mini.json").values()]
+    book, metrics = load_claims(), metrics_of(measured.load("mini")["rows"])
+    found = [margin_and_spread(book, one, {}) for one in metrics.values()]
     rows = [[f"of {seeds} seeds", *(f"{100 * power(seeds, m / s):.0f} %" for m, s in found)] for seeds in POWERS]
     rows[0][0] = f"power {rows[0][0]}"
     rows.append(["seeds for 80 %", *(str(seeds_needed(margin, spread) or ABSENT) for margin, spread in found)])
-    return markdown_table(("", *reference_metrics(measured.folder / "mini.json")), rows, "l" + "r" * len(found))
+    return markdown_table(("", *metrics), rows, "l" + "r" * len(found))

@@ -63,13 +63,13 @@ def precision_words(measured: Measured) -> str:
         f"{signed_with_half(one.mean, one.half_width, 1).removeprefix('+')} ({'p = ' if first else ''}{p_text(p)})"
         for first, (one, p, _) in zip([True, *[False] * len(gains)], gains, strict=False)
     ]
-    known = "holds on these" if stand == len(gains) else "is a hypothesis"
+    left = f"{'all' if stand == len(gains) else number(stand)} of these {'stands' if stand == 1 else 'stand'}"
     both = span([100 * (one[BITS]["normalised"] - one[BOTH]["normalised"]) for one in models.values()], 1)
     return (
-        f"Of these models {of_all(saves, len(models))} take less memory with all residuals in 4 bits than with shared "
-        f"ones in float32. That they also lose less accuracy {known}: int4 is better than `w+2d` in float32 by "
-        f"{listed(texts)}, seed by seed, and by Holm's correction over the {number(len(gains))} {number(stand)} of these "
-        f"{'stands' if stand == 1 else 'stand'}. Doing both saves another {both} points of memory."
+        f"All residuals in 4 bits take less memory than shared ones in float32 on {of_all(saves, len(models))} models. "
+        f"That they also lose less accuracy {'holds' if stand == len(gains) else 'is a hypothesis'}: int4 is better than "
+        f"`w+2d` in float32 by {listed(texts)}, seed by seed, and by Holm's correction over the "
+        f"{number(len(gains))}, {left}. Doing both saves another {both} points of memory."
     )
 
 

@@ -41,8 +41,8 @@ def five_seeds_words(measured: Measured) -> str:
     kept = f"a difference on {listed(changed)}" if changed else "no difference to any digit"
     return (
         f"What the intervals allow to say, of these models at this density: keeping no residuals is {without}; `w+2d` "
-        f"is {shared}, and nearer to *baseline* than that on {of_all(less, len(models))}; kept or streamed makes {kept}. "
-        f"Against training without compression *baseline* is {on_models(_verdicts(measured, PLAIN, -1))}."
+        f"is {shared}, and nearer to *baseline* than that on {of_all(less, len(models))}; kept or streamed makes "
+        f"{kept}. Against training without compression *baseline* is {on_models(_verdicts(measured, PLAIN, -1))}."
     )
 
 
@@ -84,7 +84,7 @@ def _seeds(counts: set[int]) -> str:
 def residuals_matter(measured: Measured) -> str:
     """Of which models training without residuals ends measurably worse."""
     models = measured.load("tell")["models"]
-    count = sum(bool(entry["tells"]) for entry in models.values())
+    count = sum(entry["loss"]["mean"] > entry["loss"]["half_width"] for entry in models.values())
     return f"residuals matter for {of_all(count, len(models))} models, by the whole paired 95 % interval"
 
 

@@ -113,9 +113,9 @@ def apart(measured: Measured) -> str:
 
 
 def _pairs(measured: Measured) -> list[tuple[Row, Row]]:
-    """Rows of the first machine, each with the second one's."""
+    """Rows of the first machine that are shown, each with the second one's."""
     first, second = measured.settings(FIRST), measured.settings(SECOND)
-    return [(model[setting], second[name][setting]) for name, model in first.items() for setting in model]
+    return [(model[setting], second[name][setting]) for name, model in first.items() for setting in SHOWN]
 
 
 def second_table(measured: Measured) -> str:

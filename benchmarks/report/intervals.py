@@ -14,7 +14,7 @@ from benchmarks.report.load import Run, load_run
 from benchmarks.report.memory import memory_record
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.seeds import USUAL_DENSITY, by_seed, seeds_record
-from benchmarks.report.student import CONFIDENCE
+from benchmarks.report.student import CONFIDENCE, Interval
 from benchmarks.report.table import CELL_COLUMNS
 from resireduce.errors import ConfigError
 
@@ -92,7 +92,8 @@ def row_labels(rows: Sequence[dict[str, Any]]) -> list[str]:
 def _texts(row: dict[str, Any], label: str) -> list[str]:
     difference = ""
     if row["difference_mean"] is not None:
-        difference = signed_with_half(row["difference_mean"], row["difference_half_width"], 2) + f", {row['verdict']}"
+        found = Interval(row["difference_mean"], row["difference_half_width"], row["pairs"])
+        difference = f"{signed_with_half(found.mean, found.half_width, 2)}, {found.verdict}"
         difference += f" ({row['pairs']} seeds in common)" if row["pairs"] != row["seeds"] else ""
     return [
         metric_heading(row),
