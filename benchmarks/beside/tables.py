@@ -62,7 +62,37 @@ def resident(values: Values) -> str:
     return markdown_table(head, rows, "lrrrrr")
 
 
-TABLES: dict[str, Callable[[Values], str]] = {"ways": ways, "forms": forms, "resident": resident}
+def int4_more(values: Values) -> str:
+    """What residuals in 4 bits hold beyond training without compression."""
+    return f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P"
+
+
+def streamed_peak(values: Values) -> str:
+    """What the fullest moment of a step adds to what is held, the most of the ways that stream gradients."""
+    return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
+
+
+def combined(values: Values) -> str:
+    """What residuals in 4 bits hold together with 8-bit moments."""
+    return f"{_held(values, 'int4-eight-bit'):.1f} P"
+
+
+STREAMED = ("none-streamed", "baseline", "w+2d", "int4")
+TABLES: dict[str, Callable[[Values], str]] = {
+    "ways": ways,
+    "forms": forms,
+    "resident": resident,
+    "int4-more": int4_more,
+    "streamed-peak": streamed_peak,
+    "combined": combined,
+}
+"""Tables, and figures that the text between them has."""
+
+
+def _held(values: Values, name: str, part: str = "held") -> float:
+    """Bytes of a way as a multiple of the parameters'."""
+    row = _row(values, name, "exact")
+    return float(row[f"{part}_bytes"] / row["parameters_bytes"])
 
 
 def _row(values: Values, name: str, malloc: str) -> Values:

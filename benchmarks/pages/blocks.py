@@ -36,6 +36,7 @@ BLOCKS: Mapping[str, Make] = {
     "streaming-time": seeds.streaming_time,
     "five-seeds": seeds.five_seeds,
     "five-seeds-words": seeds.five_seeds_words,
+    "compression-costs": seeds.compression_costs,
     "residuals-matter": seeds.residuals_matter,
     "precision": precision.precision_table,
     "precision-words": precision.precision_words,

@@ -64,12 +64,13 @@ def precision_words(measured: Measured) -> str:
         for first, (one, p, _) in zip([True, *[False] * len(gains)], gains, strict=False)
     ]
     left = f"{'all' if stand == len(gains) else number(stand)} of these {'stands' if stand == 1 else 'stand'}"
+    known = "holds" if stand == len(gains) else "is a hypothesis"
     both = span([100 * (one[BITS]["normalised"] - one[BOTH]["normalised"]) for one in models.values()], 1)
     return (
         f"All residuals in 4 bits take less memory than shared ones in float32 on {of_all(saves, len(models))} models. "
-        f"That they also lose less accuracy {'holds' if stand == len(gains) else 'is a hypothesis'}: int4 is better than "
-        f"`w+2d` in float32 by {listed(texts)}, seed by seed, and by Holm's correction over the "
-        f"{number(len(gains))}, {left}. Doing both saves another {both} points of memory."
+        f"That they also lose less accuracy {known}: int4 is better than `w+2d` in float32 by {listed(texts)}, seed by "
+        f"seed, and by Holm's correction over the {number(len(gains))}, {left}. "
+        f"Doing both saves another {both} points of memory."
     )
 
 

@@ -46,6 +46,12 @@ def five_seeds_words(measured: Measured) -> str:
     )
 
 
+def compression_costs(measured: Measured) -> str:
+    """On how many models the full residual is worse than no compression."""
+    verdicts = _verdicts(measured, PLAIN, -1)
+    return of_all(list(verdicts.values()).count("worse"), len(verdicts))
+
+
 def _than(verdicts: dict[str, str], other: str) -> dict[str, str]:
     return {name: f"{one} than {other}" if one in ("worse", "better") else one for name, one in verdicts.items()}
 

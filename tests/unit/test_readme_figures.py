@@ -14,6 +14,7 @@ from benchmarks.pages.cli import PAGES, REFERENCE, read_pages
 from benchmarks.pages.markers import WIDTH, find_blocks, laid_out
 from benchmarks.pages.measured import Measured
 from benchmarks.pages.words import listed, of_all, on_models, p_text, span
+from benchmarks.report.labels import ABSENT
 from benchmarks.report.student import Interval
 from resireduce.errors import ConfigError
 
@@ -79,7 +80,7 @@ CHANGES: list[tuple[str, Callable[[Any], None], str, str]] = [
         "no difference seen on vgg-digits",
     ),
     ("mini", lambda v: of(v, **VGG).update(difference_half_width=9.0), "price", "three of the four exclude zero"),
-    ("mini", lambda v: of(v, **VGG)["metrics"].update({"0": 60.0}), "powers", "| 6 | – | 4 | 7 |"),
+    ("mini", lambda v: of(v, **VGG)["metrics"].update({"0": 60.0}), "powers", f"| 6 | {ABSENT} | 4 | 7 |"),
     (
         "tell",
         lambda v: v["models"]["vgg-digits"]["loss"].update(mean=1.0),
