@@ -53,4 +53,4 @@ class Measured:
 def _machine(cpu: str, cores: str) -> str:
     """Return a processor as people write it, from the name that the kernel has for it."""
     plain = re.sub(r"\((R|TM)\)| Processor| CPU", "", cpu)
-    return f"{cores} cores of an " + re.sub(r" @ ([0-9.]+)GHz", r" at \1 GHz", plain)
+    return f"{cores} cores (" + re.sub(r" @ ([0-9.]+)GHz", r" at \1 GHz", plain) + ")"

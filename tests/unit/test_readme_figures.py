@@ -3,12 +3,15 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from benchmarks.__main__ import main
+from benchmarks.matrix import expand
 from benchmarks.pages.blocks import BLOCKS
 from benchmarks.pages.cli import PAGES, REFERENCE, read_pages
 from benchmarks.pages.markers import WIDTH, find_blocks, laid_out
@@ -17,8 +20,10 @@ from benchmarks.pages.words import listed, of_all, on_models, p_text, span
 from benchmarks.report.labels import ABSENT
 from benchmarks.report.student import Interval
 from resireduce.errors import ConfigError
+from tests.records import make_result
 
 ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "benchmarks/config/smoke.yaml"
 
 
 @pytest.fixture
@@ -133,6 +138,25 @@ def test_the_command_writes_what_changed_and_check_says_where(
     ]
     assert main([*command, "--check"]) == 0 and main(command) == 0
     assert "blocks, all as in" in capsys.readouterr().out
+
+
+def test_a_run_of_the_smoke_matrix_is_the_source_of_the_first_table(project: Path) -> None:
+    """As `make run` leaves it: what `intervals` writes of it is all that the blocks need."""
+    config = {key: value for key, value in yaml.safe_load(SMOKE.read_text()).items() if key != "run"}
+    run = project / "run"
+    (run / "cells").mkdir(parents=True)
+    (run / "config.json").write_text(json.dumps(config))
+    for cell in expand(config):
+        result = make_result(cell)
+        replace(result, provenance=result.provenance | {"cores": 4}).save(run / f"cells/{cell.name}.json")
+    assert main(["intervals", "--run", str(run), "--output", str(project / REFERENCE / "smoke.json")]) == 0
+    assert main(["readme", "--root", str(project)]) == 0
+    text = (project / "README.md").read_text()
+    assert "one seed on 4 cores (Example at 2.00 GHz), commit `0123456`" in text
+    # Of four copies of the model one is streamed away; the optimizer of the last two models holds one more.
+    assert "normalised 75.0 / 75.0 / 80.0 / 80.0 % (resnet / vgg / gpt2 / bert)" in text
+    assert "| none (no residual), kept | 75.0 % (75.5 %), 0.92 |" in text
+    assert "memory not equal in every digit shown" in " ".join(text.split())
 
 
 def test_streaming_s_time_is_left_as_it_is_until_it_was_measured(project: Path) -> None:
