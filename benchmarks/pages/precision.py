@@ -60,8 +60,8 @@ def precision_words(measured: Measured) -> str:
     saves = sum(model[BITS]["normalised"] < model[SHARED]["normalised"] for model in models.values())
     _, stand = _shown(gains)
     texts = [
-        f"{signed_with_half(one.mean, one.half_width, 1).removeprefix('+')} ({'p = ' if first else ''}{p_text(p)})"
-        for first, (one, p, _) in zip([True, *[False] * len(gains)], gains, strict=False)
+        f"{signed_with_half(one.mean, one.half_width, 1).removeprefix('+')} ({'' if index else 'p = '}{p_text(p)})"
+        for index, (one, p, _) in enumerate(gains)
     ]
     left = f"{'all' if stand == len(gains) else number(stand)} of these {'stands' if stand == 1 else 'stand'}"
     known = "holds" if stand == len(gains) else "is a hypothesis"
