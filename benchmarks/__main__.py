@@ -33,6 +33,7 @@ COMMANDS = {
         "benchmarks.report.intervals",
         "how sure the metrics of a run are over its seeds, as JSON and as the table of README",
     ),
+    "readme": ("benchmarks.pages.cli", "write anew what README and docs say was measured, from results/reference"),
     "states": ("benchmarks.states", "write what plan says that models of the claims hold, for the ledger"),
     "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
 }

@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside.measure import MALLOCS, RANKS, Failed, measure
-from benchmarks.beside.tables import TABLES
 from benchmarks.beside.ways import FORMS, RESIDENT, WAYS
 from benchmarks.files import load_json, save_json, writable
 from benchmarks.measure.provenance import provenance
 from resireduce.errors import choose
 
-REFERENCE = Path("results/reference/beside.json")
 MODEL, RESIDENT_MODEL = "bert-base", "stack"
 
 
@@ -23,14 +21,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     only = "just these, the others stay as they are in the file; resident: memory with and without malloc's settings"
     parser.add_argument("--only", metavar="NAME[,NAME]", help=f"{only}: {', '.join([*WAYS, *FORMS, 'resident'])}")
-    parser.add_argument("--tables", metavar="FILE", type=Path, help="measure nothing; print the tables of this file")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, and write the figures after each way; or print them as Markdown. 1 if one could not be measured."""
-    if args.tables is not None:
-        print(text(load_json(args.tables)))
-        return 0
+    """Measure, and write the figures after each way. 1 if one could not be measured."""
     every = [*WAYS, *FORMS, "resident"]
     chosen = every if args.only is None else [choose("only", name.strip(), every) for name in args.only.split(",")]
     writable("output", args.output)
@@ -52,11 +46,6 @@ def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "rows": sorted(rows, key=lambda row: places.index(_key(row))),
         "measured": provenance(),
     }
-
-
-def text(values: dict[str, Any]) -> str:
-    """Return all tables, each under a line with its name."""
-    return "\n\n".join(f"{name}\n\n{make(values)}" for name, make in TABLES.items())
 
 
 def _key(row: dict[str, Any]) -> tuple[str, str, str]:

@@ -3,10 +3,11 @@
 Imports no torch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.beside.ways import FORMS, RESIDENT, WAYS
+from benchmarks.report.labels import markdown_table
 
 Values = dict[str, Any]
 
@@ -26,7 +27,7 @@ def ways(values: Values) -> str:
         row = _row(values, name, "exact")
         figures = [_both(row, f"{part}_bytes") for part in ("held", "without_gradients", "peak")]
         rows.append([way.title, *figures, _mebibytes(row["sent_bytes"]), way.costs])
-    return _table(head, rows, "lrrrrl")
+    return markdown_table(head, rows, "lrrrrl")
 
 
 def forms(values: Values) -> str:
@@ -39,7 +40,7 @@ def forms(values: Values) -> str:
         held = states["residuals"] + states["gradients"]
         peaks = (row["states_peak_bytes"] - parameters, row["peak_bytes"] - parameters)
         rows.append([way.title, *(_mebibytes(nbytes) for nbytes in (held, *peaks))])
-    return _table(head, rows, "lrrr")
+    return markdown_table(head, rows, "lrrr")
 
 
 def resident(values: Values) -> str:
@@ -58,10 +59,40 @@ def resident(values: Values) -> str:
         states = sum(plain["states_bytes"].values())
         figures = [_both(row, part) for part in ("held_bytes", "peak_bytes") for row in (plain, settled)]
         rows.append([WAYS[name].title, _times(states, plain["parameters_bytes"]), *figures])
-    return _table(head, rows, "lrrrrr")
+    return markdown_table(head, rows, "lrrrrr")
 
 
-TABLES: dict[str, Callable[[Values], str]] = {"ways": ways, "forms": forms, "resident": resident}
+def int4_more(values: Values) -> str:
+    """What residuals in 4 bits hold beyond training without compression."""
+    return f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P"
+
+
+def streamed_peak(values: Values) -> str:
+    """What the fullest moment of a step adds to what is held, the most of the ways that stream gradients."""
+    return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
+
+
+def combined(values: Values) -> str:
+    """What residuals in 4 bits hold together with 8-bit moments."""
+    return f"{_held(values, 'int4-eight-bit'):.1f} P"
+
+
+STREAMED = ("none-streamed", "baseline", "w+2d", "int4")
+TABLES: dict[str, Callable[[Values], str]] = {
+    "ways": ways,
+    "forms": forms,
+    "resident": resident,
+    "int4-more": int4_more,
+    "streamed-peak": streamed_peak,
+    "combined": combined,
+}
+"""Tables, and figures that the text between them has."""
+
+
+def _held(values: Values, name: str, part: str = "held") -> float:
+    """Bytes of a way as a multiple of the parameters'."""
+    row = _row(values, name, "exact")
+    return float(row[f"{part}_bytes"] / row["parameters_bytes"])
 
 
 def _row(values: Values, name: str, malloc: str) -> Values:
@@ -80,8 +111,3 @@ def _times(nbytes: int, parameters_bytes: int) -> str:
 
 def _mebibytes(nbytes: int) -> str:
     return f"{nbytes / 2**20:,.0f}" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f}"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    line = "|".join("---:" if letter == "r" else "---" for letter in align)
-    return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])

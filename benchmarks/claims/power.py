@@ -6,7 +6,7 @@ chi-squared variable with n - 1 degrees of freedom over these, t Student's quant
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist, mean, stdev
@@ -47,10 +47,19 @@ def seeds_needed(margin: float, spread: float) -> int | None:
     return next((seeds for seeds in range(2, MOST + 1) if power(seeds, margin / spread) >= POWER), None)
 
 
+Metrics = tuple[str, list[float], list[float]]
+"""A metric's name, and its values with `w+2d` and with full residuals, seed by seed."""
+
+
 @lru_cache
-def reference_metrics(path: Path = REFERENCE) -> dict[str, tuple[str, list[float], list[float]]]:
-    """Return by small model the metric's name, and its values with `w+2d` and with full residuals, seed by seed."""
-    rows = {(row["model"], row["scheme"]): row for row in load_json(path)["rows"] if row["gradients"] == "kept"}
+def reference_metrics() -> dict[str, Metrics]:
+    """Return the committed metrics by small model."""
+    return metrics_of(load_json(REFERENCE)["rows"])
+
+
+def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
+    """Return the metrics by model, from rows of `python -m benchmarks intervals`."""
+    rows = {(row["model"], row["scheme"]): row for row in those if row["gradients"] == "kept"}
     found = {}
     for model in dict.fromkeys(model for model, _ in rows):
         tested, against = rows[model, "w+2d"], rows[model, "baseline"]
@@ -75,11 +84,21 @@ def seeds_of(book: Book, small: str, limits: Mapping[str, Any], level: float | N
     """
     if small not in reference_metrics():
         return None
-    name, tested, against = reference_metrics()[small]
+    return seeds_needed(*margin_and_spread(book, reference_metrics()[small], limits, level))
+
+
+def margin_and_spread(
+    book: Book, metrics: Metrics, limits: Mapping[str, Any], level: float | None = None
+) -> tuple[float, float]:
+    """Return the margin of a test with these limits, and the standard deviation of a small model's differences.
+
+    level: as in `seeds_of`.
+    """
+    name, tested, against = metrics
     differences = [one - other for one, other in zip(tested, against, strict=True)]
     relative = bool(limits.get("relative")) or name == "perplexity"
     level = mean(against) if level is None or name == "perplexity" else level
     if relative:
         differences = [100 * one / level for one in differences]
     margin = margin_of(book, {**limits, "relative": relative}, name, level)
-    return seeds_needed(margin.value, stdev(differences))
+    return margin.value, stdev(differences)

@@ -9,12 +9,12 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.files import save_json, writable
 from benchmarks.record import CellResult
-from benchmarks.report.labels import MINUS, percent, short_labels
+from benchmarks.report.labels import markdown_table, metric_heading, percent, short_labels, signed_with_half, with_half
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.memory import memory_record
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.seeds import USUAL_DENSITY, by_seed, seeds_record
-from benchmarks.report.student import CONFIDENCE
+from benchmarks.report.student import CONFIDENCE, Interval
 from benchmarks.report.table import CELL_COLUMNS
 from resireduce.errors import ConfigError
 
@@ -66,39 +66,40 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
 
 def readme_table(rows: Sequence[dict[str, Any]]) -> str:
     """Return README's rows as a Markdown table, those of one model together."""
-    usual = [row for row in rows if all(row[name] == value for name, value in USUAL.items())]
-    found = {(row["model"], row["compressor"], row["scheme"], row["gradients"]): row for row in usual if _at_usual(row)}
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---:|---:|---:|---|"]
-    for model in dict.fromkeys(row["model"] for row in rows):
-        shown = [found[model, *setting] for setting in SHOWN if (model, *setting) in found]
-        # Rows of an earlier version lack what cells did not have then.
-        cells = [Cell(**{name: row[name] for name in CELL_COLUMNS if name in row}) for row in shown]
-        labels = short_labels(cells)
-        for row, label in zip(shown, labels, strict=True):
-            lines.append(f"| {' | '.join(_texts(row, label))} |")
-    return "\n".join(lines)
+    lines = []
+    for found in usual_rows(rows).values():
+        shown = [found[setting] for setting in SHOWN if setting in found]
+        lines += [_texts(row, label) for row, label in zip(shown, row_labels(shown), strict=True)]
+    return markdown_table(HEAD, lines, "llrrrl")
 
 
-def _at_usual(row: dict[str, Any]) -> bool:
-    return row["compressor"] == "none" or row["density"] == USUAL_DENSITY
+def usual_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[str, str, str], dict[str, Any]]]:
+    """Return by model the rows of two ranks at the usual density, by compressor, scheme and gradients."""
+    found: dict[str, dict[tuple[str, str, str], dict[str, Any]]] = {}
+    for row in rows:
+        of_model = found.setdefault(row["model"], {})
+        at_usual = row["compressor"] == "none" or row["density"] == USUAL_DENSITY
+        if at_usual and all(row[name] == value for name, value in USUAL.items()):
+            of_model[row["compressor"], row["scheme"], row["gradients"]] = row
+    return found
+
+
+def row_labels(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return "scheme, gradients" for each row; those of an earlier version lack what cells did not have then."""
+    return short_labels([Cell(**{name: row[name] for name in CELL_COLUMNS if name in row}) for row in rows])
 
 
 def _texts(row: dict[str, Any], label: str) -> list[str]:
-    arrow = "↑" if row["higher_is_better"] else "↓"
     difference = ""
     if row["difference_mean"] is not None:
-        sign = MINUS if row["difference_mean"] < 0 else "+"
-        difference = f"{sign}{_with_half(abs(row['difference_mean']), row['difference_half_width'])}, {row['verdict']}"
+        found = Interval(row["difference_mean"], row["difference_half_width"], row["pairs"])
+        difference = f"{signed_with_half(found.mean, found.half_width, 2)}, {found.verdict}"
         difference += f" ({row['pairs']} seeds in common)" if row["pairs"] != row["seeds"] else ""
     return [
-        f"{row['model']}, {row['metric_name']} {arrow}",
+        metric_heading(row),
         label,
         str(row["seeds"]),
         percent(row["normalised"]),
-        _with_half(row["metric_mean"], row["metric_half_width"]),
+        with_half(row["metric_mean"], row["metric_half_width"], 2),
         difference,
     ]
-
-
-def _with_half(value: float, half_width: float | None) -> str:
-    return f"{value:.2f}" + (f" ± {half_width:.2f}" if half_width is not None else "")

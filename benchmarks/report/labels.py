@@ -1,6 +1,6 @@
 """How numbers and cells are written for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.cell import CELL_FIELDS, Cell
@@ -11,6 +11,7 @@ MINUS = "\N{MINUS SIGN}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 ABSENT = "\N{EN DASH}"
 SCHEME_WORDS = {"none": "none (no residual)"}
+METRIC_WORDS = {"f1": "F1"}
 RARE = tuple(name for name in CELL_FIELDS if name not in ("model", "scheme", "gradients", "seed"))
 
 
@@ -33,6 +34,30 @@ def signed(difference: float, value: float) -> str:
     """Return a difference with its sign, to as many digits as value is written."""
     text = f"{abs(difference):.{4 if abs(value) < 1 else 3}f}"
     return f"±{text}" if float(text) == 0 else f"{'+' if difference > 0 else MINUS}{text}"
+
+
+def with_half(value: float, half_width: float | None, digits: int) -> str:
+    """Return a mean ± half of its interval, if it has one."""
+    return f"{value:.{digits}f}" + (f" ± {half_width:.{digits}f}" if half_width is not None else "")
+
+
+def signed_with_half(difference: float, half_width: float | None, digits: int) -> str:
+    """Return a difference with its sign, if that is to be seen, ± half of its interval."""
+    zero = float(f"{abs(difference):.{digits}f}") == 0
+    sign = "" if zero else MINUS if difference < 0 else "+"
+    return sign + with_half(abs(difference), half_width, digits)
+
+
+def metric_heading(row: Mapping[str, Any]) -> str:
+    """Return model and metric of a row, with an arrow that says which way is better."""
+    name = METRIC_WORDS.get(row["metric_name"], row["metric_name"])
+    return f"{row['model']}, {name} {'↑' if row['higher_is_better'] else '↓'}"
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
+    """Return a table of Markdown; align has a letter for each column, r for those at the right."""
+    line = "|".join("---:" if letter == "r" else "---" for letter in align)
+    return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def short_labels(settings: Sequence[Cell]) -> list[str]:

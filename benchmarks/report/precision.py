@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.cell import Cell
 from benchmarks.files import save_json
 from benchmarks.record import CellResult
-from benchmarks.report.labels import metric_value, percent, signed
+from benchmarks.report.labels import markdown_table, metric_heading, metric_value, percent, signed
 from benchmarks.report.load import Run, load_run
 from benchmarks.report.provenance import provenance_rows
 from benchmarks.report.seeds import by_seed
@@ -51,9 +51,7 @@ def main(args: argparse.Namespace) -> int:
     output = args.output or args.run / "precision.json"
     save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
     print(READING)
-    print(f"\n| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
-    for row in rows:
-        print(f"| {' | '.join(_texts(row))} |")
+    print("\n" + markdown_table(HEAD, [_texts(row) for row in rows], "lllrrrrrr"))
     print(output)
     return 0
 
@@ -98,9 +96,8 @@ def _baseline(run: Run, setting: Cell) -> list[CellResult]:
 def _texts(row: dict[str, Any]) -> list[str]:
     value, width = row["metric_mean"], row["metric_half_width"]
     difference, its_width = row["difference_mean"], row["difference_half_width"]
-    arrow = "↑" if row["higher_is_better"] else "↓"
     return [
-        f"{row['model']}, {row['metric_name']} {arrow}",
+        metric_heading(row),
         row["scheme"],
         row["residual_dtype"] or "the gradient's",
         str(row["seeds"]),

@@ -1,4 +1,4 @@
-"""This library beside other ways to train: what is compared is what is meant, and the pages say what was measured."""
+"""This library beside other ways to train: what is compared is what is meant, and measured."""
 
 import copy
 import json
@@ -17,22 +17,14 @@ from benchmarks.beside.builders import build
 from benchmarks.beside.measure import Failed, measure
 from benchmarks.beside.models import MODELS
 from benchmarks.beside.sockets import sent_bytes
-from benchmarks.beside.tables import TABLES
 from benchmarks.beside.ways import FORMS, RESIDENT, WAYS
 from resireduce.grouping import find_groups
 
 ROOT = Path(__file__).parents[2]
 REFERENCE: dict[str, Any] = json.loads((ROOT / "results/reference/beside.json").read_text(encoding="utf-8"))
-PAGES = {"ways": "is-it-for-me.md", "forms": "is-it-for-me.md", "resident": "measuring.md"}
 
 
 # --- the committed figures ---
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_tables_of_the_pages_are_made_from_the_figures(name: str) -> None:
-    page = (ROOT / "docs" / PAGES[name]).read_text(encoding="utf-8")
-    assert TABLES[name](REFERENCE) in page, "python -m benchmarks beside --tables results/reference/beside.json"
 
 
 def test_every_way_has_been_measured() -> None:

@@ -1,7 +1,6 @@
 """How many seeds a claim takes, and what is left of many claims at once."""
 
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -11,7 +10,7 @@ from benchmarks.cell import Cell
 from benchmarks.claims.holm import adjusted
 from benchmarks.claims.ledger import ledger
 from benchmarks.claims.load import load_claims
-from benchmarks.claims.power import POWER, power, reference_metrics, seeds_needed, seeds_of
+from benchmarks.claims.power import POWER, power, reference_metrics, seeds_needed
 from benchmarks.report.student import Interval, interval, p_beyond
 from tests.claim_records import make, run_of
 
@@ -46,12 +45,6 @@ def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
     cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
     after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
     assert after.seeds_needed == 2 and after.status == after.holm == "reproduced"
-
-
-def test_the_text_has_the_powers_that_follow() -> None:
-    text = (Path(__file__).parents[2] / "docs/claims.md").read_text(encoding="utf-8")
-    models = ("resnet-digits", "vgg-digits", "gpt2-bytes", "bert-questions")
-    assert f"| seeds for 80 % | {' | '.join(str(seeds_of(BOOK, model, {})) for model in models)} |" in text
 
 
 def test_a_budget_says_how_many_seeds_a_config_has_and_needs() -> None:

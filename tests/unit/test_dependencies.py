@@ -100,6 +100,7 @@ TORCH_FREE = (
     "benchmarks/observe/__init__.py",
     "benchmarks/options.py",
     "benchmarks/outcomes.py",
+    "benchmarks/pages/*.py",
     "benchmarks/record.py",
     "benchmarks/regression/*.py",
     "benchmarks/report/*.py",

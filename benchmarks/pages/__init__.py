@@ -1,0 +1,1 @@
+"""What README and the pages of docs/ say was measured, made from results/reference."""
