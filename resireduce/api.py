@@ -13,6 +13,7 @@ from resireduce.checks import (
     check_overlap,
     check_passes,
     check_scaler,
+    check_skips,
     check_steps,
     check_types,
     check_update,
@@ -22,6 +23,7 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
+from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
@@ -47,7 +49,7 @@ def distribute(
     options: Mapping[str, object] | None = None,
     max_grad_norm: float | None = None,
     max_local_grad_norm: float | None = None,
-    grad_scaler: torch.amp.GradScaler | None = None,
+    grad_scaler: GradScaler | None = None,
     residual_device: str | None = None,
     update: str = "in_step",
     overlap: bool | None = None,
@@ -114,6 +116,7 @@ def distribute(
     parameters = optimized(model, optimizer)
     lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
     check_momentum(lossy, optimizer)
+    check_skips(lossy, gradients, grad_scaler)
     early = check_update(update, optimizer, {
         "compressor": "none" if lossy.lossless else type(lossy).__name__, "gradients": gradients,
         "max_grad_norm": max_grad_norm, "grad_scaler": grad_scaler,

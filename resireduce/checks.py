@@ -136,6 +136,15 @@ def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> 
         )
 
 
+def check_skips(compressor: Compressor, gradients: str, grad_scaler: GradScaler | None) -> None:
+    """Raise ConfigError if a step that `grad_scaler` skips could not be undone, as `compressor` and `gradients` have it."""
+    if compressor.momentum is not None and gradients == "streamed" and grad_scaler is not None:
+        raise ConfigError(
+            f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
+            "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
+        )
+
+
 def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
     """The trainable parameters that `optimizer` holds, by name, in the order of `model`.
 

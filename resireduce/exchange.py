@@ -5,7 +5,7 @@ from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.intake import Intake
+from resireduce.intake import Intake, Scaler
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -36,7 +36,7 @@ class Exchange:
         in_backward: bool,
         max_grad_norm: float | None,
         max_local_grad_norm: float | None,
-        grad_scaler: torch.amp.GradScaler | None,
+        grad_scaler: Scaler | None,
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, grad_scaler
         self.queue = LaunchQueue(slots, feedback, sum(slot.nbytes for slot in slots) // 16)
@@ -115,6 +115,7 @@ class Exchange:
         """
         self.failed = True  # whatever ends it half-way
         if not self.intake.prepare():
+            self.updater.skip()
             self.failed = False
             return False
         for slot in self.intake.pending():
@@ -143,6 +144,7 @@ class Exchange:
         """Some rank's gradient was not finite. What was sent of the others goes back, if the step can be skipped."""
         if self.grad_scaler is None:
             raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+        self.updater.skip()
         for slot in self.intake.arrived:
             if slot.sent is not None:
                 self.feedback.put_back(slot.sent, slot.name)

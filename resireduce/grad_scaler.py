@@ -17,6 +17,34 @@ class GradScaler(torch.amp.GradScaler):
     streamed ones all finite gradients of that step go into their residuals, as they would if nothing had been sent.
     """
 
+    _has_scaled = False
+    """Whether a loss was scaled since the last update()."""
+
+    def scale(self, outputs: Any) -> Any:
+        """Return `outputs`, a loss or several, multiplied by the scale, as torch's."""
+        self._has_scaled = True
+        return super().scale(outputs)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Choose the next scale, or take `new_scale`, as torch's."""
+        super().update(new_scale)
+        self._has_scaled = False
+
+    def inverse_scale(self) -> float:
+        """Return what gradients of this step are multiplied by.
+
+        Raises UsageError if their loss was not scaled, or if the scale has fallen to 0.
+        """
+        if not self._has_scaled:
+            raise UsageError(
+                "backward() without grad_scaler.scale(loss), so that gradients would be divided by a scale that they "
+                "do not have: use scaler.scale(loss).backward(), scaler.step(optimizer) and scaler.update()"
+            )
+        scale = self.get_scale()
+        if scale == 0:
+            raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
+        return 1.0 / scale
+
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
         """As torch's; raises UsageError if `optimizer` was distributed without this scaler."""
         if not isinstance(optimizer, DistributedOptimizer) or not self.is_enabled():

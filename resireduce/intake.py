@@ -1,6 +1,7 @@
 """The first half of a step: gradients arrive, and are compressed."""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,13 @@ from resireduce.clip import clip_factor
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.slot import DROPPED, Slot
+
+
+class Scaler(Protocol):
+    """What scales the loss, as `resireduce.GradScaler`."""
+
+    def inverse_scale(self) -> float:
+        """Return what gradients of this step are multiplied by."""
 
 
 class Intake:
@@ -33,7 +41,7 @@ class Intake:
         overlap: bool,
         hides: bool,
         max_norm: float | None = None,
-        scaler: torch.amp.GradScaler | None = None,
+        scaler: Scaler | None = None,
     ):
         self.slots, self.feedback, self.streamed, self.overlap, self.hides = slots, feedback, streamed, overlap, hides
         self.max_norm, self.scaler = max_norm, scaler
@@ -122,10 +130,7 @@ class Intake:
         if self.scaler is None:
             return grad
         if self._inverse_scale is None:
-            scale = self.scaler.get_scale()
-            if scale == 0:
-                raise UsageError("the loss scale fell to 0, after overflow in every step: lower the learning rate")
-            self._inverse_scale = 1.0 / scale
+            self._inverse_scale = self.scaler.inverse_scale()
         return grad.mul_(self._inverse_scale)
 
     def _drop(self, slot: Slot, error: NonFiniteGradient) -> None:

@@ -18,6 +18,7 @@ from resireduce.attach import Attachment, refuse_compiled_autograd
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.exchange import Exchange
+from resireduce.intake import Scaler
 from resireduce.launch import LaunchQueue
 from resireduce.slot import Slot, make_slots
 from resireduce.wrapper import OptimizerWrapper
@@ -54,7 +55,7 @@ class DistributedOptimizer(OptimizerWrapper):
         backward_passes_per_step: int = 1,
         max_grad_norm: float | None = None,
         max_local_grad_norm: float | None = None,
-        grad_scaler: torch.amp.GradScaler | None = None,
+        grad_scaler: Scaler | None = None,
     ):
         super().__init__(optimizer)
         self.feedback, self.streamed, self.grad_scaler = feedback, streamed, grad_scaler
@@ -102,7 +103,10 @@ class DistributedOptimizer(OptimizerWrapper):
 
     @property
     def grad_norm(self) -> Tensor | None:
-        """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D."""
+        """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D.
+
+        Infinite if that step was skipped for overflow.
+        """
         return self._exchange.updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:

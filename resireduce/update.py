@@ -118,6 +118,11 @@ class Updater:
                 "register it before resireduce.distribute(...), with update='in_step'"
             )
 
+    def skip(self) -> None:
+        """Note that a gradient was not finite, and the step is not taken: its norm is not either."""
+        if self.max_grad_norm is not None:
+            self.grad_norm = torch.tensor(math.inf)
+
     def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
         """Receive all that is under way, and update all parameters that have come.
 

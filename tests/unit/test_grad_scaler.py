@@ -49,8 +49,11 @@ def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -
     assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS)
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+KINDS = [(name, gradients) for name in COMPRESSORS for gradients in ("kept", "streamed")]
+KINDS.remove(("dgc-momentum", "streamed"))
+
+
+@pytest.mark.parametrize(("compressor", "gradients"), KINDS)
 def test_all_ranks_skip_a_step_in_which_one_overflows(gradients: str, compressor: str) -> None:
     start = seeded(Net)
     options = {"gradients": gradients, "compressor": compressor, "scheme": "baseline"}
@@ -160,6 +163,45 @@ def test_a_scaler_that_is_switched_off_is_none() -> None:
     scaler.scale(loss_of(model, torch.Generator()) * torch.nan).backward()
     with pytest.raises(NonFiniteGradient):
         scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_loss_that_was_not_scaled_is_not_divided_either(gradients: str) -> None:
+    """In the first step, and in one after others that were right: the scale would be taken out of what has none."""
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(
+        model, wrapped, "baseline", backend="local", gradients=gradients, grad_scaler=scaler
+    )
+    scaler.scale(loss_of(model, torch.Generator())).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with pytest.raises(UsageError, match=r"backward\(\) without grad_scaler.scale\(loss\)"):
+        loss_of(model, torch.Generator()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_the_norm_of_a_step_that_was_skipped(gradients: str) -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(
+        model, wrapped, "baseline", backend="local", gradients=gradients, grad_scaler=scaler, max_grad_norm=1.0
+    )
+    for factor, finite in ((1.0, True), (torch.inf, False), (1.0, True)):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, torch.Generator()) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert bool(optimizer.grad_norm.isfinite()) is finite
+
+
+def test_velocities_that_could_not_go_back_are_refused() -> None:
+    model = seeded(Net)
+    options = {"compressor": "dgc-momentum", "backend": "local", "grad_scaler": resireduce.GradScaler("cpu")}
+    with pytest.raises(ConfigError, match=r"grad_scaler: .*DGCMomentum and gradients='streamed'.*gradients='kept'"):
+        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), **options)
 
 
 def test_a_scaler_that_is_used_wrongly() -> None:
