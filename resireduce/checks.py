@@ -137,7 +137,7 @@ def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> 
 
 
 def check_skips(compressor: Compressor, gradients: str, grad_scaler: GradScaler | None) -> None:
-    """Raise ConfigError if a step that `grad_scaler` skips could not be undone, as `compressor` and `gradients` have it."""
+    """Raise ConfigError if a step that `grad_scaler` skips could not be undone with `compressor` and `gradients`."""
     if compressor.momentum is not None and gradients == "streamed" and grad_scaler is not None:
         raise ConfigError(
             f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
