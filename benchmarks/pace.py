@@ -6,7 +6,6 @@ Both optimizers train in the same processes, in turn: what else the machine does
 import argparse
 import tempfile
 from contextlib import ExitStack
-from math import exp, log
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +40,23 @@ def main(args: argparse.Namespace) -> int:
         for scheme in SCHEMES:
             row = compare(Cell(model=model, scheme=scheme), rounds, steps)
             rows.append(row)
-            print(f"{model}, {scheme}: {row['ratio']:.3f} [{row['low']:.3f}, {row['high']:.3f}]", flush=True)
+            print(f"{model}, {scheme}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
     here = provenance()
     measured = {name: here[name] for name in FACTS}
     save_json({"rounds": rounds, "steps": steps, "rows": rows, "measured": measured}, args.output)
-    print(f"Streamed gradients' speed, of kept ones', with the 95 % interval over {rounds} rounds: {args.output}")
+    print(f"Streamed gradients' speed, of kept ones', ± half of the 95 % interval over {rounds} rounds: {args.output}")
     return 0
 
 
 def compare(cell: Cell, rounds: int, steps: int) -> dict[str, Any]:
-    """Return the ratio of speeds, streamed to kept, of a cell: the geometric mean over rounds and its 95 % interval."""
+    """Return the ratio of speeds, streamed to kept, of a cell: of each round, their mean and half its 95 % interval."""
     seconds = _times(cell, rounds, steps)
-    found = interval([log(kept / streamed) for kept, streamed in zip(*seconds, strict=True)])
-    assert found is not None and found.half_width is not None
-    ends = {"low": found.mean - found.half_width, "ratio": found.mean, "high": found.mean + found.half_width}
+    ratios = [kept / streamed for kept, streamed in zip(*seconds, strict=True)]
+    found = interval(ratios)
+    assert found is not None
     least = {"kept_step_seconds": min(seconds[0]) / steps, "streamed_step_seconds": min(seconds[1]) / steps}
-    return {"model": cell.model, "scheme": cell.scheme, **{name: exp(end) for name, end in ends.items()}, **least}
+    row = {"model": cell.model, "scheme": cell.scheme, "pairs": found.n, "ratio": found.mean}
+    return {**row, "half_width": found.half_width, **least, "ratios": ratios}
 
 
 def _times(cell: Cell, rounds: int, steps: int) -> list[list[float]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from benchmarks.beside.tables import TABLES
-from benchmarks.pages import others, precision, seeds, smoke
+from benchmarks.pages import others, precision, seeds, settled, smoke
 from benchmarks.pages.measured import Measured
 
 Make = Callable[[Measured], str | None]
@@ -40,7 +40,8 @@ BLOCKS: Mapping[str, Make] = {
     "residuals-matter": seeds.residuals_matter,
     "precision": precision.precision_table,
     "precision-words": precision.precision_words,
-    "precision-claim": precision.precision_claim,
+    "settled": settled.settled_words,
+    "settled-claim": settled.settled_claim,
     "precision-expected": precision.precision_expected,
     "slow-links": others.slow_links,
     "powers": others.powers,

@@ -1,10 +1,8 @@
 """What README and the appendix say of residuals in fewer bits, from precision.json."""
 
-from benchmarks.claims.holm import adjusted
 from benchmarks.pages.measured import Measured, Row
-from benchmarks.pages.words import LEVEL, listed, number, of_all, p_text, span
+from benchmarks.pages.words import of_all, span
 from benchmarks.report.labels import markdown_table, metric_heading, percent, signed_with_half, with_half
-from benchmarks.report.student import Interval, interval, p_beyond, paired
 
 FULL, BITS = ("baseline", None), ("baseline", "int4")
 SHARED, BOTH = ("w+2d", None), ("w+2d", "int4")
@@ -36,51 +34,14 @@ def _entry(row: Row) -> str:
     return f"{percent(row['normalised'])}, {signed_with_half(row['difference_mean'], row['difference_half_width'], 1)}"
 
 
-def _gains(measured: Measured) -> list[tuple[Interval, float, float]]:
-    """By how much int4 is better than shared residuals: with its p-value, and that by Holm's correction over models."""
-    found = []
-    for model in _models(measured).values():
-        better = 1 if model[FULL]["higher_is_better"] else -1
-        one = interval([better * each for each in paired(model[BITS]["metrics"], model[SHARED]["metrics"])])
-        assert one is not None
-        found.append((one, 1.0 if (p := p_beyond(one, 0.0)) is None else p))
-    corrected = adjusted([p for _, p in found])
-    return [(one, p, holm) for (one, p), holm in zip(found, corrected, strict=True)]
-
-
-def _shown(gains: list[tuple[Interval, float, float]]) -> tuple[int, int]:
-    """How many models show that int4 is better: each by itself, and by Holm's correction."""
-    above = [(p, holm) for one, p, holm in gains if one.mean > 0]
-    return sum(p < LEVEL for p, _ in above), sum(holm < LEVEL for _, holm in above)
-
-
 def precision_words(measured: Measured) -> str:
-    """Whether fewer bits save more than sharing, whether they cost less, and what both together save."""
-    models, gains = _models(measured), _gains(measured)
+    """Whether fewer bits save more than sharing, and what both together save."""
+    models = _models(measured)
     saves = sum(model[BITS]["normalised"] < model[SHARED]["normalised"] for model in models.values())
-    _, stand = _shown(gains)
-    texts = [
-        f"{signed_with_half(one.mean, one.half_width, 1).removeprefix('+')} ({'' if index else 'p = '}{p_text(p)})"
-        for index, (one, p, _) in enumerate(gains)
-    ]
-    left = f"{'all' if stand == len(gains) else number(stand)} of these {'stands' if stand == 1 else 'stand'}"
-    known = "holds" if stand == len(gains) else "is a hypothesis"
     both = span([100 * (one[BITS]["normalised"] - one[BOTH]["normalised"]) for one in models.values()], 1)
     return (
         f"All residuals in 4 bits take less memory than shared ones in float32 on {of_all(saves, len(models))} models. "
-        f"That they also lose less accuracy {known}: int4 is better than `w+2d` in float32 by {listed(texts)}, seed by "
-        f"seed, and by Holm's correction over the {number(len(gains))}, {left}. "
         f"Doing both saves another {both} points of memory."
-    )
-
-
-def precision_claim(measured: Measured) -> str:
-    """Of how many models the seeds show that fewer bits cost less than sharing."""
-    gains = _gains(measured)
-    shown, stand = _shown(gains)
-    return (
-        f"{number(gains[0][0].n)} seeds show it of {number(shown)} small models, by Holm's correction over the "
-        f"{number(len(gains))} of {number(stand)}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What README says of several seeds: intervals of mini.json, the price of tell.json, the time of streaming.json."""
+"""What README says of several seeds: intervals of mini.json, the price of tell.json, the time of pace.json."""
 
 from benchmarks.pages.measured import Measured, Row
 from benchmarks.pages.smoke import BOTH, CONTROL, KEPT, SHARED
@@ -97,12 +97,12 @@ def residuals_matter(measured: Measured) -> str:
 def streaming_time(measured: Measured) -> str | None:
     """Steps per second with streamed gradients over those with kept ones; None while this was not measured.
 
-    streaming.json has rows: model, scheme, pairs (of runs, side by side), mean ratio over these, its half_width.
+    pace.json has rows: model, scheme, pairs (of rounds, in turn), mean ratio over these, its half_width.
     """
-    if not measured.has("streaming"):
+    if not measured.has("pace"):
         return None
     schemes: dict[str, dict[str, Interval]] = {}
-    for row in measured.load("streaming")["rows"]:
+    for row in measured.load("pace")["rows"]:
         schemes.setdefault(row["scheme"], {})[row["model"]] = Interval(row["ratio"], row["half_width"], row["pairs"])
     return "; ".join(_ratios(scheme, found) for scheme, found in schemes.items())
 
