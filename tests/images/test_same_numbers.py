@@ -35,7 +35,7 @@ def test_every_launcher_trains_to_the_same_digits(tmp_path, cluster, image, work
     cell = {"model": workload.model, "scheme": "w+2d", "gradients": "streamed", "steps": STEPS}
     options = []
     if workload.pretrain_steps:
-        torch.save(pretrain(replace(workload, pretrain_steps=10), print), tmp_path / "weights.pt")
+        torch.save(pretrain(replace(workload, pretrain_steps=20), print), tmp_path / "weights.pt")
         options = ["--weights", str(tmp_path / "weights.pt")]
     records = {}
     for name, where in (("processes", None), ("containers", image)):
