@@ -51,7 +51,8 @@ class Attachment:
         self._owner = weakref.ref(owner)
         for slot in slots:
             _OWNERS[slot.parameter] = self._owner
-        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._steps)
+        self._guards: list[RemovableHandle] = []
+        self._end = weakref.finalize(owner, _lost, slots, self._handles, self._guards, self._steps)
         self._end.atexit = False
 
     def on_gradients(self, act: Callable[[Any, Slot], None]) -> None:
@@ -72,7 +73,10 @@ class Attachment:
 
     def on_step(self, wrapped: Owner) -> None:
         """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
-        self._handles.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
+        for key, hook in list(wrapped._optimizer_step_pre_hooks.items()):
+            if isinstance(hook, StepGuard):  # of an owner that was lost
+                del wrapped._optimizer_step_pre_hooks[key]
+        self._guards.append(wrapped.register_step_pre_hook(StepGuard(self._steps)))
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -97,7 +101,7 @@ class Attachment:
     def end(self) -> None:
         """Leave the parameters as they were before; what is under way is lost."""
         self._end.detach()
-        _detach(self._slots, self._handles)
+        _detach(self._slots, [*self._handles, *self._guards])
 
 
 class StepGuard:
@@ -111,7 +115,7 @@ class StepGuard:
         if not self._steps[0]:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called by itself, with gradients of this rank alone: call "
-                "step() of what resireduce.distribute(...) returned, or close() that before"
+                "step() of what resireduce.distribute(...) returned (keep it), or close() that before"
             )
 
 
@@ -128,9 +132,11 @@ class _Hook:
             self._act(owner, owner.slots[self._index])
 
 
-def _lost(slots: Sequence[Slot], handles: Sequence[RemovableHandle], steps: list[int]) -> None:
-    """The optimizer is garbage."""
-    _detach(slots, handles)
+def _lost(
+    slots: Sequence[Slot], handles: Sequence[RemovableHandle], guards: Sequence[RemovableHandle], steps: list[int]
+) -> None:
+    """The optimizer is garbage. Before its first step, somebody may mean to go on with the wrapped one: refused."""
+    _detach(slots, [*handles, *(guards if steps[1] else [])])
     if not steps[1]:
         warnings.warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "

@@ -23,5 +23,5 @@ def one_of_each(
     """
     borders = torch.arange(first, last + 1, device=device).mul_(numel).div_(k, rounding_mode="floor")
     lengths = borders.diff()
-    draw = torch.rand(len(lengths), device=device, generator=source)
+    draw = torch.rand(len(lengths), dtype=torch.float32, device=device, generator=source)
     return borders[:-1] + torch.minimum((lengths * draw).long(), lengths - 1)

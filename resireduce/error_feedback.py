@@ -94,7 +94,11 @@ class ErrorFeedback:
         """This rank's residuals, step number and velocities, and which rank of how many it is."""
         place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
-        return self.residual.state_dict() | velocities | {key: torch.tensor(value) for key, value in place.items()}
+        return (
+            self.residual.state_dict()
+            | velocities
+            | {key: torch.tensor(value, device="cpu") for key, value in place.items()}
+        )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy `state` into the tensors held. ConfigError, before anything is changed, if it is of something else."""

@@ -11,6 +11,12 @@ from resireduce.slot import Slot
 from resireduce.streamed_away import SECOND_BACKWARD
 from resireduce.update import Updater
 
+LAY_BEFORE = (
+    "the gradient of {name!r} was in .grad before backward(), put there by hand: a streamed gradient is sent as soon "
+    "as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() does), and put "
+    "gradients there after backward(); or use gradients='kept'"
+)
+
 
 class Exchange:
     """Takes gradients in, launches their messages, receives the averages and has the parameters updated.
@@ -50,11 +56,14 @@ class Exchange:
             optimizer, slots, self.queue, streamed=streamed, in_backward=in_backward,
             waits=streamed and grad_scaler is not None, max_grad_norm=max_grad_norm,
         )  # fmt: skip
+        self._lay_before: dict[Slot, Tensor] = {}
+        """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
 
     def restart(self) -> None:
         """Forget the last step."""
+        self._lay_before = {}
         self.intake.restart()
         self.updater.restart()
         self.feedback.begin_step()
@@ -67,8 +76,15 @@ class Exchange:
                 "anew, on every rank, from a checkpoint"
             )
 
-    def begin_backward(self) -> None:
-        """A backward pass begins. If averages are used within it, no guard may stand in `.grad` of an earlier one."""
+    def begin_backward(self, first: Slot) -> None:
+        """A backward pass begins, and has made the gradient of `first`.
+
+        If averages are used within it, no guard may stand in `.grad` of an earlier one.
+        Streamed: a gradient that lies in `.grad` already was put there, and somebody may mean to use that memory.
+        """
+        if self.intake.streamed:
+            others = (slot for slot in self.slots if not slot.passes and not slot.guarded and slot is not first)
+            self._lay_before = {slot: slot.parameter.grad for slot in others if slot.parameter.grad is not None}
         if self.updater.in_backward:
             for slot in self.intake.arrived:
                 if slot.guarded:
@@ -76,6 +92,7 @@ class Exchange:
 
     def end_backward(self) -> None:
         """A backward pass has come to its end: all that has been taken is guarded."""
+        self._lay_before = {}
         if self.updater.in_backward:
             for slot in self.intake.arrived:
                 slot.hide()
@@ -86,6 +103,8 @@ class Exchange:
         Raises UsageError if that was under way already. passes: the last of so many backward passes is to be sent, and
         others held; None: this one is not the last.
         """
+        if slot in self._lay_before and self._lay_before[slot] is slot.parameter.grad:
+            raise UsageError(LAY_BEFORE.format(name=slot.name))
         if slot.complete:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         slot.note_made()
@@ -114,6 +133,7 @@ class Exchange:
         not finite and there is no GradScaler.
         """
         self.failed = True  # whatever ends it half-way
+        self.intake.fill_zeros()
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False

@@ -94,12 +94,15 @@ def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
 
 
 def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a parameter of `model` has no shape yet, or is complex and trained."""
+    """Raise ConfigError if a parameter of `model` has no shape yet, or is trained and complex, or with a gradient of
+    another dtype than its own."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
         if parameter.is_complex() and parameter.requires_grad:
             raise ConfigError(f"model: {name!r} is complex; give real parameters (torch.view_as_real)")
+        if parameter.requires_grad and getattr(parameter, "grad_dtype", None) not in (None, parameter.dtype):
+            raise ConfigError(f"model: {name!r} has grad_dtype {parameter.grad_dtype}; set it to {parameter.dtype}")
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:

@@ -6,8 +6,10 @@ parameters. Kept gradients (the paper's): `.grad` lives on, and takes the averag
 with the backward pass, nothing is done before `step`.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -20,11 +22,14 @@ from resireduce.errors import UsageError
 from resireduce.exchange import Exchange
 from resireduce.intake import Scaler
 from resireduce.launch import LaunchQueue
+from resireduce.outside import Outside
 from resireduce.slot import Slot, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
 FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment")
 """What a DistributedOptimizer that is closed no longer has."""
+HARMLESS = ("train", "eval")
+"""Methods of wrapped optimizers that look at no gradients."""
 
 
 class DistributedOptimizer(OptimizerWrapper):
@@ -70,6 +75,7 @@ class DistributedOptimizer(OptimizerWrapper):
         )  # fmt: skip
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        self._outside = Outside(model, parameters)
         self._attach(model, overlap)  # only now that nothing is refused any more
         self._restart()
 
@@ -156,6 +162,8 @@ class DistributedOptimizer(OptimizerWrapper):
                 "model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
+        for slot in self.slots:
+            slot.keep_zeros(not set_to_none)
         self.wrapped.zero_grad(set_to_none)
 
     @torch.no_grad()
@@ -165,7 +173,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange.refuse_if_failed()
         if not self._in_backward:
             self._in_backward = True
-            self._exchange.begin_backward()
+            self._exchange.begin_backward(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
         self._exchange.gradient(slot, self.steps, self.backward_passes_per_step if self._syncing else None)
         if slot.absorbed and not slot.complete:
@@ -180,7 +188,25 @@ class DistributedOptimizer(OptimizerWrapper):
         """What only the wrapped optimizer has, as `train()` and `eval()`. UsageError for what `close` has freed."""
         if name in FREED and self.__dict__.get("_closed"):
             raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
-        return getattr(self.__dict__["wrapped"], name) if "wrapped" in self.__dict__ else super().__getattribute__(name)
+        if "wrapped" not in self.__dict__:
+            return super().__getattribute__(name)
+        value = getattr(self.wrapped, name)
+        return partial(self._call, value) if inspect.ismethod(value) and name not in HARMLESS else value
+
+    def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
+
+        `first_step` of SAM, or what updates an estimate of curvature, would make ranks differ.
+        """
+        own = not self._closed and (
+            self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
+        )
+        if own and self.feedback.communicator.world_size > 1:
+            raise UsageError(
+                f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
+                "would differ: call it after step(), or train without resireduce.distribute(...)"
+            )
+        return method(*args, **kwargs)
 
     # --- the step ---
 
@@ -203,6 +229,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._exchange.updater.refuse()
+        self._outside.warn()
         with self._attachment.stepping():
             if self._only_makes_state():
                 self.wrapped.step()

@@ -12,7 +12,8 @@ SECOND_BACKWARD = (
     "a second backward() reached {name!r} before step(). To add up several passes, run all but the last within "
     "optimizer.no_sync(), or give backward_passes_per_step to resireduce.distribute(...). If that pass was meant for "
     "another model (a GAN's generator, through the discriminator): call requires_grad_(False) on this one before it, "
-    "and requires_grad_(True) after it"
+    "and requires_grad_(True) after it; if it was for the gradient of an input, use torch.autograd.grad(loss, input); "
+    "if a checkpoint runs this layer several times, give it use_reentrant=False"
 )
 
 

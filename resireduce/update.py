@@ -94,8 +94,8 @@ class Updater:
             )
         if {id(p) for group in self.optimizer.param_groups for p in group["params"]} != self._held:
             raise UsageError(
-                "parameters were added to the optimizer, or replaced, after resireduce.distribute(...): add them "
-                "before, or close() it and distribute anew"
+                "parameters were added to the optimizer, removed, or replaced, after resireduce.distribute(...): do "
+                "that before, or close() it and distribute anew"
             )
         own = None if self.queue.feedback.momentum is None else own_momentum(self.optimizer)
         if own is not None:
@@ -121,7 +121,7 @@ class Updater:
     def skip(self) -> None:
         """Note that a gradient was not finite, and the step is not taken: its norm is not either."""
         if self.max_grad_norm is not None:
-            self.grad_norm = torch.tensor(math.inf)
+            self.grad_norm = torch.tensor(math.inf, device="cpu")
 
     def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
         """Receive all that is under way, and update all parameters that have come.

@@ -58,7 +58,7 @@ class QSGD(Compressor):
         levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
         for piece in pieces(flat.numel(), self.bucket or 1):
             scaled = flat[piece] / self._spread(norms, piece).clamp(min=smallest)
-            draw = torch.rand(scaled.shape, device=flat.device, generator=source)
+            draw = torch.rand(scaled.shape, dtype=torch.float32, device=flat.device, generator=source)
             # floor(x + u), u in [0, 1), is x on average, for either sign; rounding may take it beyond the last level.
             levels[piece] = scaled.mul_(LEVELS).add_(draw).floor_().clamp_(-LEVELS, LEVELS)
         return Payload.pack(levels, norms, like=grad)

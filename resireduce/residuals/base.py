@@ -123,7 +123,7 @@ class Residual(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals and the number of steps: they differ between ranks, so every rank saves its own."""
-        return self.tensors() | {"steps": torch.tensor(self.steps)}
+        return self.tensors() | {"steps": torch.tensor(self.steps, device="cpu")}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copy `state`, of the names, shapes and dtypes of `state_dict`, into the tensors held."""

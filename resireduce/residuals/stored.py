@@ -126,7 +126,7 @@ class Blocks(Stored):
             self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
             scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
             if self.kind != "float8_e4m3":
-                draw = torch.rand(scaled.shape, device=scaled.device, generator=source)
+                draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
                 scaled = scaled.add_(draw).floor_()
             self._write(piece, scaled.clamp_(-largest, largest))
 

@@ -20,7 +20,7 @@ LAYERS = (
     ("error_feedback",),
     ("patterns", "slot", "start", "wrapper"),
     ("attach", "launch"),
-    ("wrapped_step",),
+    ("outside", "wrapped_step"),
     ("intake", "update"),
     ("exchange",),
     ("comm_hook", "optimizer"),

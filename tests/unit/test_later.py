@@ -68,7 +68,7 @@ def test_parameters_that_take_the_place_of_others() -> None:
     optimizer = distributed(model)
     model.head = nn.Linear(72, 10)
     optimizer.param_groups[0]["params"][-4:-2] = list(model.head.parameters())
-    with pytest.raises(UsageError, match=r"parameters were added to the optimizer, or replaced"):
+    with pytest.raises(UsageError, match=r"parameters were added to the optimizer, removed, or replaced"):
         step(model, optimizer)
 
 

@@ -239,7 +239,7 @@ def test_a_parameter_that_is_added_later() -> None:
     optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
     wrapped.add_param_group({"params": late.parameters()})
     loss(model).backward()
-    with pytest.raises(UsageError, match=r"parameters were added .* add them before"):
+    with pytest.raises(UsageError, match=r"parameters were added .* do that before"):
         optimizer.step()
 
 

@@ -1,0 +1,167 @@
+"""What scripts of others do around an optimizer: it comes out as in plain torch, or is refused by name."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.randomk import RandomK
+from resireduce.errors import ConfigError, UsageError
+
+KINDS = ["streamed", "kept"]
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_of(model: nn.Module, seed: int) -> torch.Tensor:
+    return model(torch.randn(4, 6, generator=torch.Generator().manual_seed(seed))).square().mean()
+
+
+def distributed(model: nn.Module, communicator: Communicator, **options: Any) -> Any:
+    wrapped = options.pop("optimizer", None) or torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    return resireduce.distribute(
+        model, wrapped, backend=communicator, **({"compressor": "none", "scheme": "none"} | options)
+    )
+
+
+class Sharpness(torch.optim.SGD):
+    """Moves the parameters by this rank's own gradients first, as SAM does."""
+
+    def first_step(self) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.data.add_(parameter.grad, alpha=0.1)
+
+    def describe(self) -> str:
+        return "sharpness"
+
+
+@pytest.mark.parametrize("gradients", KINDS)
+def test_a_method_that_would_find_gradients_of_one_rank_alone(gradients: str) -> None:
+    def rank(communicator: Communicator) -> str:
+        model = net()
+        optimizer = distributed(model, communicator, gradients=gradients, optimizer=Sharpness(model.parameters(), 0.1))
+        assert optimizer.describe() == "sharpness"
+        loss_of(model, communicator.rank).backward()
+        with pytest.raises(UsageError, match=r"first_step\(\) between backward\(\) and step\(\)"):
+            optimizer.first_step()
+        optimizer.step()
+        return str(optimizer.describe())
+
+    assert LocalWorld(2).run(rank) == ["sharpness"] * 2
+
+
+def test_gradients_that_are_views_of_one_buffer_are_refused_where_they_are_streamed() -> None:
+    model = net()
+    optimizer = distributed(model, LocalCommunicator())
+    flat = torch.zeros(sum(one.numel() for one in model.parameters()))
+    at = 0
+    for one in model.parameters():
+        one.grad = flat[at : at + one.numel()].view_as(one)
+        at += one.numel()
+    with pytest.raises(UsageError, match=r"in \.grad before backward\(\).*gradients='kept'"):
+        loss_of(model, 0).backward()
+    del optimizer
+
+
+def test_gradients_by_hand_of_layers_that_the_backward_pass_leaves_alone() -> None:
+    model, plain = net(), net()
+    optimizer = distributed(model, LocalCommunicator())
+    other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+    for one, step in ((model, optimizer.step), (plain, other.step)):
+        one[0].weight.grad = torch.ones_like(one[0].weight)
+        one[2](torch.ones(2, 8)).square().mean().backward()
+        step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("gradients", KINDS)
+def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest.WarningsRecorder) -> None:
+    for second in (False, True):
+        model = net()
+        parts = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
+        first = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[0])
+        others = [distributed(model, LocalCommunicator(), gradients=gradients, optimizer=parts[1])] if second else []
+        for _ in range(2):
+            loss_of(model, 0).backward()
+            for optimizer in (first, *others):
+                optimizer.step()
+                optimizer.zero_grad()
+        said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
+        assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
+
+
+@pytest.mark.parametrize("gradients", KINDS)
+def test_gradients_set_to_zero_go_on_moving_a_layer_that_is_not_used(gradients: str) -> None:
+    """By momentum and decay, as in plain torch; let go, it stays where it is."""
+    for none in (False, True):
+        model, plain = net(), net()
+        optimizer = distributed(model, LocalCommunicator(), gradients=gradients)
+        other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        for step in range(4):
+            for one, its in ((model, optimizer), (plain, other)):
+                its.zero_grad(set_to_none=none)
+                x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
+                (one[2](x).square().mean() if step % 2 else loss_of(one, step)).backward()
+                its.step()
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)), none
+
+
+def test_draws_do_not_depend_on_the_default_dtype() -> None:
+    flat = torch.arange(1.0, 4097.0)
+    sent = []
+    for dtype in (torch.float32, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            sent.append([RandomK(1 / 1024).compress(flat, "x", step).buffer.float().tolist() for step in range(3)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert sent[0] == sent[1]
+
+
+@pytest.mark.parametrize("gradients", KINDS)
+def test_what_distribute_returned_must_be_kept(gradients: str) -> None:
+    model = net()
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match="is gone before its first step"):
+        distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+    loss_of(model, 0).backward()
+    with pytest.raises(UsageError, match=r"SGD\.step\(\) was called by itself.*\(keep it\)"):
+        wrapped.step()
+    optimizer = distributed(model, LocalCommunicator(), gradients=gradients, optimizer=wrapped)
+    loss_of(model, 0).backward()
+    optimizer.step()
+    optimizer.close()
+    loss_of(model, 0).backward()
+    wrapped.step()
+    copy.deepcopy(wrapped)
+
+
+def test_a_gradient_of_another_dtype_than_its_parameter() -> None:
+    model = net().bfloat16()
+    if not hasattr(model[0].weight, "grad_dtype"):
+        pytest.skip("this torch has no grad_dtype")
+    model[0].weight.grad_dtype = torch.float32
+    with pytest.raises(
+        ConfigError, match=r"model: '0\.weight' has grad_dtype torch\.float32; set it to torch\.bfloat16"
+    ):
+        distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model.parameters(), 0.1))
+
+
+def test_states_are_on_the_cpu_whatever_the_default_device() -> None:
+    model = net()
+    optimizer = distributed(model, LocalCommunicator(), compressor="topk", scheme="baseline")
+    with torch.device("meta"):
+        state = optimizer.residual_state_dict()
+    assert {tensor.device.type for tensor in state.values()} == {"cpu"}
+    optimizer.load_residual_state_dict(state)
