@@ -9,6 +9,7 @@ from benchmarks.gpucheck.device import find_device, folder_name
 from benchmarks.gpucheck.steps import GROUPS, Step, list_steps
 from benchmarks.gpucheck.stretch import LIMIT_SECONDS, Stretch, schedule
 from benchmarks.gpucheck.summary import merge
+from benchmarks.gpucheck.work import disagreement
 from benchmarks.training.devices import DEVICES
 from resireduce.errors import choose
 
@@ -57,14 +58,10 @@ def main(args: argparse.Namespace) -> int:
 def _ended(stretch: Stretch) -> str:
     """What there is now, in a line or more."""
     records = list(stretch.records.values())
-    bad = [f"  {record['name']}: {record['status']}, {record['reason']}" for record in records if _is_bad(record)]
+    wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
     again = sum(step.missing is None for step in stretch.todo())
     head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
-    return "\n".join([head, *bad])
-
-
-def _is_bad(record: dict[str, object]) -> bool:
-    return record["status"] != "ok"
+    return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])
 
 
 def table(falls: list[tuple[int | None, Step]]) -> list[str]:

@@ -96,6 +96,19 @@ def line(record: dict[str, Any]) -> str:
         return f"{head}: {record['reason']}"
     if "agreement" not in record:
         return head
-    said = "as planned" if all(one["agrees"] for one in record["agreement"]) else "NOT as planned"
     total_bytes = record["ranks"][0]["memory"]["total_bytes"]
-    return f"{head}: model states {total_bytes / 2**20:.1f} MiB, {said}"
+    return f"{head}: model states {total_bytes / 2**20:.1f} MiB, {disagreement(record) or 'as planned'}"
+
+
+def disagreement(record: dict[str, Any]) -> str | None:
+    """Return what of a cell's memory is not as planned, as measured by planned; None if all is, or nothing was held."""
+    found = []
+    for agreement in record.get("agreement", ()):
+        compared = {
+            **agreement["states"],
+            **{key: agreement[key] for key in ("peak_states", "allocated") if key in agreement},
+        }
+        found += [
+            f"{name} {one['measured']} of {one['expected']}" for name, one in compared.items() if not one["agrees"]
+        ]
+    return f"NOT as planned: {', '.join(found)}" if found else None

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from resireduce.comm.local import LocalCommunicator
 from resireduce.memory import measure_states
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, SCHEMES
@@ -112,13 +111,3 @@ def test_the_step_of_the_device_is_that_of_the_cpu(device: torch.device) -> None
     there, here = (trained(one, compressor="none", scheme="none") for one in (device, torch.device("cpu")))
     for mine, other in zip(there.parameters(), here.parameters(), strict=True):
         torch.testing.assert_close(mine.cpu(), other, rtol=1e-3, atol=1e-5)
-
-
-def test_a_compiled_model(device: torch.device) -> None:
-    compiled = "inductor" if device.type == "cuda" else "aot_eager"
-    options = {"communicator": LocalCommunicator(), "scheme": "w+2d"}
-    kept, streamed = (trained(device, compiled=compiled, gradients=one, **options) for one in ("kept", "streamed"))
-    assert same(kept, streamed)
-    dense, plain = (trained(device, compiled=one, compressor="none", scheme="none") for one in (compiled, None))
-    for mine, other in zip(dense.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-5)

@@ -243,6 +243,27 @@ def test_a_command_leaves_its_file_its_reason_or_is_stopped(make_stretch, monkey
     assert [step.name for step in make_stretch(steps=steps).todo()] == ["hangs", "fails"]
 
 
+def test_a_test_that_ends_the_process_is_named(tmp_path):
+    folder, output = tmp_path / "tests", tmp_path / "result.json"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: on a GPU\n")
+    (folder / "test_planted.py").write_text(
+        "import os, pytest\n"
+        "pytestmark = pytest.mark.gpu\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 == 2\n"
+        "def test_skips(): pytest.skip('not here')\n"
+        "def test_ends_it(): os._exit(3)\n"
+    )
+    command = [sys.executable, "-m", "benchmarks.gpucheck.contracts", str(folder / "test_planted.py"), str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    tests = json.loads(output.read_text())["tests"]
+    ends = {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped", "test_ends_it": "not ended"}
+    assert {name: one["outcome"] for name, one in tests.items()} == ends
+    assert "assert 1 == 2" in tests["test_fails"]["reason"] and "not here" in tests["test_skips"]["reason"]
+
+
 def test_a_file_that_is_none_of_ours_is_not_overwritten(make_stretch):
     folder = make_stretch().folder
     folder.mkdir(parents=True)
@@ -266,6 +287,9 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
     assert compare(more, PLANNED)["states"]["residuals"]["agrees"] is False
     assert compare(outcome(allocated=133), PLANNED)["allocated"]["agrees"] is False
     assert "allocated" not in compare(outcome(allocated=None), PLANNED)
+    assert work.disagreement({"agreement": [agreement]}) is None
+    said = work.disagreement({"agreement": [compare(more, PLANNED), compare(outcome(allocated=133), PLANNED)]})
+    assert said == "NOT as planned: residuals 21 of 20, allocated 123 of 120"
 
 
 def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
