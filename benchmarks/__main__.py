@@ -19,7 +19,7 @@ COMMANDS = {
     "pace": ("benchmarks.pace", "time streamed gradients beside kept ones, in turn"),
     "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
     "doctor": ("benchmarks.doctor.cli", "check this machine or image, and say the cure of what is wrong"),
-    "gpu-check": ("benchmarks.gpucheck.cli", "measure models of full size on one GPU, part by part"),
+    "gpu-check": ("benchmarks.gpucheck.cli", "measure what only a GPU can show, stretch by stretch"),
     "image": ("benchmarks.images.cli", "build container images, export them, run commands with an engine"),
     "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
     "check": ("benchmarks.regression.cli", "compare a run with committed measurements, or make it these"),

@@ -161,6 +161,15 @@ def refuse_compiled_autograd() -> None:
         raise UsageError(COMPILED_AUTOGRAD)
 
 
+def refuse_capture(device: torch.device) -> None:
+    """Raise UsageError if what is done on `device` is being recorded in a CUDA graph, of which no value is known."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise UsageError(
+            "backward() and step() cannot be recorded in a CUDA graph: what is checked and sent depends on the values "
+            "of each step; leave them out of what is recorded"
+        )
+
+
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
     """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from resireduce.attach import Attachment, refuse_compiled_autograd
+from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.exchange import Exchange
@@ -170,6 +170,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def _on_gradient(self, slot: Slot) -> None:
         """Autograd has finished with this parameter's gradient."""
         refuse_compiled_autograd()
+        refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
         if not self._in_backward:
             self._in_backward = True
@@ -222,6 +223,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._in_backward:
             raise UsageError(

@@ -1,87 +1,58 @@
-"""What the one-GPU check runs, in which part, and for how long by estimate. Imports no torch."""
+"""What the one-GPU check measures, and how long each may take by estimate: plain values. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import product
 
 from benchmarks.cell import Cell
-from benchmarks.workloads import PAPER, WORKLOADS
+from benchmarks.workloads import PAPER, SMALL, WORKLOADS
 
-LIMIT_SECONDS = 540
-"""Most that a part may take."""
-PLANNED_SECONDS = 500
-"""How much is put into a part, by estimate."""
-STEPS = 30
-"""Of which the clock leaves out the first ten."""
+MEMORY_STEPS = 5
+"""Enough for memory: what is allocated in the first step stays."""
+ROUNDS, ROUND_STEPS = 8, 3
+"""Of a paired measurement of time: how often each cell is timed, and for how many steps."""
 MODELS = tuple(workload.model for workload in PAPER)
+TRAINED = tuple(workload.model for workload in SMALL)
+"""Trained in half precision to their metric."""
 DENSITIES = {"bert-large": 0.001}
 """Where the released scripts do not send one percent."""
 GLOO_MODEL = "bert-base"
 """Runs once more on two ranks, which share the GPU."""
-FLOAT32 = (
+SETTINGS = (
     ("topk", "baseline", "kept", None),
+    ("topk", "w+2d", "streamed", None),
     ("topk", "baseline", "streamed", None),
     ("topk", "w+2d", "kept", None),
-    ("topk", "w+2d", "streamed", None),
-    ("none", "none", "kept", None),
+    ("topk", "baseline", "streamed", "int4"),
     ("none", "none", "streamed", None),
 )
-"""Compressor, scheme, gradients and residual dtype. The first is what all others are compared with."""
-BFLOAT16 = tuple(
-    ("topk", scheme, gradients, "bfloat16") for scheme, gradients in product(("baseline", "w+2d"), ("kept", "streamed"))
-)
+"""Compressor, scheme, gradients and residual dtype, the most telling first. All are compared with that."""
+APART = ("gpt2-large",)
+"""Models of which only two at a time fit beside each other, to be timed in turn."""
 
-# Estimates, not measurements: generous ones for an H100, so that a part ends in time.
-START_SECONDS = 18.0
-"""Until Python, torch and the device are ready, and what follows training: a traced step, the plan."""
+# Estimates, not measurements: generous ones for an H100, so that a stretch ends in time.
+START_SECONDS = 14.0
+"""Until Python, torch and the device are ready, and what follows training: a traced step."""
 OF_MODEL = {
-    "resnet50": (2.0, 0.25),
-    "vgg19": (5.0, 0.25),
-    "bert-base": (5.0, 0.3),
-    "bert-large": (12.0, 0.6),
-    "gpt2-medium": (14.0, 0.7),
-    "gpt2-large": (28.0, 1.2),
+    "resnet50": (2.0, 0.1),
+    "vgg19": (5.0, 0.1),
+    "bert-base": (5.0, 0.1),
+    "bert-large": (12.0, 0.25),
+    "gpt2-medium": (14.0, 0.3),
+    "gpt2-large": (28.0, 0.5),
 }
 """Seconds to make the model, and seconds a step."""
 UNKNOWN = (2.0, 0.5)
 
 
-@dataclass(frozen=True)
-class Case:
-    """One cell of the check."""
-
-    cell: Cell
-
-    @property
-    def name(self) -> str:
-        """The cell's."""
-        return self.cell.name
-
-    @property
-    def estimated_seconds(self) -> float:
-        """An estimate of its wall time, its processes' start included; two ranks take turns on the GPU."""
-        make, step = OF_MODEL.get(self.cell.model, UNKNOWN)
-        ranks = self.cell.world_size
-        return START_SECONDS + (make + (self.cell.steps or STEPS) * step) * ranks
+def memory_cells(models: Sequence[str] = MODELS, steps: int = MEMORY_STEPS) -> Iterator[Cell]:
+    """Yield the cells whose memory is measured: the most telling setting of all models, then the next."""
+    for setting in SETTINGS:
+        yield from (make_cell(model, steps, setting) for model in models)
+    if GLOO_MODEL in models:
+        yield make_cell(GLOO_MODEL, steps, ("topk", "w+2d", "streamed", None), world_size=2)
 
 
-def list_cases(models: Sequence[str] = MODELS, steps: int = STEPS) -> list[Case]:
-    """Return all cases in the order of the parts: what matters most first, should time run out.
-
-    That is every model with residuals in float32 and without compression; residuals in bfloat16 follow.
-    """
-    cases = [Case(cell) for model in models for cell in _cells(model, steps)]
-    return cases + [Case(_cell(model, steps, setting)) for model in models for setting in BFLOAT16]
-
-
-def _cells(model: str, steps: int) -> Iterator[Cell]:
-    for setting in FLOAT32:
-        yield _cell(model, steps, setting)
-    if model == GLOO_MODEL:
-        yield _cell(model, steps, ("topk", "w+2d", "streamed", None), world_size=2)
-
-
-def _cell(model: str, steps: int, setting: tuple[str, str, str, str | None], world_size: int = 1) -> Cell:
+def make_cell(model: str, steps: int, setting: tuple[str, str, str, str | None], world_size: int = 1) -> Cell:
+    """Return a cell of a setting in SETTINGS' form, on random inputs if the model's data are not at hand."""
     compressor, scheme, gradients, residual_dtype = setting
     return Cell(
         model=model,
@@ -97,19 +68,10 @@ def _cell(model: str, steps: int, setting: tuple[str, str, str, str | None], wor
     )
 
 
-def parts(cases: Sequence[Case]) -> list[list[Case]]:
-    """Cut the cases, in their order, into parts of PLANNED_SECONDS at most by estimate."""
-    found: list[list[Case]] = []
-    seconds = float("inf")
-    for case in cases:
-        if seconds + case.estimated_seconds > PLANNED_SECONDS:
-            found.append([])
-            seconds = 0.0
-        found[-1].append(case)
-        seconds += case.estimated_seconds
-    return found
+def estimate(model: str, steps: int, times: int = 1) -> float:
+    """Estimate the wall seconds of one process that makes a model and takes so many steps, so many `times`.
 
-
-def estimate(cases: Sequence[Case]) -> float:
-    """Return the estimated seconds of several cases, one after the other."""
-    return sum(case.estimated_seconds for case in cases)
+    Two ranks count as two times: they take turns on the GPU.
+    """
+    make, step = OF_MODEL.get(model, UNKNOWN)
+    return START_SECONDS + (make + steps * step) * times

@@ -3,77 +3,77 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.checks import integer
+from benchmarks.checks import seconds
 from benchmarks.files import writable
-from benchmarks.gpucheck.cases import LIMIT_SECONDS, MODELS, STEPS, Case, estimate, list_cases, parts
-from benchmarks.gpucheck.device import find_device
-from benchmarks.gpucheck.part import Part
-from benchmarks.gpucheck.summary import summarise
+from benchmarks.gpucheck.device import find_device, folder_name
+from benchmarks.gpucheck.steps import GROUPS, Step, list_steps
+from benchmarks.gpucheck.stretch import LIMIT_SECONDS, Stretch, schedule
+from benchmarks.gpucheck.summary import merge
+from benchmarks.gpucheck.work import disagreement
 from benchmarks.training.devices import DEVICES
-from benchmarks.workloads import WORKLOADS
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import choose
 
-OUTPUT = Path("results/runs/gpu-check")
+OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("--part", metavar="K", help=f"which part to run; each takes less than {LIMIT_SECONDS} s")
-    parser.add_argument("--output", metavar="DIR", type=Path, default=OUTPUT, help="default: %(default)s")
-    parser.add_argument("--dry-run", action="store_true", help="list the cases of all parts, or of one, and stop")
-    parser.add_argument("--summary", metavar="DIR", type=Path, help="merge the parts in a folder into one table")
-    parser.add_argument("--models", metavar="NAME", nargs="+", default=MODELS, help="default: the paper's six")
-    parser.add_argument("--steps", metavar="N", default=STEPS, help="of each case (default: %(default)s)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--everything", action="store_true", help="all steps that are not done yet, the next stretch of")
+    what.add_argument("--only", metavar="GROUP", nargs="+", help=f"those of some groups: {', '.join(GROUPS)}")
+    text = f"merge what stretches left in these folders into OUTPUT/<device> (default there: {REFERENCE}), with tables"
+    what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
+    limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
+    parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="smallest models and a step or two: does it all run?")
+    parser.add_argument("--dry-run", action="store_true", help="list the steps and their stretches, and stop")
+    text = f"folder of results, also of those to go on from (default: {OUTPUT}); they lie in one named by the device"
+    parser.add_argument("--output", metavar="DIR", type=Path, help=text)
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run a part, list them, or merge what they left. 0, also if cases failed: that is in the file."""
+    """Do the steps of a stretch, list them, or merge results. 0, also if steps failed: that is in the files."""
     if args.summary is not None:
-        print(summarise(args.summary), end="")
+        for text in merge(args.summary, args.output or REFERENCE):
+            print(text, end="")
         return 0
-    for model in args.models:
-        choose("models", model, WORKLOADS)
-    every = parts(list_cases(args.models, _whole("steps", args.steps, 10**6)))
-    number = None if args.part is None else _whole("part", args.part, len(every))
-    if args.dry_run:
-        print("\n".join(table(every, number)))
-        return 0
-    if number is None:
-        raise ConfigError(f"part: missing; give --part 1 to --part {len(every)}, or --dry-run to see them")
     choose("device", args.device, DEVICES)
-    path = args.output / f"gpu-check-{number}.json"
-    writable("output", path)
-    part = Part(number, len(every), every[number - 1], path, find_device(args.device), say=_say)
-    part.run()
-    _say(f"{path}: {len(part.records)} of {len(part.cases)} cases, {part.seconds:.0f} s")
+    limit = seconds("seconds", args.seconds)
+    groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
+    steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
+    falls = schedule(steps, limit)
+    if args.dry_run:
+        print("\n".join(table(falls)))
+        return 0
+    device = find_device(args.device)
+    folder = (args.output or OUTPUT) / folder_name(device, args.tiny)
+    writable("output", folder / f"{groups[0]}.json")
+    stretch = Stretch(steps, folder, device, seconds=limit, say=_say)
+    stretch.run()
+    _say(_ended(stretch))
     return 0
 
 
-def table(every: list[list[Case]], only: int | None) -> list[str]:
-    """Return the lines of a listing: the cases of each part and how long they might take."""
-    widths = (14, 10, 8, 9, 8, 7, 5, 5)
-    head = ("model", "compressor", "scheme", "gradients", "dtype", "density", "ranks", "steps")
-    lines = []
-    for number, cases in enumerate(every, start=1):
-        if only not in (None, number):
-            continue
-        lines += ["", f"part {number} of {len(every)}: {len(cases)} cases, {estimate(cases):.0f} s (an estimate)"]
-        for row, last in [(head, "s (estimate)"), *((_texts(case), f"{case.estimated_seconds:.0f}") for case in cases)]:
-            lines.append("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + f"  {last}")
-    return lines[1:]
+def _ended(stretch: Stretch) -> str:
+    """What there is now, in a line or more."""
+    records = list(stretch.records.values())
+    wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
+    again = sum(step.missing is None for step in stretch.todo())
+    head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
+    return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])
 
 
-def _texts(case: Case) -> tuple[str, ...]:
-    cell = case.cell
-    dtype = cell.residual_dtype or "float32"
-    values = (cell.model, cell.compressor, cell.scheme, cell.gradients, "-" if cell.compressor == "none" else dtype)
-    return (*values, f"{cell.density:g}", str(cell.world_size), str(cell.steps))
-
-
-def _whole(field: str, text: str | int, most: int) -> int:
-    """The whole number that a text means; `integer` refuses any other."""
-    return integer(field, int(text) if str(text).isdecimal() else text, 1, most)
+def table(falls: list[tuple[int | None, Step]]) -> list[str]:
+    """Return the lines of a listing: each step with the stretch that it falls in, by estimate."""
+    width = max(len(step.name) for _, step in falls)
+    lines, total = [f"{'step':<{width}}  minutes  stretch"], 0.0
+    for number, step in falls:
+        where = f"{step.missing} is not built yet" if number is None else str(number)
+        lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {where}")
+        total += 0.0 if number is None else step.estimated_seconds
+    last = max((number for number, _ in falls if number is not None), default=0)
+    return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H100"]
 
 
 def _say(text: str) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -26,10 +27,16 @@ def find_device(device: str) -> dict[str, Any]:
     if device == "cuda" and not facts.get("uuid"):
         raise ConfigError(
             f"device: 'cuda' is not allowed here: torch {facts.get('torch')} sees no NVIDIA GPU; run it where there is "
-            "one, or try it out with: --device cpu --models resnet50 --steps 1"
+            "one, or try it out with: --device cpu --tiny"
         )
     os.environ |= chosen
     return facts
+
+
+def folder_name(facts: dict[str, Any], tiny: bool) -> str:
+    """Return what the results of a device lie under: nvidia-h200; cpu-tiny where it was only tried out."""
+    name = re.sub(r"[^a-z0-9]+", "-", str(facts.get("device") or "cpu").lower()).strip("-")
+    return f"{name}-tiny" if tiny else name
 
 
 def describe() -> dict[str, Any]:

@@ -1,21 +1,22 @@
-"""All parts of a one-GPU check as one table: bytes against plan and allocator, and times. Imports no torch."""
+"""All stretches of a one-GPU check, merged: memory against plan and allocator as a table, then all else. No torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cell import Cell
-from benchmarks.files import load_json, save_json, save_text
+from benchmarks.files import finite, save_json, save_text
 from benchmarks.gpucheck.agreement import ALLOCATED, rung_bytes
-from benchmarks.gpucheck.cases import FLOAT32, list_cases
-from benchmarks.measure.clock import StepClock
+from benchmarks.gpucheck.cases import MODELS, SETTINGS
+from benchmarks.gpucheck.steps import GROUPS
+from benchmarks.gpucheck.stretch import FINISHED, code_of, read_files
+from benchmarks.gpucheck.tables import other_tables
+from benchmarks.measure.provenance import provenance
 from benchmarks.report.labels import ABSENT, mebibytes, percent
 from benchmarks.report.load import Hole
 from benchmarks.report.table import Table
 from benchmarks.report.write import to_markdown
 from resireduce.errors import ConfigError
 
-PATTERN = "gpu-check-*.json"
 PEAK, FREED = "peak_allocated", "allocated_without_gradients"
 HEAD = [
     "Model",
@@ -29,72 +30,88 @@ HEAD = [
     "Allocated / itemised",
     "Peak allocated, MiB",
     "Saved",
-    "Step, ms",
-    "Time ratio",
-    "Units/s",
 ]
 READING = (
     "Saved: against top-k with a full float32 residual and kept gradients, of the same model. Model states are those "
     "at a step boundary; by plan: what `python -m resireduce plan` says, marked ≠ where any state differs by a byte. "
     "Allocated: by torch's allocator at the boundary, in brackets after zero_grad(set_to_none=True). "
     "Allocated / itemised: what the allocator has given out at the boundary, of what the tensors known to be there add "
-    "up to (model states, buffers, cuBLAS's workspaces). Step: median after warm-up, and its ratio to the same "
-    "baseline's. Inputs are random."
+    "up to (model states, buffers, cuBLAS's workspaces). Inputs are random."
 )
 
 
-def summarise(folder: Path) -> str:
-    """Merge the parts in `folder` into its summary.json and summary.md, and return the latter's text.
+def merge(folders: Sequence[Path], output: Path) -> Iterator[str]:
+    """Merge what stretches have left below `folders` into a folder of `output` for each device; yield their tables.
 
-    Of a case that is in several files the last run counts. Raises ConfigError, one line, if there are none.
+    Of a step that is in several the last that ended well counts, or else the last. Beside the groups' files there are
+    summary.json and summary.md. Raises ConfigError, one line, if there are no results, or if they are damaged.
     """
-    parts = _read(folder)
-    try:
-        values, text = _merge(parts)
-    except (LookupError, ValueError, TypeError, AttributeError) as error:
+    names = sorted({path.parent.name for one in folders for group in GROUPS for path in one.glob(f"*/{group}.json")})
+    if not names:
         raise ConfigError(
-            f"summary: {folder} holds a part that is damaged ({type(error).__name__}: {error}); run its parts again"
-        ) from None
-    save_json(values, folder / "summary.json")
-    save_text(text, folder / "summary.md")
-    return text
+            f"summary: {', '.join(map(str, folders))} holds no results of a device; "
+            "run: python -m benchmarks gpu-check --everything first"
+        )
+    for name in names:
+        groups = _groups([one / name for one in folders])
+        try:
+            values, text = _summary(groups)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"summary: results of {name} are damaged ({type(error).__name__}: {error}); run their steps again"
+            ) from None
+        for group, found in groups.items():
+            save_json(found, output / name / f"{group}.json")
+        save_json(finite(values), output / name / "summary.json")
+        save_text(text, output / name / "summary.md")
+        yield text
 
 
-def _merge(parts: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """Plain values of all cases, and their table as text."""
-    records = {case["name"]: case for part in parts for case in part["cases"]}
-    order = {case.name: number for number, case in enumerate(list_cases())}
-    by_name = sorted(records.values(), key=lambda record: order.get(record["name"], len(order)))
-    ordered = sorted(by_name, key=lambda record: _model_order(record["cell"]["model"], order))
-    rows = [_row(record, _baseline(record, ordered)) for record in ordered]
-    holes = [*_holes(parts, records), *_never_run(parts, records)]
-    sources = [part["provenance"] for part in parts]
+def _groups(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The groups of one device, merged."""
+    files = [values for folder in folders for values in read_files(folder)]
+    files.sort(key=lambda values: str(values["provenance"].get("date")))
+    found: dict[str, dict[str, Any]] = {}
+    for values in files:
+        earlier = found.get(values["group"], {"cases": []})
+        cases = {case["name"]: case for case in earlier["cases"]}
+        for case in sorted(values["cases"], key=lambda case: str(case["date"])):
+            before = cases.get(case["name"])
+            if before is None or case["status"] in FINISHED or before["status"] not in FINISHED:
+                cases[case["name"]] = case
+        not_run = {name: reason for name, reason in values.get("not_run", {}).items() if name not in cases}
+        found[values["group"]] = values | {"cases": list(cases.values()), "not_run": not_run}
+    for group, values in found.items():
+        _name_commit(group, values)
+    return {group: found[group] for group in GROUPS if group in found}
+
+
+def _name_commit(group: str, values: dict[str, Any]) -> None:
+    """What was measured where there was no git, by the code that is here now, is of its commit."""
+    code, here = code_of(group), provenance()
+    for case in values["cases"]:
+        if case.get("commit") is None and case["code"] == code:
+            case["commit"] = here["commit"]
+            values["provenance"] |= {"commit": here["commit"], "dirty": here["dirty"]}
+
+
+def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Plain values, and all tables as text."""
+    records = {group: values["cases"] for group, values in groups.items()}
+    memory = records.get("memory", [])
+    order = {name: number for number, name in enumerate(MODELS)}
+    memory = sorted(memory, key=lambda record: order.get(record["cell"]["model"], len(order)))
+    rows = [_row(record, _baseline(record, memory)) for record in memory]
+    holes = [hole for values in groups.values() for hole in _holes(values)]
+    sources = [values["provenance"] for values in groups.values()]
+    texts = [to_markdown(_table(rows, sources), holes), *other_tables(records)]
     missing = {hole.name: f"{hole.status}: {hole.reason}" for hole in holes}
-    values = {"cases": rows, "missing": missing, "provenance": sources}
-    return values, to_markdown(_table(rows, sources), holes)
-
-
-def _read(folder: Path) -> list[dict[str, Any]]:
-    """The parts, the one that was written last at the end."""
-    try:
-        parts = [load_json(path) for path in sorted(folder.glob(PATTERN))]
-        parts.sort(key=lambda part: part["provenance"]["date"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"summary: {folder} holds a part that cannot be read ({error}); run that part again"
-        ) from None
-    if not parts:
-        raise ConfigError(f"summary: {folder} holds no {PATTERN}; run: python -m benchmarks gpu-check --part 1 first")
-    return parts
-
-
-def _model_order(model: str, order: dict[str, int]) -> int:
-    return min((number for name, number in order.items() if name.split(".")[0] == model), default=len(order))
+    return {"memory": rows, "missing": missing, "provenance": sources}, "\n".join(texts)
 
 
 def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What a case is compared with: same model and length of run, top-k, full residual, kept, float32, one rank."""
-    wanted = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), FLOAT32[0], strict=True))
+    wanted = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), SETTINGS[0], strict=True))
     wanted |= {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
     same = (one for one in records if one["status"] == "ok" and wanted.items() <= one["cell"].items())
     return next(same, None)
@@ -102,16 +119,14 @@ def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str
 
 def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
     """What is said of one case: raw values, None where there is none. Of several ranks that of the fullest."""
-    cell = Cell.from_dict(record["cell"])
-    row = {**record["cell"], "name": cell.name, "status": record["status"], "reason": record["reason"]}
-    row |= {name: record.get(name) for name in ("wall_seconds", "date", "device", "code")}
+    row = {**record["cell"], "name": record["name"], "status": record["status"], "reason": record["reason"]}
+    row |= {name: record.get(name) for name in ("wall_seconds", "date", "device", "code", "commit")}
     if record["status"] != "ok":
         return row
     own, first = _measures(record), _measures(baseline) if baseline else {}
     row |= {**own, "saved": _saved(own, first, "total_bytes")}
     row |= {"planned_saved": 1 - record["planned"]["normalised"], "planned_bytes": record["planned"]["total"]}
     row |= {"peak_allocated_saved": _saved(own, first, "peak_allocated_bytes")}
-    row["step_ratio"] = own["step_seconds"] / first["step_seconds"] if first else None
     return row | {"agreement": record["agreement"]}
 
 
@@ -124,9 +139,6 @@ def _measures(record: dict[str, Any]) -> dict[str, Any]:
         "allocated_bytes": rung_bytes(memory, ALLOCATED),
         "allocated_without_gradients_bytes": rung_bytes(memory, FREED),
         "peak_allocated_bytes": rung_bytes(memory, PEAK),
-        "step_seconds": 1 / StepClock(rank["step_seconds"]).steps_per_second,
-        "units_per_second": rank.get("units_per_second"),
-        "unit": rank.get("unit"),
     }
 
 
@@ -135,23 +147,13 @@ def _saved(own: dict[str, Any], first: dict[str, Any], name: str) -> float | Non
     return None if mine is None or not theirs else 1 - mine / theirs
 
 
-def _holes(parts: list[dict[str, Any]], records: dict[str, Any]) -> Iterator[Hole]:
-    """Cases without a result: those that ended otherwise, and those that had no time."""
-    for record in records.values():
+def _holes(values: dict[str, Any]) -> Iterator[Hole]:
+    """Steps of a group that have not ended well, and those that were not done."""
+    for record in values["cases"]:
         if record["status"] != "ok":
             yield Hole(record["name"], record["status"], record["reason"], "")
-    for part in parts:
-        for name, reason in part["not_run"].items():
-            if name not in records:
-                yield Hole(name, "not run", reason, "")
-
-
-def _never_run(parts: list[dict[str, Any]], records: dict[str, Any]) -> Iterator[Hole]:
-    """Parts that have left no file."""
-    known = {part["part"] for part in parts}
-    for number in range(1, max(part["parts"] for part in parts) + 1):
-        if number not in known:
-            yield Hole(f"part {number}", "not run", f"run: python -m benchmarks gpu-check --part {number}", "")
+    for name, reason in values.get("not_run", {}).items():
+        yield Hole(name, "not run", reason, "")
 
 
 def _table(rows: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Table:
@@ -163,7 +165,7 @@ def _table(rows: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Table:
         for one in sources
     )
     return Table(
-        name="gpu-check",
+        name="memory",
         title="One GPU, models of full size",
         reading=READING,
         records=good,
@@ -191,7 +193,4 @@ def _texts(row: dict[str, Any]) -> list[str]:
         ABSENT if allocated is None else f"{allocated['ratio']:.4f}",
         mebibytes(row["peak_allocated_bytes"]),
         percent(row["peak_allocated_saved"]),
-        f"{1000 * row['step_seconds']:.1f}",
-        ABSENT if row["step_ratio"] is None else f"{row['step_ratio']:.2f}",
-        ABSENT if row["units_per_second"] is None else f"{row['units_per_second']:.0f}",
     ]

@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import resireduce
 from benchmarks.checks import integer
+from benchmarks.files import save_json
 from benchmarks.measure.ladder import Rung
 from benchmarks.measure.memory import reset_peak_resident
 from benchmarks.measure.meter import Meter
@@ -53,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mebibytes", type=int, default=256, help=size)
     parser.add_argument("--device", help=f"cpu or cuda (default: {DEVICE_VARIABLE}, else a GPU where there is one)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--output", type=Path, help="JSON file, beside what is printed")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -68,8 +71,11 @@ def main(args: argparse.Namespace) -> int:
         if describe(error)[0] != "oom":
             raise
         raise ConfigError(f"mebibytes: {mebibytes} is more than there is memory for; give a smaller one") from None
+    values = [asdict(reading) | {"error": reading.error} for reading in readings]
+    if args.output is not None:
+        save_json(values, args.output)
     if args.json:
-        print(json.dumps([asdict(reading) | {"error": reading.error} for reading in readings], indent=1))
+        print(json.dumps(values, indent=1))
     else:
         print("\n".join(table(readings)))
     return int(any(reading.error is not None and abs(reading.error) > TOLERANCE for reading in readings))

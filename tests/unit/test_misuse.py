@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import resireduce
+from resireduce.attach import refuse_capture
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.threshold import Threshold
@@ -464,3 +465,14 @@ def test_numbers_of_rows_that_are_damaged() -> None:
 def test_values_of_a_wrong_type(options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         distributed(seeded(Net), **options)
+
+
+def test_a_step_cannot_be_recorded_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, tests/gpu records one; here the graph is made up."""
+    recording = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    refuse_capture(torch.device("cuda"))
+    recording[0] = True
+    refuse_capture(torch.device("cpu"))
+    with pytest.raises(UsageError, match="cannot be recorded in a CUDA graph"):
+        refuse_capture(torch.device("cuda"))

@@ -1,0 +1,31 @@
+"""Contracts of the library with tensors of a device: a GPU's, or with RESIREDUCE_DEVICE=cpu the CPU's, as a rehearsal.
+
+Without a GPU and without that they are skipped. `python -m benchmarks gpu-check` runs each file in its own process.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.training.devices import settle_arithmetic, wanted_device
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if item.path.parent.name == "gpu"]
+    skipped = wanted_device() != "cpu" and not torch.cuda.is_available()
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if skipped:
+            item.add_marker(pytest.mark.skip(reason="no GPU; RESIREDUCE_DEVICE=cpu runs it on the CPU"))
+
+
+@pytest.fixture
+def device() -> Iterator[torch.device]:
+    """Where tensors lie; sums are the same each time, as in cells."""
+    device = torch.device("cpu" if wanted_device() == "cpu" else "cuda")
+    was, fills = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settle_arithmetic(device)
+    yield device
+    torch.use_deterministic_algorithms(was)
+    torch.utils.deterministic.fill_uninitialized_memory = fills

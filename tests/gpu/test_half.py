@@ -1,0 +1,63 @@
+"""Half precision on the device: autocast, and the library's GradScaler for float16."""
+
+import pytest
+import torch
+
+import resireduce
+from resireduce.errors import NonFiniteGradient
+from tests.gpu.loops import batches, distributed, net, step, trained
+from tests.worlds import same
+
+SCALE = 2.0**10
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_streamed_is_kept_bit_for_bit_under_autocast(device: torch.device, dtype: torch.dtype, scheme: str) -> None:
+    options = {"autocast": dtype, "scheme": scheme}
+    if dtype == torch.float16:
+        kept, streamed = (
+            trained(device, scaler=resireduce.GradScaler(device.type, init_scale=SCALE), gradients=one, **options)
+            for one in ("kept", "streamed")
+        )
+    else:
+        kept, streamed = (trained(device, gradients=one, **options) for one in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_scale_changes_nothing(device: torch.device, gradients: str) -> None:
+    scaler = resireduce.GradScaler(device.type, init_scale=SCALE)
+    plain, scaled = (trained(device, scaler=one, gradients=gradients, scheme="w+2d") for one in (None, scaler))
+    assert same(plain, scaled), "a power of two is divided out exactly"
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_step_that_overflows_is_skipped(device: torch.device, gradients: str) -> None:
+    model = net(device)
+    scaler = resireduce.GradScaler(device.type, init_scale=SCALE)
+    optimizer = distributed(model, grad_scaler=scaler, gradients=gradients)
+    (x, y), *_ = batches(device)
+    before = [parameter.clone() for parameter in model.parameters()]
+    scaler.scale(torch.nn.functional.cross_entropy(model(x), y) * torch.inf).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.overflowed and scaler.get_scale() == SCALE / 2
+    assert all(torch.equal(now, was) for now, was in zip(model.parameters(), before, strict=True))
+
+
+def test_without_a_scaler_a_gradient_that_is_not_finite_is_an_error(device: torch.device) -> None:
+    model = net(device)
+    optimizer = distributed(model)
+    x, y = batches(device)[0]
+    with pytest.raises(NonFiniteGradient):
+        step(model, optimizer, (x * torch.inf, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision(device: torch.device, dtype: torch.dtype) -> None:
+    model = net(device).to(dtype)
+    optimizer = distributed(model, scheme="w+2d")
+    for x, y in batches(device):
+        step(model, optimizer, (x.to(dtype), y))
+    assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())

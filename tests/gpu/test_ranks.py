@@ -1,0 +1,76 @@
+"""Ranks in processes of their own: two that share the device and meet over gloo, and one over NCCL."""
+
+import tempfile
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from benchmarks.training.devices import settle_arithmetic
+from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.torch import TorchCommunicator
+from resireduce.scheme import COMPRESSORS
+from tests.gpu.loops import net, trained
+from tests.worlds import same
+
+
+def _all_alike(model: torch.nn.Module) -> bool:
+    """Whether all ranks hold the same parameters; gloo gathers those of the host only."""
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(theirs, mine)
+    return all(torch.equal(mine, other) for other in theirs)
+
+
+def _share(device: torch.device) -> None:
+    """Every compressor, streamed and kept, and residuals of both kinds in the host's memory."""
+    for compressor in COMPRESSORS:
+        scheme = "none" if compressor == "none" else "w+2d"
+        pair = [
+            trained(
+                device, steps=3, communicator=TorchCommunicator(), compressor=compressor, scheme=scheme, gradients=one
+            )
+            for one in ("kept", "streamed")
+        ]
+        assert same(*pair) and not same(pair[0], net(device)), compressor
+        assert _all_alike(pair[0]), compressor
+    far = trained(device, steps=3, communicator=TorchCommunicator(), scheme="w+2d", residual_device="cpu")
+    assert _all_alike(far)
+
+
+def _alone(device: torch.device) -> None:
+    """One rank sends to itself what it would have kept."""
+    for options in ({"scheme": "w+2d"}, {"scheme": "none", "compressor": "none"}, {"compressor": "threshold"}):
+        for gradients in ("kept", "streamed"):
+            made = [
+                trained(device, communicator=one, gradients=gradients, **options)
+                for one in (TorchCommunicator(), LocalCommunicator())
+            ]
+            assert same(*made), options
+
+
+def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device, checks: partial[None]) -> None:
+    torch.set_num_threads(1)
+    if device.type == "cuda":
+        torch.cuda.set_device(0)
+    settle_arithmetic(device)
+    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    checks(device)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _run(size: int, backend: str, device: torch.device, checks: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (size, folder, backend, device, checks), nprocs=size)
+
+
+@pytest.mark.parametrize("size", [2])
+def test_ranks_share_the_device_over_gloo(device: torch.device, size: int) -> None:
+    _run(size, "gloo", device, _share)
+
+
+def test_one_rank_over_nccl(device: torch.device) -> None:
+    _run(1, "nccl" if device.type == "cuda" else "gloo", device, _alone)

@@ -1,0 +1,113 @@
+"""Training on the device: streamed and kept gradients, schemes, precisions, compressors, optimizers, streams."""
+
+import pytest
+import torch
+
+from resireduce.memory import measure_states
+from resireduce.plan import plan
+from resireduce.scheme import COMPRESSORS, SCHEMES
+from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
+from tests.worlds import OPTIMIZERS, Net, same
+
+DTYPES = ("float32", "bfloat16", "float16", "float8_e4m3", "int8", "int4")
+LATER = {
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, foreach=True),
+    "fused-momentum": OPTIMIZERS["fused-momentum"],
+    "adamw": lambda p: torch.optim.AdamW(p, 1e-3, foreach=True),
+    "fused-adamw": OPTIMIZERS["fused-adamw"],
+    "capturable": lambda p: torch.optim.AdamW(p, 1e-3, capturable=True),
+    "loop": lambda p: torch.optim.AdamW(p, 1e-3, foreach=False, fused=False),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_streamed_is_kept_bit_for_bit_in_every_scheme(device: torch.device, scheme: str) -> None:
+    kept, streamed = (trained(device, scheme=scheme, gradients=gradients) for gradients in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_streamed_is_kept_bit_for_bit_with_every_compressor(device: torch.device, compressor: str) -> None:
+    scheme = "none" if compressor == "none" else "baseline"
+    options = {"compressor": compressor, "scheme": scheme}
+    kept, streamed = (trained(device, gradients=gradients, **options) for gradients in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+@pytest.mark.parametrize("residual_dtype", DTYPES)
+def test_streamed_is_kept_bit_for_bit_in_every_precision(
+    device: torch.device, residual_dtype: str, scheme: str
+) -> None:
+    options = {"residual_dtype": residual_dtype, "scheme": scheme}
+    kept, streamed = (trained(device, gradients=gradients, **options) for gradients in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
+
+
+@pytest.mark.parametrize("residual_dtype", [None, "bfloat16", "int4"])
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+def test_residuals_in_the_host_s_memory_change_nothing(
+    device: torch.device, scheme: str, residual_dtype: str | None
+) -> None:
+    options = {"residual_dtype": residual_dtype, "scheme": scheme}
+    near, far = trained(device, **options), trained(device, residual_device="cpu", **options)
+    assert same(near, far)
+
+
+def test_residuals_in_the_host_s_memory_are_pinned(device: torch.device) -> None:
+    model = net(device)
+    optimizer = distributed(model, scheme="baseline", residual_device="cpu")
+    step(model, optimizer, batches(device)[0])
+    held = optimizer.feedback.residual.host_tensors()
+    assert held and all(tensor.device.type == "cpu" for tensor in held)
+    assert all(tensor.is_pinned() for tensor in held) or device.type == "cpu"
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_what_is_held_is_what_was_planned(device: torch.device, gradients: str, scheme: str) -> None:
+    model = net(device)
+    optimizer = distributed(model, scheme=scheme, gradients=gradients)
+    for batch in batches(device):
+        step(model, optimizer, batch)
+    held = measure_states(optimizer)
+    planned = plan(Net, optimizer="sgd", scheme=scheme, gradients=gradients, density=0.05)
+    names = ("parameters", "gradients", "residuals")
+    assert {name: getattr(held, name) for name in names} == {name: planned[name] for name in names}
+
+
+@pytest.mark.parametrize("name", LATER)
+def test_optimizers_of_every_form(device: torch.device, name: str) -> None:
+    if name == "capturable" and device.type == "cpu":
+        pytest.skip("only on a GPU")
+    kept, streamed = (trained(device, optimizer=LATER[name], gradients=one) for one in ("kept", "streamed"))
+    assert same(kept, streamed) and not same(kept, net(device))
+
+
+@pytest.mark.parametrize("options", [{"scheme": "w+2d"}, {"scheme": "baseline", "residual_device": "cpu"}])
+def test_in_another_stream_it_is_the_same(device: torch.device, options: dict[str, object]) -> None:
+    usual = trained(device, **options)
+    with stream_beside(device):
+        beside = trained(device, **options)
+    assert same(usual, beside)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "dgc", "randomk", "qsgd"])
+def test_twice_is_the_same(device: torch.device, compressor: str) -> None:
+    first, second = (trained(device, scheme="baseline", compressor=compressor, residual_dtype="int4") for _ in range(2))
+    assert same(first, second)
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.1, 1e6])
+def test_clipping_by_the_norm_of_averages(device: torch.device, max_grad_norm: float) -> None:
+    model = net(device)
+    optimizer = distributed(model, max_grad_norm=max_grad_norm)
+    step(model, optimizer, batches(device)[0])
+    assert optimizer.grad_norm is not None and float(optimizer.grad_norm) > 0
+    assert same(*(trained(device, max_grad_norm=max_grad_norm, gradients=one) for one in ("kept", "streamed")))
+
+
+def test_the_step_of_the_device_is_that_of_the_cpu(device: torch.device) -> None:
+    there, here = (trained(one, compressor="none", scheme="none") for one in (device, torch.device("cpu")))
+    for mine, other in zip(there.parameters(), here.parameters(), strict=True):
+        torch.testing.assert_close(mine.cpu(), other, rtol=1e-3, atol=1e-5)

@@ -1,0 +1,170 @@
+"""Where a step asks the device for a value, so that the host waits for it; and graphs of CUDA, which cannot ask."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import resireduce
+from resireduce import error_feedback
+from resireduce.scheme import COMPRESSORS, SCHEMES
+from tests.gpu.loops import batches, distributed, net, step
+
+ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
+BY_DESIGN: dict[str, dict[str, str]] = {
+    "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
+    "threshold": {"few_reaching": "how many elements are sent is not known before"},
+    "dgc": {
+        "few_reaching": "candidates are counted; they are looked for anew if they are too many",
+        "select": "a threshold of zero needs no second look",
+    },
+    "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "compress": "zeros after rounding are left out"},
+    "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
+    "qsgd": {"compress": "whether squares have overflowed, so that another norm is needed"},
+    "qsgd-max": {"compress": "as qsgd"},
+}
+"""What asks, and why: by the compressor, and of all. Fewer are welcome."""
+ON_CPUS = {"_largest": "the border of NumPy's selection"}
+
+
+class Asked(TorchDispatchMode):
+    """Notes which function of the library asks for a value of a tensor on the device."""
+
+    def __init__(self, device: torch.device):
+        super().__init__()
+        self.device, self.places = device, set[str]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        here = any(isinstance(one, Tensor) and one.device.type == self.device.type for one in tree_leaves(args))
+        result = function(*args, **(kwargs or {}))
+        name = function._schema.name.partition("::")[2]
+        leaves = isinstance(result, Tensor) and here and result.device.type != self.device.type
+        if here and (name.startswith(ASKS) or leaves):
+            place = _place()
+            if place is not None:
+                self.places.add(place)
+        return result
+
+
+def _place() -> str | None:
+    """The innermost function of the library that is being run."""
+    frame = sys._getframe()
+    while frame is not None:
+        if "/resireduce/" in frame.f_code.co_filename.replace("\\", "/"):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return None
+
+
+def _asked(device: torch.device, **options: Any) -> set[str]:
+    """What asks in a step after the first two, in which order and states are made."""
+    model = net(device)
+    optimizer = distributed(model, **options)
+    first, second, third, *_ = batches(device)
+    step(model, optimizer, first)
+    step(model, optimizer, second)
+    with Asked(device) as asked:
+        step(model, optimizer, third)
+    return asked.places
+
+
+@contextmanager
+def refused(device: torch.device) -> Iterator[None]:
+    """Within it CUDA raises where the host would wait for the device."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_only_what_is_named_asks(device: torch.device, compressor: str, gradients: str) -> None:
+    scheme = "none" if compressor == "none" else "w+2d"
+    allowed = {*BY_DESIGN["every"], *BY_DESIGN.get(compressor, {}), *(ON_CPUS if device.type == "cpu" else {})}
+    assert _asked(device, compressor=compressor, scheme=scheme, gradients=gradients) <= allowed
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("residual_dtype", [None, "int4"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_else_waits(
+    device: torch.device,
+    scheme: str,
+    residual_dtype: str | None,
+    gradients: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With `check_finite` away, which waits once for each gradient, CUDA itself finds none."""
+    monkeypatch.setattr(error_feedback, "check_finite", lambda grad, name: None)
+    model = net(device)
+    optimizer = distributed(model, scheme=scheme, residual_dtype=residual_dtype, gradients=gradients)
+    first, second, third, *_ = batches(device)
+    step(model, optimizer, first)
+    step(model, optimizer, second)
+    with refused(device):
+        step(model, optimizer, third)
+
+
+@pytest.mark.parametrize("residual_dtype", [None, "int4"])
+def test_residuals_in_the_host_s_memory_are_not_waited_for(
+    device: torch.device, residual_dtype: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(error_feedback, "check_finite", lambda grad, name: None)
+    model = net(device)
+    optimizer = distributed(model, scheme="baseline", residual_device="cpu", residual_dtype=residual_dtype)
+    first, second, *_ = batches(device)
+    step(model, optimizer, first)
+    with refused(device):
+        step(model, optimizer, second)
+
+
+def test_a_scaler_is_asked_for_its_scale_alone(device: torch.device) -> None:
+    model = net(device)
+    scaler = resireduce.GradScaler(device.type)
+    optimizer = distributed(model, grad_scaler=scaler)
+    for number, (x, y) in enumerate(batches(device)):
+        optimizer.zero_grad()
+        asked = Asked(device)
+        with asked:
+            scaler.scale(torch.nn.functional.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        if number > 1:
+            assert asked.places <= {"inverse_scale", *BY_DESIGN["every"], *ON_CPUS}
+
+
+def test_a_graph_of_a_step_is_refused_or_works(device: torch.device) -> None:
+    """One clear error, or a replay that trains: not a step that is recorded in part."""
+    if device.type != "cuda":
+        pytest.skip("graphs are CUDA's")
+    model = net(device)
+    optimizer = distributed(model, optimizer=lambda p: torch.optim.AdamW(p, 1e-3, capturable=True))
+    made = batches(device)
+    beside = torch.cuda.Stream()
+    with torch.cuda.stream(beside):
+        for batch in made[:3]:
+            step(model, optimizer, batch)
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, stream=beside):
+            step(model, optimizer, made[3])
+    except resireduce.errors.UsageError as error:
+        assert "graph" in str(error)
+        return
+    before = [parameter.clone() for parameter in model.parameters()]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert not all(torch.equal(now, was) for now, was in zip(model.parameters(), before, strict=True))
