@@ -61,7 +61,7 @@ def test_it_has_the_run_and_what_it_rests_on(folder, tmp_path, capsys):
     run = "results/runs/x"
     for name in (
         *("README.md", "LICENSE", "CITATION.cff", "constraints.txt", "ro-crate-metadata.json", "source/commit.txt"),
-        *("containers/horovod.lock", "containers/images.lock.json", "source/changes.diff"),
+        *("containers/horovod.lock", "source/changes.diff"),
         *(f"{run}/config.json", f"{run}/report.html", f"{run}/tables/memory.csv", f"{run}/figures/memory.png"),
         *(f"{run}/cells/{OOM.name}.failed.json", f"{run}/logs/{OOM.name}.log"),
     ):
