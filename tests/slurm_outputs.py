@@ -1,9 +1,8 @@
 """What scontrol prints on several clusters, in the forms of Slurm 22.05, 23.11 and 24.05, and the site file."""
 
-import subprocess
 from collections.abc import Mapping, Sequence
 
-from benchmarks.cluster.site import SITE_FILE
+from benchmarks.cluster.site import DEFAULT_FILE
 from benchmarks.doctor.slurm.programs import Answer, Ask
 from benchmarks.workflow.content import ROOT
 
@@ -129,12 +128,5 @@ def answering(outputs: Mapping[str, str], log: list[Sequence[str]] | None = None
 
 
 def shipped_site() -> str:
-    """Return the text of the site file that the project comes with: here the doctor may have written another.
-
-    From git's last commit; without git, the file.
-    """
-    try:
-        show = ["git", "show", f"HEAD:./{SITE_FILE}"]
-        return subprocess.run(show, check=True, cwd=ROOT, capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return (ROOT / SITE_FILE).read_text(encoding="utf-8")
+    """Return the site file that the project comes with."""
+    return (ROOT / DEFAULT_FILE).read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ GOOD = f"numpy==2.4.6 --hash=sha256:{A}\n"
 IMAGES = ("cpu", "cuda12")
 HOST_ONLY = {"docker", "snakemake", "snakemake-executor-plugin-slurm", "matplotlib", "jsonschema"}
 """What cells do not need: the workflow runs on the host, and so does the report."""
-HOST_CODE = ("benchmarks/audit/", "benchmarks/images/", "benchmarks/report/")
+HOST_CODE = ("benchmarks/audit/", "benchmarks/gpucheck/", "benchmarks/images/", "benchmarks/report/")
 
 
 def lock(tmp_path: Path, text: str | bytes) -> Path:

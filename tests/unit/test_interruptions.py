@@ -126,7 +126,7 @@ def test_looks_cost_little(monkeypatch):
             gather(self, tensor, name, *rest),
         )[1],
     )
-    monkeypatch.setattr("benchmarks.training.trainer.Trainer._step", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.train_step", lambda *_: 0.5)
     monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
     run_rank(
         replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=Watch(Limits(ends_at=1e12), signals=[])

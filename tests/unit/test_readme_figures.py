@@ -154,6 +154,7 @@ def test_a_run_of_the_smoke_matrix_is_the_source_of_the_first_table(project: Pat
 
 
 def test_streaming_s_time_is_left_as_it_is_until_it_was_measured(project: Path) -> None:
+    (project / REFERENCE / "pace.json").unlink()
     assert BLOCKS["streaming-time"](Measured(project / REFERENCE)) is None
     rows = [
         {"model": "gpt2-bytes", "scheme": "baseline", "ratio": 0.95, "half_width": 0.02, "pairs": 5},
