@@ -133,7 +133,6 @@ class Exchange:
         not finite and there is no GradScaler.
         """
         self.failed = True  # whatever ends it half-way
-        self.intake.fill_zeros()
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False

@@ -106,13 +106,6 @@ class Intake:
     def _has(self, slot: Slot) -> bool:
         return (slot.passes > 0 and self.overlap) or slot.parameter.grad is not None
 
-    def fill_zeros(self) -> None:
-        """Streamed: what plain torch would find in `.grad` after zero_grad(set_to_none=False), and no backward pass."""
-        for slot in self.slots if self.streamed else ():
-            if slot.zeros and not slot.passes and slot.parameter.grad is None:
-                slot.parameter.grad = torch.zeros_like(slot.parameter)
-                slot.note_made()
-
     def prepare(self) -> bool:
         """Without overlap: unscale and clip the whole gradient of this rank. False: that of some rank overflowed."""
         if self.overlap or (self.max_norm is None and self.scaler is None):

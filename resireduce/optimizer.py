@@ -162,8 +162,6 @@ class DistributedOptimizer(OptimizerWrapper):
                 "model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
-        for slot in self.slots:
-            slot.keep_zeros(not set_to_none)
         self.wrapped.zero_grad(set_to_none)
 
     @torch.no_grad()

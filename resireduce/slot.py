@@ -55,10 +55,6 @@ class Slot:
     """The message under way, from its launch to its receipt."""
     guarded: bool = False
     """Whether the guard was put into `.grad`, and should be there."""
-    has_been_made: bool = False
-    """Whether plain torch would have a tensor in `.grad`, between two steps too."""
-    zeros: bool = False
-    """Whether that tensor was set to zero, and not let go, before this step."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
     """Dtype, device and shape that its parameter had at the start."""
 
@@ -110,13 +106,8 @@ class Slot:
                 raise UsageError(DROPPED.format(name=self.name))
             self.parameter.grad = None
 
-    def keep_zeros(self, wanted: bool) -> None:
-        """Between two steps gradients are set to zero, if that is `wanted`, or are let go."""
-        self.zeros = self.has_been_made = wanted and self.has_been_made
-
     def note_made(self) -> None:
         """Autograd has left a gradient in `.grad`."""
-        self.has_been_made = True
         grad = self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 

@@ -101,22 +101,6 @@ def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest
         assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
 
 
-@pytest.mark.parametrize("gradients", KINDS)
-def test_gradients_set_to_zero_go_on_moving_a_layer_that_is_not_used(gradients: str) -> None:
-    """By momentum and decay, as in plain torch; let go, it stays where it is."""
-    for none in (False, True):
-        model, plain = net(), net()
-        optimizer = distributed(model, LocalCommunicator(), gradients=gradients)
-        other = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        for step in range(4):
-            for one, its in ((model, optimizer), (plain, other)):
-                its.zero_grad(set_to_none=none)
-                x = torch.randn(4, 8, generator=torch.Generator().manual_seed(step))
-                (one[2](x).square().mean() if step % 2 else loss_of(one, step)).backward()
-                its.step()
-        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)), none
-
-
 def test_draws_do_not_depend_on_the_default_dtype() -> None:
     flat = torch.arange(1.0, 4097.0)
     sent = []
