@@ -7,6 +7,7 @@ with the backward pass, nothing is done before `step`.
 """
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,10 @@ from resireduce.wrapper import OptimizerWrapper
 
 FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment")
 """What a DistributedOptimizer that is closed no longer has."""
+ZEROS = (
+    "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
+    "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
+)
 HARMLESS = ("train", "eval")
 """Methods of wrapped optimizers that look at no gradients."""
 
@@ -162,6 +167,8 @@ class DistributedOptimizer(OptimizerWrapper):
                 "model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
+        if self.streamed and not set_to_none:
+            warnings.warn(ZEROS, stacklevel=2)
         self.wrapped.zero_grad(set_to_none)
 
     @torch.no_grad()

@@ -101,6 +101,12 @@ def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest
         assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
 
 
+def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
+    model = net()
+    with pytest.warns(UserWarning, match=r"zero_grad\(set_to_none=False\): streamed gradients are let go"):
+        distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
+
+
 def test_draws_do_not_depend_on_the_default_dtype() -> None:
     flat = torch.arange(1.0, 4097.0)
     sent = []
