@@ -3,6 +3,7 @@
 # make test  everything that must pass before a change lands
 # make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
+# make micro  how fast a gradient is compressed, beside plain torch and a copy: a table and a picture
 # make gpu  the next stretch, of 9 minutes at most, of all that is measured on one GPU (DRYRUN=1: only list it)
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
@@ -25,7 +26,7 @@ DRYRUN ?=
 EXAMPLES ?= 1000
 BIN := .venv/bin
 
-.PHONY: run resume test fuzz check gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test fuzz check micro gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -47,7 +48,7 @@ run: .venv/installed
 	@$(BIN)/snakemake --cores all --configfile "$(CONFIG)" --config run="!!str $(RUN)" $(if $(PART),part="!!str $(PART)") $(if $(filter-out none,$(RUNTIME)),runtime="$(RUNTIME)" image="$(IMAGE)") --keep-going --rerun-incomplete --nolock --quiet rules progress host
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(RUN)" --show
 
-# OPTIONS: more for snakemake; of make gpu, more for the command.
+# OPTIONS: more for snakemake; of make gpu and make micro, more for the command.
 resume: .venv/installed
 	@$(BIN)/python -m benchmarks resume --run "$(RUN)" $(if $(OPTIONS),-- $(OPTIONS))
 	@$(BIN)/python -m benchmarks report --run "results/runs/$(notdir $(RUN:/=))" --show
@@ -61,6 +62,9 @@ fuzz: .venv/installed
 # One thread: steps of small models wait more for two than they gain.
 check: .venv/installed
 	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks check --measure benchmarks/config/memory.yaml --run results/runs/memory --reference results/reference/memory-cpu.json --junit results/runs/memory/junit.xml $(if $(ACCEPT),--accept "$(ACCEPT)")
+
+micro: .venv/installed
+	@$(BIN)/python -m benchmarks micro $(OPTIONS)
 
 # With another interpreter, that has a torch for the GPU: python -m benchmarks gpu-check --everything
 gpu: .venv/installed
@@ -112,7 +116,7 @@ locks: .venv-audit/installed
 	@.venv-audit/bin/python -m benchmarks.images.locks $(if $(UPGRADE),--upgrade)
 
 audit: .venv-audit/installed
-	@.venv-audit/bin/python -m benchmarks.audit
+	@.venv-audit/bin/python -m benchmarks.images.audit
 
 docs: .venv/installed
 	@$(BIN)/python docs/build_api.py docs/api

@@ -8,34 +8,50 @@ from importlib import import_module
 from resireduce.errors import ConfigError
 
 COMMANDS = {
-    "cells": ("benchmarks.cells", "check a config and list its cells"),
-    "data": ("benchmarks.data.command", "list, check and prepare data sets and pretrained weights"),
-    "budget": ("benchmarks.budget.cli", "say what a config will cost, from recorded runs"),
-    "claims": ("benchmarks.claims.cli", "say what a run shows of each claim of the paper and of our own"),
-    "run": ("benchmarks.run", "train one cell and write its record"),
-    "resume": ("benchmarks.resume", "go on with a run after whatever stopped it, on a cluster or here"),
-    "measure": ("benchmarks.measure.known", "measure a known allocation by every method that this machine has"),
-    "beside": ("benchmarks.beside.cli", "measure this library beside other ways to train in parallel, on the CPU"),
-    "pace": ("benchmarks.pace", "time streamed gradients beside kept ones, in turn"),
-    "pretrain": ("benchmarks.pretrain", "train a model densely once, as the start of its cells"),
-    "doctor": ("benchmarks.doctor.cli", "check this machine or image, and say the cure of what is wrong"),
-    "gpu-check": ("benchmarks.gpucheck.cli", "measure what only a GPU can show, stretch by stretch"),
-    "image": ("benchmarks.images.cli", "build container images, export them, run commands with an engine"),
-    "report": ("benchmarks.report.cli", "make tables, figures and the page of a run from its records"),
-    "check": ("benchmarks.regression.cli", "compare a run with committed measurements, or make it these"),
-    "bundle": ("benchmarks.bundle.cli", "pack a run and all that it rests on into one zip"),
-    "verify": ("benchmarks.bundle.verify", "check a bundle, and make its tables from its records again"),
+    "cells": ("benchmarks.core.config_reader", "check a config and list its cells"),
+    "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
+    "budget": ("benchmarks.analysis.budget.budget_command", "say what a config will cost, from recorded runs"),
+    "claims": (
+        "benchmarks.analysis.claims.claims_command",
+        "say what a run shows of each claim of the paper and of our own",
+    ),
+    "run": ("benchmarks.launching.run", "train one cell and write its record"),
+    "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
+    "measure": (
+        "benchmarks.training.measure.calibration",
+        "measure a known allocation by every method that this machine has",
+    ),
+    "beside": (
+        "benchmarks.micro.beside_command",
+        "measure this library beside other ways to train in parallel, on the CPU",
+    ),
+    "micro": ("benchmarks.micro.micro_command", "time the compression of a gradient, beside plain torch and a copy"),
+    "pace": ("benchmarks.micro.pace", "time streamed gradients beside kept ones, in turn"),
+    "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
+    "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and say the cure of what is wrong"),
+    "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
+    "image": ("benchmarks.images.image_command", "build container images, export them, run commands with an engine"),
+    "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
+    "check": ("benchmarks.analysis.check.check_command", "compare a run with committed measurements, or make it these"),
+    "bundle": ("benchmarks.analysis.bundle.bundle_command", "pack a run and all that it rests on into one zip"),
+    "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
     "precision": (
-        "benchmarks.report.precision",
+        "benchmarks.analysis.tables.precision_table",
         "compare precisions of residuals in a run of config/precision.yaml",
     ),
     "intervals": (
-        "benchmarks.report.intervals",
-        "how sure the metrics of a run are over its seeds, as JSON and as the table of README",
+        "benchmarks.analysis.tables.intervals",
+        "how sure the metrics of a run are over its seeds, as JSON and as the table of docs/results.md",
     ),
-    "readme": ("benchmarks.pages.cli", "write anew what README and docs say was measured, from results/reference"),
-    "states": ("benchmarks.states", "write what plan says that models of the claims hold, for the ledger"),
-    "tell": ("benchmarks.report.tell", "find out from a run of config/tell.yaml which models can tell schemes apart"),
+    "readme": (
+        "benchmarks.analysis.readme.readme_command",
+        "write anew what README and docs say was measured, from results/reference",
+    ),
+    "states": ("benchmarks.analysis.states", "write what plan says that models of the claims hold, for the ledger"),
+    "tell": (
+        "benchmarks.analysis.tables.sensitivity",
+        "find out from a run of config/tell.yaml which models can tell schemes apart",
+    ),
 }
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 from resireduce.errors import ConfigError, UsageError
 from resireduce.item import Item
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, UPDATES
+from resireduce.settings import Settings
 from resireduce.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 
 if TYPE_CHECKING:
     from torch import nn
 
 MIB = 2**20
+DEFAULTS = Settings()
 NOT_OF_PLAN = ("command", "model", "arg", "optimizer_arg", "patterns", "option", "json")
 """What of the command line `plan` is not given by the same name."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the parser of the command line."""
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
     model = argparse.ArgumentParser(add_help=False)
@@ -48,16 +50,22 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help="of the optimizer, e.g. lr=0.01"
     )
-    plan.add_argument("--scheme", default="w+2d", help=f"{', '.join(SCHEMES)} (default: %(default)s)")
-    plan.add_argument("--gradients", default="streamed", help=f"{' or '.join(GRADIENTS)} (default: %(default)s)")
-    plan.add_argument("--update", default="in_step", help=f"{' or '.join(UPDATES)} (default: %(default)s)")
+    plan.add_argument("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    plan.add_argument(
+        "--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)"
+    )
+    plan.add_argument("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
     plan.add_argument(
         "--overlap", action="store_true", default=None, help="kept gradients are sent in the backward pass"
     )
     plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
-    plan.add_argument("--compressor", default="topk", help=f"{', '.join(COMPRESSORS)} (default: %(default)s)")
-    plan.add_argument("--density", default=0.01, type=as_number, help="share of elements sent (default: %(default)s)")
+    plan.add_argument(
+        "--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)"
+    )
+    plan.add_argument(
+        "--density", default=DEFAULTS.density, type=as_number, help="share of elements sent (default: %(default)s)"
+    )
     plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     plan.add_argument(
         "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
@@ -71,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
-    """What builds the model that the command line names, with the arguments that it gives."""
+    """Return what builds the model that the command line names, with the arguments that it gives."""
     from resireduce.zoo import find_builder, is_config_file
 
     if is_config_file(args.model):  # a few models would load parts of others that are trained already
@@ -98,7 +106,7 @@ def _plan(args: argparse.Namespace) -> str:
 
 
 def _line(item: Item) -> str:
-    """One tensor: whose, which, how many bytes, and with whom it is shared."""
+    """Return a line about one tensor: whose, which, how many bytes, and with whom it is shared."""
     shape = " x ".join(map(str, item.shape)) or "one number"
     shared = f", shared by {len(item.members)}" if item.members else ""
     part = f" ({item.part})" if item.part else ""
@@ -132,7 +140,7 @@ def _groups(args: argparse.Namespace) -> str:
 
 
 def _savings(whole: int, saved: dict[str, int]) -> list[str]:
-    """Lines of what schemes save of `whole` bytes; those that save the same share one."""
+    """Return lines of what schemes save of `whole` bytes; those that save the same share one."""
     alike: dict[int, list[str]] = {}
     for scheme, nbytes in saved.items():
         if scheme != "none":
@@ -142,7 +150,7 @@ def _savings(whole: int, saved: dict[str, int]) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0, or 2 after one line about what was wrong with the arguments."""
+    """Run the command that `argv` gives; return 0, or 2 after one line about what was wrong with it."""
     args = parser().parse_args(argv)
     try:
         print({"plan": _plan, "groups": _groups}[args.command](args))

@@ -7,28 +7,19 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from resireduce.checks import (
-    check_momentum,
-    check_norms,
-    check_overlap,
-    check_passes,
-    check_scaler,
-    check_skips,
-    check_steps,
-    check_types,
-    check_update,
-    optimized,
-)
+from resireduce.agreement import check_agreement, check_optimizer_agreement
+from resireduce.checks import check_beside_optimizer, check_settings, check_types, optimized
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grad_scaler import GradScaler
-from resireduce.grouping import Grouping, check_kinds, compressible, find_groups
+from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
-from resireduce.scheme import BACKENDS, GRADIENTS, Scheme, build_compressor, build_residual, find_scheme, load
-from resireduce.start import broadcast_start, check_agreement, check_optimizer_agreement
+from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
+from resireduce.settings import Settings
+from resireduce.start import broadcast_start
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -105,63 +96,25 @@ def distribute(
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
     launcher (torchrun) or the time limit of the process group ends them.
     """
+    settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
     check_kinds(model)
-    choose("gradients", gradients, GRADIENTS)
-    check_passes(backward_passes_per_step)
-    check_norms(max_grad_norm, max_local_grad_norm, gradients)
-    check_scaler(grad_scaler, model)
-    check_steps("warm_up_steps", warm_up_steps)
-    overlaps = check_overlap(overlap, gradients, max_local_grad_norm, grad_scaler)
+    check_settings(settings, model)
     parameters = optimized(model, optimizer)
-    lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
-    check_momentum(lossy, optimizer)
-    check_skips(lossy, gradients, grad_scaler)
-    early = check_update(update, optimizer, {
-        "compressor": "none" if lossy.lossless else type(lossy).__name__, "gradients": gradients,
-        "max_grad_norm": max_grad_norm, "grad_scaler": grad_scaler,
-        "backward_passes_per_step": backward_passes_per_step,
-    })  # fmt: skip
-    communicator = _communicator(backend, group)
+    lossy = find_compressor(settings)
+    check_beside_optimizer(settings, lossy, optimizer)
+    communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
-    feedback = build_feedback(
-        model,
-        parameters,
-        lossy,
-        communicator,
-        scheme=scheme,
-        groups=groups,
-        residual_dtype=residual_dtype,
-        dense=dense,
-        options=options,
-        residual_device=residual_device,
-        warm_up_steps=warm_up_steps,
-        settings={
-            "gradients": gradients,
-            "update": update,
-            "overlap": overlaps,
-            "backward_passes_per_step": backward_passes_per_step,
-            "max_grad_norm": max_grad_norm,
-            "max_local_grad_norm": max_local_grad_norm,
-            "grad_scaler": type(grad_scaler).__name__,
-        },
-    )
-    distributed = DistributedOptimizer(
-        optimizer,
-        model,
-        parameters,
-        feedback,
-        streamed=gradients == "streamed",
-        overlap=overlaps,
-        in_backward=early,
-        backward_passes_per_step=backward_passes_per_step,
-        max_grad_norm=max_grad_norm,
-        max_local_grad_norm=max_local_grad_norm,
-        # A scaler that is switched off passes everything on.
-        grad_scaler=grad_scaler if grad_scaler is not None and grad_scaler.is_enabled() else None,
-    )
+    feedback = build_feedback(model, parameters, lossy, communicator, settings)
+    distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings)
     broadcast_start(model, optimizer, communicator)
     return distributed
+
+
+def find_compressor(settings: Settings) -> Compressor:
+    """The compressor that `settings` ask for, by name or as it is. Raises ConfigError for one that is not known."""
+    given = settings.compressor
+    return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
 
 
 def build_feedback(
@@ -169,32 +122,27 @@ def build_feedback(
     parameters: Mapping[str, nn.Parameter],
     compressor: Compressor,
     communicator: Communicator,
-    *,
-    scheme: str | Scheme,
-    groups: str | Grouping | Mapping[str, object],
-    residual_dtype: str | None,
-    dense: Iterable[str] | None,
-    options: Mapping[str, object] | None,
-    residual_device: str | None = None,
-    warm_up_steps: int = 0,
-    settings: Mapping[str, object] | None = None,
+    settings: Settings,
 ) -> ErrorFeedback:
-    """The pipeline for `parameters`, those of `model` that are trained, by name; all else as in `distribute`.
+    """Return the pipeline for `parameters`, those of `model` that are trained, by name, as `settings` ask for it.
 
-    Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0,
-    those of the caller in `settings` included.
+    Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0.
     """
-    compressed = {name: p for name, p in compressible(model, dense).items() if name in parameters}
-    grouping = find_grouping(model, groups, compressed)
-    residual = build_residual(scheme, grouping, residual_dtype, communicator.rank, options, residual_device)
-    warn_if_nothing_is_reduced(scheme, grouping)
-    given: dict[str, object] = {"scheme": scheme, "compressor": compressor, "groups": grouping}
-    given |= {"residual_dtype": residual_dtype, "residual_device": residual_device, "options": dict(options or {})}
-    given["warm_up_steps"] = warm_up_steps
-    check_agreement(given | dict(settings or {}), parameters, communicator)
-    return ErrorFeedback(
-        compressor, residual, communicator, frozenset(parameters.keys() - compressed.keys()), warm_up_steps
+    compressed = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
+    grouping = find_grouping(model, settings.groups, compressed)
+    residual = build_residual(
+        settings.scheme,
+        grouping,
+        settings.residual_dtype,
+        communicator.rank,
+        settings.options,
+        settings.residual_device,
     )
+    warn_if_nothing_is_reduced(settings.scheme, grouping)
+    dense = frozenset(parameters.keys() - compressed.keys())
+    named = sorted(name for name in dense if not is_small(parameters[name]))
+    check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
+    return ErrorFeedback(compressor, residual, communicator, dense, settings.warm_up_steps)
 
 
 def find_grouping(
@@ -211,7 +159,7 @@ def find_grouping(
 
 
 def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
-    """A scheme that reduces groups or specific layers saves nothing in a model that has none."""
+    """Warn of a scheme that reduces groups or specific layers, of which the model has none."""
     kinds = find_scheme(scheme)
     reduced = [
         members

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.errors import UsageError
-from resireduce.slot import Slot
+from resireduce.step.slot import Slot
 
 _OWNERS = WeakTensorKeyDictionary()
 """A weak reference to the optimizer of each parameter that is distributed."""
@@ -62,7 +62,7 @@ class Attachment:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
     def before_gradient(self, slot: Slot) -> None:
-        """From now on prepare `slot` before autograd adds a gradient to the one that is there."""
+        """Prepare `slot`, from now on, before autograd adds a gradient to the one that is there."""
         if slot.index not in self._prepared:
             self._prepared.add(slot.index)
             with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
@@ -80,7 +80,7 @@ class Attachment:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Within it the wrapped optimizer may take its step."""
+        """Let the wrapped optimizer take its step within it."""
         self._steps[0] += 1
         self._steps[1] += 1
         try:
@@ -135,7 +135,7 @@ class _Hook:
 def _lost(
     slots: Sequence[Slot], handles: Sequence[RemovableHandle], guards: Sequence[RemovableHandle], steps: list[int]
 ) -> None:
-    """The optimizer is garbage. Before its first step, somebody may mean to go on with the wrapped one: refused."""
+    """End what an optimizer that is garbage has left; if it took no step, the wrapped one still refuses its own."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if not steps[1]:
         warnings.warn(

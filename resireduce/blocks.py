@@ -11,11 +11,15 @@ SMALLEST = 1 << 14
 
 
 def pieces(numel: int, block: int = 1) -> Iterator[slice]:
-    """Slices of a flat tensor of `numel` elements, about a sixteenth of them each: temporaries stay small.
+    """Return slices of a flat tensor of `numel` elements, about a sixteenth of them each: temporaries stay small.
 
     Each begins with a whole multiple of `block` elements, and all but the last are one long.
     """
-    size = block * -(-max(SMALLEST, -(-numel // PIECES)) // block)
+    return slices(numel, block * -(-max(SMALLEST, -(-numel // PIECES)) // block))
+
+
+def slices(numel: int, size: int) -> Iterator[slice]:
+    """Yield slices of a flat tensor of `numel` elements, `size` of them each but for the last."""
     for first in range(0, numel, size):
         yield slice(first, min(first + size, numel))
 

@@ -2,7 +2,6 @@
 
 import math
 import sys
-from collections.abc import Mapping
 from inspect import Parameter, signature
 
 import torch
@@ -14,7 +13,8 @@ from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
-from resireduce.scheme import UPDATES
+from resireduce.scheme import GRADIENTS, UPDATES
+from resireduce.settings import Settings
 from resireduce.wrapped_step import WrappedStep
 
 
@@ -40,6 +40,23 @@ def check_types(model: object, optimizer: object) -> None:
         )
 
 
+def check_settings(settings: Settings, model: nn.Module) -> None:
+    """Raise ConfigError for `settings` that cannot be used with `model`, whatever compressor and optimizer it has."""
+    choose("gradients", settings.gradients, GRADIENTS)
+    check_passes(settings.backward_passes_per_step)
+    check_norms(settings)
+    check_scaler(settings.grad_scaler, model)
+    check_steps("warm_up_steps", settings.warm_up_steps)
+    check_overlap(settings)
+
+
+def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or not with `settings`."""
+    check_momentum(compressor, optimizer)
+    check_skips(settings, compressor)
+    check_update(settings, compressor, optimizer)
+
+
 def check_passes(backward_passes_per_step: object) -> None:
     """Raise ConfigError unless `backward_passes_per_step` is a whole number, 1 or more."""
     if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:  # type: ignore[operator]
@@ -52,40 +69,38 @@ def check_steps(field: str, value: object) -> None:
         raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, 0 or more")
 
 
-def check_overlap(
-    overlap: object, gradients: str, max_local_grad_norm: float | None, grad_scaler: object | None
-) -> bool:
-    """Whether gradients go out during the backward pass.
-
-    Raises ConfigError for an `overlap` that `gradients`, `max_local_grad_norm` or `grad_scaler` do not allow.
-    """
+def check_overlap(settings: Settings) -> None:
+    """Raise ConfigError for an overlap that other `settings` do not allow."""
+    overlap, gradients = settings.overlap, settings.gradients
     if overlap not in (None, True, False):
         raise ConfigError(f"overlap: {overlap!r} is not allowed; give True, False or None")
     if overlap is False and gradients == "streamed":
         raise ConfigError("overlap: False is not allowed with gradients='streamed'; give gradients='kept'")
-    needs_all = {"max_local_grad_norm": max_local_grad_norm, "grad_scaler": grad_scaler}
+    needs_all = {"max_local_grad_norm": settings.max_local_grad_norm, "grad_scaler": settings.grad_scaler}
     field = next((field for field, value in needs_all.items() if value is not None), None)
     if overlap and gradients == "kept" and field is not None:
         raise ConfigError(
             f"overlap: True is not allowed with {field} and kept gradients, which needs the whole gradient before "
             "anything is sent; leave overlap out"
         )
-    return gradients == "streamed" or bool(overlap)
 
 
-def check_update(update: str, optimizer: torch.optim.Optimizer, settings: Mapping[str, object]) -> bool:
-    """Whether `update` asks for parameters that change during the backward pass.
+def check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ConfigError for parameters that are to change during the backward pass where that cannot be right.
 
-    Raises ConfigError where that cannot be right: for other `settings` of `distribute` than those that allow it, and
-    for an `optimizer` that is not known to update each parameter by itself.
+    It is with few `settings` and only the lossless `compressor`, and for an `optimizer` that is known to update each
+    parameter by itself.
     """
-    if choose("update", update, UPDATES) == "in_step":
-        return False
+    if choose("update", settings.update, UPDATES) == "in_step":
+        return
     right = {"compressor": "none", "gradients": "streamed", "max_grad_norm": None, "grad_scaler": None}
     for field, allowed in (right | {"backward_passes_per_step": 1}).items():
-        if settings[field] != allowed:
+        given = getattr(settings, field)
+        if field == "compressor":
+            given = "none" if compressor.lossless else type(compressor).__name__
+        if given != allowed:
             raise ConfigError(
-                f"update: 'in_backward' is not allowed with {field}={settings[field]!r}, only with {allowed!r}: "
+                f"update: 'in_backward' is not allowed with {field}={given!r}, only with {allowed!r}: "
                 "parameters change before all gradients are known; give update='in_step'"
             )
     if not WrappedStep(optimizer, streamed=True).is_sliced:
@@ -94,18 +109,18 @@ def check_update(update: str, optimizer: torch.optim.Optimizer, settings: Mappin
             "or is not known to update each parameter by itself (a class says so by step_is_separable = True); give "
             "update='in_step'"
         )
-    return True
 
 
-def check_norms(max_grad_norm: float | None, max_local_grad_norm: float | None, gradients: str) -> None:
-    """Raise ConfigError unless `max_grad_norm` and `max_local_grad_norm` can be clipped to with these `gradients`."""
-    local = ("max_local_grad_norm", max_local_grad_norm, sys.float_info.max)
-    for field, value, largest in (("max_grad_norm", max_grad_norm, math.inf), local):
+def check_norms(settings: Settings) -> None:
+    """Raise ConfigError unless gradients can be clipped to the norms that `settings` ask for."""
+    for field, largest in (("max_grad_norm", math.inf), ("max_local_grad_norm", sys.float_info.max)):
+        value = getattr(settings, field)
         if value is not None and not (is_number(value) and 0 < value <= largest):
             raise ConfigError(f"{field}: {value!r} is not allowed; give a number greater than 0, or None")
-    if max_local_grad_norm is not None and gradients == "streamed":
+    local = settings.max_local_grad_norm
+    if local is not None and settings.streamed:
         raise ConfigError(
-            f"max_local_grad_norm: {max_local_grad_norm} is not allowed with gradients='streamed', which are sent "
+            f"max_local_grad_norm: {local} is not allowed with gradients='streamed', which are sent "
             "before the norm of all is known; give max_grad_norm, which clips the averages, or gradients='kept'"
         )
 
@@ -136,9 +151,9 @@ def check_momentum(compressor: Compressor, optimizer: torch.optim.Optimizer) -> 
         )
 
 
-def check_skips(compressor: Compressor, gradients: str, grad_scaler: GradScaler | None) -> None:
-    """Raise ConfigError if a step that `grad_scaler` skips could not be undone with `compressor` and `gradients`."""
-    if compressor.momentum is not None and gradients == "streamed" and grad_scaler is not None:
+def check_skips(settings: Settings, compressor: Compressor) -> None:
+    """Raise ConfigError if a step that is skipped for overflow could not be undone with `compressor` and `settings`."""
+    if compressor.momentum is not None and settings.streamed and settings.grad_scaler is not None:
         raise ConfigError(
             f"grad_scaler: it is not allowed with {type(compressor).__name__} and gradients='streamed': velocities of "
             "a step that is skipped have gone on by then; give gradients='kept', or bfloat16, which needs no scaling"
@@ -146,7 +161,7 @@ def check_skips(compressor: Compressor, gradients: str, grad_scaler: GradScaler 
 
 
 def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
-    """The trainable parameters that `optimizer` holds, by name, in the order of `model`.
+    """Return the trainable parameters that `optimizer` holds, by name, in the order of `model`.
 
     Raises ConfigError if it holds others, or none, or needs several gradients a step.
     """

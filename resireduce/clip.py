@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """The global norm of tensors of these L2 `norms`, and what scales them so that it is `largest` at most.
+    """Return the global norm of tensors of these L2 `norms`, and what scales them so that it is `largest` at most.
 
     One norm at least; the results are 0-D, on the device of the first.
     """

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
-from resireduce.error_feedback import ErrorFeedback, Message
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.launch import buckets
+from resireduce.message import Message
 from resireduce.payload import Payload
-from resireduce.slot import Slot, make_slots
+from resireduce.step.buckets import buckets
+from resireduce.step.slot import Slot, Stage, make_slots
 
 
 class CompressionHook:
@@ -31,6 +32,8 @@ class CompressionHook:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
         self.feedback = feedback
+        self.steps = 0
+        """How many times all gradients have been averaged."""
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._gathered_limit = sum(slot.nbytes for slot in self.slots) // 16
@@ -43,26 +46,25 @@ class CompressionHook:
         self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
         self._results: list[tuple[Future[Tensor], Tensor]] = []
-        self.feedback.begin_step()
+        self.feedback.begin_step(self.steps)
         for slot in self.slots:
-            slot.present = False
-
-    @property
-    def steps(self) -> int:
-        """How many times all gradients have been averaged."""
-        return self.feedback.residual.steps
+            slot.restart()
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals. They differ between ranks: save one file a rank."""
-        return self.feedback.state_dict()
+        return self.feedback.state_dict(self.steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
         """Load `state`, what this rank of a job of the same size saved: its residuals, and the number of the step.
 
         ConfigError if they are those of another model, scheme or residual_dtype.
         """
-        self.feedback.load_state_dict(state)
-        self.feedback.begin_step()
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Go on with step number `step`, counted from 0; call it between two steps."""
+        self.steps = step
+        self.feedback.begin_step(step)
 
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -100,12 +102,12 @@ class CompressionHook:
         return known
 
     def _compress(self, slot: Slot, grad: Tensor) -> Payload:
-        """The payload of a gradient; of zeros, which leave the residual as it is, if this step had none here.
+        """Return the payload of a gradient; of zeros, which leave the residual as it is, if this step had none here.
 
         Made from a copy: a group's residual may hold an error until its turn comes, and the bucket takes averages
         before that.
         """
-        if not slot.present:
+        if not slot.is_taken:
             grad.zero_()
             return self.feedback.absent(slot.parameter, slot.name, self.steps)
         own = (
@@ -136,7 +138,8 @@ class CompressionHook:
             target.copy_(self.feedback.receive(message))
 
     def _finish(self) -> None:
-        self.feedback.residual.end_step()
+        self.feedback.residual.end_step(self.steps)
+        self.steps += 1
         while self._under_way:
             self._receive()
         for future, buffer in self._results:
@@ -146,10 +149,10 @@ class CompressionHook:
 
 @torch.compiler.disable
 def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
-    """This rank has a gradient of it, from this backward pass or from an earlier one within `no_sync()`."""
+    """Note that this rank has a gradient, from this backward pass or from an earlier one within `no_sync()`."""
     slot = place()
-    if slot is not None:
-        slot.present = True
+    if slot is not None and not slot.is_taken:
+        slot.go(Stage.TAKEN)
 
 
 def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:

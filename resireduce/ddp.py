@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from resireduce.api import build_feedback
+from resireduce.api import build_feedback, find_compressor
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
-from resireduce.scheme import Scheme, build_compressor
+from resireduce.scheme import Scheme
+from resireduce.settings import Settings
 
 
 def compress_ddp(
@@ -51,28 +52,19 @@ def compress_ddp(
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails. So
     GradScaler does not fit, whose scaled gradients overflow at times; bfloat16 needs none.
     """
+    given = {name: value for name, value in locals().items() if name != "model"}
+    settings = Settings(**given, gradients="kept")
     parameters = _parameters(model)
-    lossy = compressor if isinstance(compressor, Compressor) else build_compressor(compressor, density)
-    feedback = build_feedback(
-        model.module,
-        parameters,
-        lossy,
-        TorchCommunicator(model.process_group, shares=True),
-        scheme=scheme,
-        groups=groups,
-        residual_dtype=residual_dtype,
-        dense=dense,
-        options=options,
-        residual_device=residual_device,
-        warm_up_steps=warm_up_steps,
-    )
+    lossy = find_compressor(settings)
+    communicator = TorchCommunicator(model.process_group, shares=True)
+    feedback = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(parameters, feedback)
     model.register_comm_hook(hook, _reduce)
     return hook
 
 
 def _parameters(model: object) -> dict[str, nn.Parameter]:
-    """The parameters whose gradients the wrapper averages, by their names in the model within."""
+    """Return the parameters whose gradients the wrapper averages, by their names in the model within."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
@@ -102,7 +94,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 
 @torch.compiler.disable
 def _reduce(hook: CompressionHook, bucket: dist.GradBucket) -> Future[Tensor]:
-    """In the form in which DistributedDataParallel calls a hook: its state, then the bucket."""
+    """Call `hook` as DistributedDataParallel calls hooks: with a state, which it is, and a bucket."""
     if not isinstance(bucket, dist.GradBucket):
         raise UsageError(
             "torch._dynamo.config.optimize_ddp='python_reducer' hands over one gradient at a time, which are not "

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def generator(device: torch.device, name: str, number: int = 0) -> torch.Generator | None:
-    """A generator that starts from `name` and `number`; None on the meta device, where nothing is drawn."""
+    """Return a generator that starts from `name` and `number`; None on the meta device, where nothing is drawn."""
     if device.type == "meta":
         return None
     return torch.Generator(device).manual_seed(zlib.crc32(f"{name}/{number}".encode()))

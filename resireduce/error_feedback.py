@@ -1,58 +1,22 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
+from resireduce.message import Message, Part, Shared
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.state import check_place, check_state
+from resireduce.saved_state import check_place, check_state
 from resireduce.timeline import Timeline, timed
-
-T = TypeVar("T")
-
-
-class _Shared(Generic[T]):
-    """The handle of one collective that may be asked more than once, or by several messages: waits for it once."""
-
-    def __init__(self, handle: Handle[T]):
-        self._handle = handle
-        self._result: T | None = None
-
-    def wait(self) -> T:
-        if self._result is None:
-            self._result = self._handle.wait()
-        return self._result
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The elements `start` to `stop` of what a shared collective brings."""
-
-    whole: _Shared[Tensor]
-    start: int
-    stop: int
-
-    def wait(self) -> Tensor:
-        return self.whole.wait()[self.start : self.stop]
-
-
-@dataclass(frozen=True)
-class Message:
-    """A payload on its way."""
-
-    payload: Payload
-    compressor: Compressor
-    handle: Handle[Tensor] | Handle[Sequence[Tensor]]
 
 
 class ErrorFeedback:
@@ -79,7 +43,7 @@ class ErrorFeedback:
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
-        self.begin_step()
+        self.begin_step(0)
         self.timeline: Timeline | None = None
         """Told where the time of a step goes; None: nobody."""
 
@@ -90,31 +54,36 @@ class ErrorFeedback:
         if self.keeps_residual(name):
             self.residual.register(name, parameter)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals, step number and velocities, and which rank of how many it is."""
+    def state_dict(self, step: int) -> dict[str, Tensor]:
+        """This rank's residuals and velocities, the number of the next `step`, and which rank of how many it is."""
         place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
-            self.residual.state_dict()
+            self.residual.tensors()
+            | {"steps": torch.tensor(step, device="cpu")}
             | velocities
             | {key: torch.tensor(value, device="cpu") for key, value in place.items()}
         )
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy `state` into the tensors held. ConfigError, before anything is changed, if it is of something else."""
-        held = self.state_dict()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
+        """Copy `state` into the tensors held; return the number of the next step, which it has.
+
+        ConfigError, before anything is changed, if it is of something else.
+        """
+        held = self.state_dict(0)
         check_state(held, state)
         check_place(held, state)
-        self.residual.load_state_dict({name: state[name] for name in self.residual.state_dict()})
+        self.residual.load(state)
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
             velocity.copy_(state[name])
+        return int(state["steps"])
 
-    def begin_step(self) -> None:
-        """A step begins, the one that the residual counts next."""
-        self._warms_up = self.residual.steps < self.warm_up_steps
+    def begin_step(self, step: int) -> None:
+        """Choose compressors for step number `step`, counted from 0, which begins."""
+        self._warms_up = step < self.warm_up_steps
 
     def compressor_of(self, name: str) -> Compressor:
-        """The compressor of tensor `name` in this step: none where it is sent dense."""
+        """Return the compressor of tensor `name` in this step: none where it is sent dense."""
         return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
 
     def keeps_residual(self, name: str) -> bool:
@@ -145,7 +114,7 @@ class ErrorFeedback:
         payload = self._compress(compensated, name, step)
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
-        self.residual.update(name, lambda: compressor.error_(compensated, payload))
+        self.residual.update(name, lambda: compressor.error_(compensated, payload), step)
         return payload
 
     def absorbs(self, name: str) -> bool:
@@ -159,14 +128,14 @@ class ErrorFeedback:
         self.residual.compensate_(grad, name)
 
     @timed("compress")
-    def keep(self, dense: Tensor, name: str) -> None:
-        """Add `dense` to the residual: as in a step that has it for a gradient, and sends nothing."""
+    def keep(self, dense: Tensor, name: str, step: int) -> None:
+        """Add `dense` to the residual: as in a step, number `step`, that has it for a gradient, and sends nothing."""
         compensated = self.residual.compensate_(dense, name)
-        self.residual.update(name, lambda: compensated)
+        self.residual.update(name, lambda: compensated, step)
 
-    def put_back(self, payload: Payload, name: str) -> None:
-        """Return what was sent to the residual."""
-        self.keep(self.compressor_of(name).decompress(payload), name)
+    def put_back(self, payload: Payload, name: str, step: int) -> None:
+        """Return what was sent to the residual; `step` seeds how that is rounded."""
+        self.keep(self.compressor_of(name).decompress(payload), name, step)
 
     def _compress(self, grad: Tensor, name: str, step: int) -> Payload:
         compressor = self.compressor_of(name)
@@ -185,14 +154,14 @@ class ErrorFeedback:
         if compressor.collective == "all_gather":
             (payload,) = payloads
             gathered = self.communicator.all_gather(payload.buffer, name, compressor.equal_sizes)
-            return [Message(payload, compressor, _Shared(gathered))]
+            return [Message(payload, compressor, Shared(gathered))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:
             buffer.mul_(1 / self.communicator.world_size)
-        whole = _Shared(self.communicator.all_reduce(buffer, name))
+        whole = Shared(self.communicator.all_reduce(buffer, name))
         stops = list(accumulate(payload.buffer.numel() for payload in payloads))
-        parts = [_Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+        parts = [Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
         return [
             Message(replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
             for payload, part in zip(payloads, parts, strict=True)
@@ -216,7 +185,7 @@ class ErrorFeedback:
         return self._average(message, [received], into)
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """One rank's buffer after the other: summed in the same order everywhere, whatever a GPU's atomics would do."""
+        """Return the average, summed one rank's buffer after the other: in the same order everywhere."""
         payload, scale = message.payload, 1 / self.communicator.world_size
         if into is None:
             into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)

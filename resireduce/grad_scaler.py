@@ -46,7 +46,7 @@ class GradScaler(torch.amp.GradScaler):
         return 1.0 / scale
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        """As torch's; raises UsageError if `optimizer` was distributed without this scaler."""
+        """Take the step of `optimizer`, as torch's does. UsageError if that was distributed without this scaler."""
         if not isinstance(optimizer, DistributedOptimizer) or not self.is_enabled():
             return super().step(optimizer, *args, **kwargs)
         if optimizer.grad_scaler is not self:
@@ -62,7 +62,7 @@ class GradScaler(torch.amp.GradScaler):
         return result
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """As torch's; raises UsageError if `optimizer` is a DistributedOptimizer, which unscales by itself."""
+        """Unscale as torch's does. UsageError if `optimizer` is a DistributedOptimizer, which unscales by itself."""
         if isinstance(optimizer, DistributedOptimizer):
             raise UsageError(
                 "unscale_: gradients are unscaled before they are compressed; to clip them give max_grad_norm to "

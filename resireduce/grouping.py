@@ -25,9 +25,9 @@ class Grouping:
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
-    """The members of each group, in the order of the model."""
+    """Names of the members of each group, in the order of the model."""
     specific: tuple[str, ...] = ()
-    """Tensors that ResiReduce-d and -2d reduce."""
+    """Names of the tensors that ResiReduce-d and -2d reduce."""
 
     def __post_init__(self) -> None:
         names = [name for group in self.groups for name in group] + list(self.specific)
@@ -40,11 +40,11 @@ class Grouping:
 
     @property
     def grouped(self) -> tuple[str, ...]:
-        """All members of all groups."""
+        """The members of all groups, by name."""
         return tuple(name for group in self.groups for name in group)
 
     def group_of(self, name: str) -> tuple[str, ...]:
-        """The members of the group that `name` is in. KeyError if in none."""
+        """Return the members of the group that `name` is in. KeyError if in none."""
         for group in self.groups:
             if name in group:
                 return group
@@ -67,7 +67,7 @@ def is_small(parameter: torch.Tensor) -> bool:
 
 
 def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[str, nn.Parameter]:
-    """The trainable parameters that are compressed, by name, in the order of the model; tied ones once.
+    """Return the trainable parameters that are compressed, by name, in the order of the model; tied ones once.
 
     `dense`: shell patterns ("fc.weight", "head.*") of parameters that are sent dense whatever their size; None: those
     that the model names in an attribute `dense_parameters`, if it has one. Raises ConfigError for a pattern that
@@ -83,7 +83,7 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
 
 def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
-    """The patterns that a caller gave, each of which must match a parameter."""
+    """Return the patterns that a caller gave, each of which must match a parameter."""
     if isinstance(dense, str) or not isinstance(dense, Iterable):
         raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
     patterns, names = tuple(dense), [name for name, _ in model.named_parameters()]
@@ -106,7 +106,7 @@ def check_kinds(model: nn.Module) -> None:
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
-    """Groups and specific layers of any model, among `parameters` (by name; None: all that are compressed).
+    """Return groups and specific layers of any model, among `parameters` (by name; None: all that are compressed).
 
     A run is made of children of one Sequential or ModuleList that hold a parameter of the same shape under the same
     relative name. Between its neighbours lie children of the same types each time (convolution, norm, activation), no
@@ -129,7 +129,7 @@ def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None 
 def _runs(
     prefix: str, container: nn.Module, parameters: Mapping[str, nn.Parameter], taken: set[str]
 ) -> Iterator[list[str]]:
-    """Runs of two or more among the container's children, one relative name after the other."""
+    """Yield runs of two or more among the container's children, one relative name after the other."""
     start = f"{prefix}." if prefix else ""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
@@ -167,7 +167,7 @@ def _names(run: list[tuple[int, str]]) -> Iterator[list[str]]:
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
-    """A run of equal layers as groups: one, or threes of which the last takes the remainder."""
+    """Return a run of equal layers as groups: one, or threes of which the last takes the remainder."""
     if len(run) <= LONGEST_RUN:
         return [tuple(run)]
     cuts = range(0, len(run) - len(run) % 3, 3)

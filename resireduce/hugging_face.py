@@ -63,7 +63,7 @@ def _read(path: str) -> dict[str, Any]:
 
 
 def _architecture(transformers: Any, path: str, content: Mapping[str, Any]) -> Any:
-    """The class of the first architecture, None if the file names none."""
+    """Return the class of the first architecture, None if the file names none."""
     names = content.get("architectures") or [None]
     name = names[0] if isinstance(names, list) else names
     if name is None:
@@ -78,7 +78,7 @@ def _architecture(transformers: Any, path: str, content: Mapping[str, Any]) -> A
 
 
 def _kind(transformers: Any, path: str, content: Mapping[str, Any], architecture: Any) -> Any:
-    """The class of the configuration."""
+    """Return the class of the configuration."""
     if not content.get("model_type"):
         return architecture.config_class
     if content["model_type"] not in list(transformers.CONFIG_MAPPING):

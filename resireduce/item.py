@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 STATES = ("parameters", "gradients", "residuals", "optimizer_states")
-"""The kinds of model state."""
+"""The kinds of model state that an item can be of."""
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Item:
     """A tensor that one rank holds at a step boundary."""
 
     state: str
-    """One of STATES."""
+    """The kind of model state, one of STATES."""
     name: str
     """The parameter it belongs to, as the model calls it; of a shared residual, the group's first member."""
     part: str
@@ -21,13 +21,13 @@ class Item:
     (exp_avg), or velocity for momentum that a compressor keeps."""
     shape: tuple[int, ...]
     dtype: str
-    """As torch calls it, without "torch."."""
+    """The name of the dtype that torch has for it, without "torch."."""
     nbytes: int
     members: tuple[str, ...] = ()
     """All parameters that share it, where several do."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, `nbytes` as bytes."""
+        """Return plain values by field, `nbytes` as `bytes`."""
         values = asdict(self) | {"shape": list(self.shape), "members": list(self.members)}
         return {"bytes" if key == "nbytes" else key: value for key, value in values.items()}
 

@@ -10,7 +10,7 @@ from resireduce.optimizer import DistributedOptimizer
 
 
 def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:
-    """Every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
+    """Return every tensor of the model states that this rank holds now, in bytes; one held twice is listed once.
 
     To be called at a step boundary, after `step()` and before `zero_grad()`. Residuals in the host's memory are not
     among them. Tied parameters have the name that the model gives first. Nothing is copied or computed on the device.
@@ -43,7 +43,7 @@ _Found = tuple[str, str, str, Tensor, tuple[str, ...]]
 
 
 def _held(optimizer: DistributedOptimizer, names: dict[int, str]) -> Iterator[_Found]:
-    """State, name, part, tensor and members of all that is held, one after the other."""
+    """Yield state, name, part, tensor and members of all that is held, one after the other."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for parameter in parameters:
         yield "parameters", names[id(parameter)], "", parameter, ()
@@ -63,7 +63,7 @@ def _held(optimizer: DistributedOptimizer, names: dict[int, str]) -> Iterator[_F
 
 
 def _names(optimizer: DistributedOptimizer, model: nn.Module | None) -> dict[int, str]:
-    """The name of each parameter that the optimizer holds, by its id."""
+    """Return the name of each parameter that the optimizer holds, by its id."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     names = {id(parameter): f"untrained parameter {i}" for i, parameter in enumerate(parameters)}
     names |= {} if model is None else {id(parameter): name for name, parameter in model.named_parameters()}
@@ -80,7 +80,7 @@ def _residuals(optimizer: DistributedOptimizer) -> Iterator[_Found]:
 
 
 def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:
-    """Which parameters read a residual, by the id of each tensor that several read."""
+    """Return which parameters read a residual, by the id of each tensor that several read."""
     feedback, readers = optimizer.feedback, dict[int, list[str]]()
     for slot in optimizer.slots:
         stored = feedback.residual.stored_for(slot.name) if feedback.keeps_residual(slot.name) else None

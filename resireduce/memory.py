@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from resireduce.grouping import compressible
 from resireduce.item import STATES, sums
 from resireduce.itemise import held_items, itemise_states
-from resireduce.launch import BUCKET_BYTES
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.update import largest_layer
+from resireduce.step.buckets import BUCKET_BYTES
+from resireduce.step.update import largest_layer
 
 
 @dataclass(frozen=True)
@@ -25,26 +25,26 @@ class ModelStates:
     """What is held at a step boundary, after `step()` and before `zero_grad()`; in bytes, on one rank."""
 
     parameters: int
-    """Of all that the optimizer holds, trained or not."""
+    """Parameters that the optimizer holds, trained or not."""
     gradients: int
-    """In `.grad`; none if they are streamed."""
+    """Gradients in `.grad`; none if they are streamed."""
     residuals: int
-    """Indices included; without those in the host's memory."""
+    """Residuals with their indices, without those in the host's memory."""
     optimizer_states: int
-    """The wrapped optimizer's, step counters included, and velocities that a compressor keeps in its place."""
+    """States of the wrapped optimizer with its step counters, and velocities that a compressor keeps instead."""
 
     @property
     def total(self) -> int:
-        """Their sum: the paper's "model states"."""
+        """The sum of the four: the paper's "model states"."""
         return self.parameters + self.gradients + self.residuals + self.optimizer_states
 
     def as_dict(self) -> dict[str, int]:
-        """The four and their total."""
+        """Return the four and their total, by name."""
         return asdict(self) | {"total": self.total}
 
 
 def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
-    """The model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
+    """Return the model states of this rank, in bytes, counted tensor by tensor; one held twice is counted once.
 
     optimizer: made by `resireduce.distribute`.
     """
@@ -150,7 +150,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
-    """A tracker of the model states and of all that lives beside them in a backward pass and a step.
+    """Return a tracker of the model states and of all that lives beside them in a backward pass and a step.
 
     Counted are tensors of a parameter's shape (dense gradients, wherever autograd holds them) and all that the library
     makes while it works: payloads, received messages, temporaries, and those of the wrapped optimizer that it calls.
@@ -163,7 +163,7 @@ def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
 
 
 def _squeezed(tensor: Tensor) -> tuple[int, ...]:
-    """The shape without ones: autograd makes some gradients of vectors as matrices of one row."""
+    """Return the shape without ones: autograd makes some gradients of vectors as matrices of one row."""
     return tuple(size for size in tensor.shape if size != 1)
 
 

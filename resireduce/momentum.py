@@ -44,5 +44,5 @@ class MomentumCorrection:
             self._velocities[name].view(-1).index_fill_(0, indices, 0.0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The velocities, by names that no residual has."""
+        """Return the velocities, by names that no residual has."""
         return {f"momentum.{name}": velocity for name, velocity in self._velocities.items()}

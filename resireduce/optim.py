@@ -80,7 +80,7 @@ class DGCSGD(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
-        """One sum, then one update: in bfloat16 a decay that is taken off by itself would be rounded away."""
+        """Add up, then update once: in bfloat16 a decay that is taken off by itself would be rounded away."""
         decay, momentum = group["weight_decay"], group["decay_momentum"]
         direction = grad
         if decay and momentum:
@@ -91,7 +91,7 @@ class DGCSGD(torch.optim.Optimizer):
         parameter.add_(direction, alpha=-group["lr"])
 
     def _buffer(self, parameter: Tensor) -> Tensor:
-        """The momentum of its decay, made when it is first needed."""
+        """Return the momentum of the decay of `parameter`, made when it is first needed."""
         state = self.state[parameter]
         if not state:
             state["decay_buffer"] = torch.zeros_like(parameter)

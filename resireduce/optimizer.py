@@ -20,14 +20,14 @@ from torch.autograd import Variable
 from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.exchange import Exchange
-from resireduce.intake import Scaler
-from resireduce.launch import LaunchQueue
-from resireduce.outside import Outside
-from resireduce.slot import Slot, make_slots
+from resireduce.left_out import Outside
+from resireduce.settings import Settings
+from resireduce.step.exchange import Exchange
+from resireduce.step.launch import LaunchQueue
+from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
-FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment")
+FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment", "_steps")
 """What a DistributedOptimizer that is closed no longer has."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
@@ -45,11 +45,7 @@ class DistributedOptimizer(OptimizerWrapper):
         model: what is trained.
         parameters: those that are averaged, by name, in the order of the model.
         feedback: compresses and averages.
-        streamed: whether gradients are freed once they are compressed.
-        overlap: whether they are compressed during the backward pass, as streamed ones always are.
-        in_backward: whether the wrapped optimizer uses them there, too.
-
-    All else as in `resireduce.distribute`.
+        settings: what `resireduce.distribute` was given, checked.
     """
 
     def __init__(
@@ -58,30 +54,20 @@ class DistributedOptimizer(OptimizerWrapper):
         model: nn.Module,
         parameters: Mapping[str, nn.Parameter],
         feedback: ErrorFeedback,
-        *,
-        streamed: bool,
-        overlap: bool,
-        in_backward: bool = False,
-        backward_passes_per_step: int = 1,
-        max_grad_norm: float | None = None,
-        max_local_grad_norm: float | None = None,
-        grad_scaler: Scaler | None = None,
+        settings: Settings,
     ):
         super().__init__(optimizer)
-        self.feedback, self.streamed, self.grad_scaler = feedback, streamed, grad_scaler
-        self.backward_passes_per_step = backward_passes_per_step
+        self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
+        self.backward_passes_per_step = settings.backward_passes_per_step
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._in_backward, self._syncing, self._closed = False, True, False
+        self._in_backward, self._syncing, self._closed, self._steps = False, True, False, 0
         self.slots = make_slots(parameters, feedback)
-        self._exchange = Exchange(
-            optimizer, self.slots, feedback, streamed=streamed, overlap=overlap, in_backward=in_backward,
-            max_grad_norm=max_grad_norm, max_local_grad_norm=max_local_grad_norm, grad_scaler=grad_scaler,
-        )  # fmt: skip
+        self._exchange = Exchange(optimizer, self.slots, feedback, settings)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
         self._outside = Outside(model, parameters)
-        self._attach(model, overlap)  # only now that nothing is refused any more
+        self._attach(model, settings.overlaps)  # only now that nothing is refused any more
         self._restart()
 
     def _attach(self, model: nn.Module, overlap: bool) -> None:
@@ -95,11 +81,11 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _restart(self) -> None:
         self._in_backward = False
-        self._exchange.restart()
+        self._exchange.restart(self._steps)
 
     @property
     def queue(self) -> LaunchQueue:
-        """What is under way."""
+        """The queue of messages that are under way."""
         return self._exchange.queue
 
     @property
@@ -110,7 +96,7 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def steps(self) -> int:
         """How many steps have been taken, without those that were skipped."""
-        return self.feedback.residual.steps
+        return self._steps
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -123,7 +109,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals, and its velocities if momentum is corrected. Save one file a rank: they differ."""
         self.refuse_within_step("residual_state_dict()")
-        return self.feedback.state_dict()
+        return self.feedback.state_dict(self._steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
         """What this rank of a job of the same size saved, the number of the step included.
@@ -133,8 +119,13 @@ class DistributedOptimizer(OptimizerWrapper):
         the last there is `resireduce.redistribute`.
         """
         self.refuse_within_step("load_residual_state_dict()")
-        self.feedback.load_state_dict(state)
-        self.feedback.begin_step()
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Go on with step number `step`, counted from 0: random choices and densities follow from it."""
+        self.refuse_within_step("start_at()")
+        self._steps = step
+        self.feedback.begin_step(step)
 
     def refuse_within_step(self, what: str) -> None:
         """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
@@ -156,7 +147,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self._syncing = outer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As the wrapped optimizer's; not between `backward` and `step`, when gradients are already under way."""
+        """Let gradients go, as the wrapped optimizer does. UsageError between `backward` and `step`."""
         self._exchange.refuse_if_failed()
         if self._exchange.intake.has_begun:
             raise UsageError(
@@ -182,7 +173,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self._exchange.begin_backward(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
         self._exchange.gradient(slot, self.steps, self.backward_passes_per_step if self._syncing else None)
-        if slot.absorbed and not slot.complete:
+        if slot.stage is Stage.ABSORBED:
             self._attachment.before_gradient(slot)
 
     def _end_backward(self) -> None:
@@ -235,17 +226,28 @@ class DistributedOptimizer(OptimizerWrapper):
                 "step() after a backward() that did not come to its end: some gradients are under way, others are "
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
-        self._exchange.updater.refuse()
+        self._exchange.updater.watch.refuse()
         self._outside.warn()
         with self._attachment.stepping():
             if self._only_makes_state():
                 self.wrapped.step()
                 return loss
-            self.overflowed = not self._exchange.finish(self.steps, loss)
+            self.overflowed = not self._take_step(loss)
         self._restart()
         return loss
 
     step.hooked = True  # torch would run global hooks here, and in the wrapped one again
+
+    def _take_step(self, loss: float | None) -> bool:
+        """Send what has not been, and update. False: the step was skipped, and the next one has its number."""
+        step = self._steps
+        if not self._exchange.send_rest(step):
+            return False
+        self._steps = step + 1  # hooks of the wrapped optimizer find this step counted
+        taken = self._exchange.finish(step, loss)
+        if not taken:
+            self._steps = step
+        return taken
 
     def _only_makes_state(self) -> bool:
         """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
@@ -282,7 +284,7 @@ class DistributedOptimizer(OptimizerWrapper):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
+        """Close the optimizer."""
         self.close()
 
 

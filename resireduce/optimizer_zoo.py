@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resireduce.errors import ConfigError, choose
-from resireduce.named import attempt, check_arguments, find_named, first_line, shown
+from resireduce.import_paths import attempt, check_arguments, find_named, first_line, shown
 
 Maker = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters, and with arguments by name, it returns an optimizer."""
@@ -30,7 +30,7 @@ CURE = (
 def make_optimizer(
     optimizer: str | Maker, parameters: list[nn.Parameter], arguments: Mapping[str, object]
 ) -> torch.optim.Optimizer:
-    """The optimizer of `parameters`, with `arguments`, ready for training.
+    """Return the optimizer of `parameters`, with `arguments`, ready for training.
 
     Raises ConfigError if there is no such optimizer, or if it cannot be made of them.
     """
@@ -45,7 +45,7 @@ def make_optimizer(
 
 
 def _found(optimizer: str | Maker) -> tuple[str, Maker]:
-    """What makes the optimizer, and its name in messages."""
+    """Return what makes the optimizer, and its name in messages."""
     if not isinstance(optimizer, str):
         if not callable(optimizer) or isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(f"optimizer: an object of type {type(optimizer).__name__} is not allowed; {CURE}")

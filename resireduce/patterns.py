@@ -14,7 +14,7 @@ FORM = '{"groups": ["blocks.*.fc.weight", ["a.weight", "b.weight"]], "specific":
 
 
 def match_groups(patterns: Mapping[str, object], parameters: Mapping[str, Tensor]) -> Grouping:
-    """The grouping that `patterns` describe among `parameters` (by name, in the order of the model).
+    """Return the grouping that `patterns` describe among `parameters` (by name, in the order of the model).
 
     Args:
         patterns: {"groups": [...], "specific": [...]}, either may be left out. An entry of "groups" is a pattern, whose
@@ -51,7 +51,7 @@ def _strings(entries: object) -> list[str]:
 
 
 def _matches(patterns: Iterable[str], parameters: Iterable[str]) -> list[str]:
-    """The names that a pattern matches, in the order of `parameters`, each once."""
+    """Return the names that a pattern matches, in the order of `parameters`, each once."""
     names = list(parameters)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):

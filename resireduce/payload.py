@@ -11,7 +11,7 @@ ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Payload:
-    """One tensor's message: one buffer, so that values and indices need one collective and not two."""
+    """The message of one tensor: one buffer, so that values and indices need one collective and not two."""
 
     buffer: Tensor
     """1-D, all that travels. A single part is as it is, in its own dtype; several lie behind one another as uint8, the
@@ -19,9 +19,9 @@ class Payload:
     layout: tuple[tuple[torch.dtype, int], ...]
     """Dtype and number of elements of each part."""
     shape: torch.Size
-    """Of the dense gradient."""
+    """Shape of the dense gradient."""
     dtype: torch.dtype
-    """Of the dense gradient."""
+    """Dtype of the dense gradient."""
     source: tuple[str, int] | None = None
     """What a random choice was made from, name and step."""
     ragged: bool = False
@@ -49,7 +49,7 @@ class Payload:
         return payload
 
     def parts(self) -> tuple[Tensor, ...]:
-        """The parts as views of the buffer, in the order in which they were packed."""
+        """Return the parts as views of the buffer, in the order in which they were packed."""
         if len(self.layout) == 1:
             return (self.buffer,)
         views, start = {}, 0
@@ -61,7 +61,7 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """The payload that another rank sent as `buffer`, in this one's layout but for the number of elements.
+        """Return the payload that another rank sent as `buffer`, in this one's layout but for the number of elements.
 
         Copied where it does not begin aligned, behind a payload of an uneven size.
         """

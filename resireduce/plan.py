@@ -1,6 +1,7 @@
 """The bytes that a training step will need, found by running the real code on tensors without storage."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,15 +11,17 @@ from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, is_count
-from resireduce.grouping import Grouping
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS
+from resireduce.settings import Settings
 from resireduce.zoo import INSTANCE
 
+UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
+"""Settings that `plan` chooses itself, or that it would say something wrong of."""
 LARGEST_WORLD = 4096
 """Every rank's payload is gone through, as in training."""
 
@@ -28,21 +31,10 @@ def plan(
     *,
     optimizer: str | Maker = "sgd",
     optimizer_args: Mapping[str, object] | None = None,
-    scheme: str = "w+2d",
-    gradients: str = "streamed",
-    residual_dtype: str | None = None,
-    compressor: str = "topk",
-    density: float = 0.01,
     world_size: int = 8,
-    groups: str | Grouping | Mapping[str, object] = "auto",
-    dense: Iterable[str] | None = None,
-    options: Mapping[str, object] | None = None,
-    backward_passes_per_step: int = 1,
     compiled: bool = False,
-    residual_device: str | None = None,
     itemised: bool = False,
-    update: str = "in_step",
-    overlap: bool | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
@@ -52,12 +44,11 @@ def plan(
             "torch.optim:Adagrad"; or what makes one of a list of parameters.
         optimizer_args: given to it by name, such as {"lr": 0.01}.
         world_size: number of ranks, each of which sends as much as this one.
-        scheme, gradients, residual_dtype, residual_device, compressor, density, groups, dense, options,
-            backward_passes_per_step, update, overlap: as in `resireduce.distribute`. Several passes hold the gradients
-            that no residual can absorb: they are in flight.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
         itemised: whether to list the tensors, too.
+        settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...), but for those of
+            UNPLANNED, a TypeError. Several passes hold the gradients that no residual can absorb: they are in flight.
 
     Returns:
         parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
@@ -71,38 +62,27 @@ def plan(
     """
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
-    check_passes(backward_passes_per_step)
+    if unknown := settings.keys() & set(UNPLANNED):
+        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
+    given = Settings(**settings, backend=PretendCommunicator(world_size))
+    check_passes(given.backward_passes_per_step)
     model = _build(build)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
         raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
     arguments = dict(optimizer_args or {})
-    if optimizer == "sgd" and compressor in COMPRESSORS and COMPRESSORS[compressor].corrects_momentum:
+    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
+    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
         arguments = {"momentum": 0.0} | arguments
     wrapped = make_optimizer(optimizer, trainable, arguments)
-    distributed = distribute(
-        model,
-        wrapped,
-        scheme,
-        compressor,
-        density,
-        PretendCommunicator(world_size),
-        groups,
-        gradients,
-        residual_dtype,
-        dense=dense,
-        options=options,
-        # From the third on, passes find what the second has found.
-        backward_passes_per_step=min(backward_passes_per_step, 2),
-        residual_device=residual_device,
-        update=update,
-        overlap=overlap,
-    )
+    # From the third on, passes find what the second has found.
+    passes = min(given.backward_passes_per_step, 2)
+    distributed = distribute(model, wrapped, **vars(replace(given, backward_passes_per_step=passes)))
     waiting = waiting_bytes(distributed)
     with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
         items, peak = _two_steps(model, distributed, compiled)
     states = ModelStates(**sums(items))
-    baseline = baseline_total(model, states, dense)
+    baseline = baseline_total(model, states, given.dense)
     return {
         **states.as_dict(),
         "host_residuals": sum(tensor.nbytes for tensor in distributed.feedback.residual.host_tensors()),
@@ -118,7 +98,7 @@ def plan(
 
 
 def _build(build: Callable[[], nn.Module]) -> nn.Module:
-    """The model, without storage."""
+    """Return the model that `build` makes, without storage."""
     if isinstance(build, nn.Module):
         raise ConfigError(f"build: the {type(build).__name__} given {INSTANCE.format(type(build).__name__)}")
     if not callable(build):

@@ -8,7 +8,7 @@ from torch import Tensor
 from resireduce.comm_hook import CompressionHook
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.state import check_state
+from resireduce.saved_state import check_state
 
 
 @torch.no_grad()
@@ -38,22 +38,21 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
     rank, world_size = feedback.communicator.rank, feedback.communicator.world_size
     mine = {i: share for i in range(len(by_rank)) if (share := _share(i, rank, len(by_rank), world_size))}
     dense = _left_over(optimizer, by_rank, mine)
-    residual = feedback.residual
+    residual, step = feedback.residual, int(by_rank[0]["steps"])
     for tensor in residual.tensors().values():
         tensor.zero_()
     for name, left in dense.items():
-        feedback.keep(left, name)
-    residual.end_step()
+        feedback.keep(left, name, step)
+    residual.end_step(step)
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
         velocity.zero_()
         for source, share in mine.items():
             velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
-    residual.start_at(int(by_rank[0]["steps"]))
-    feedback.begin_step()
+    optimizer.start_at(step)
 
 
 def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
-    """The states in the order of their ranks, all of one job and step."""
+    """Return the states in the order of their ranks, all of one job and step."""
     ordered = sorted(states, key=lambda state: int(state["rank"]))
     kinds = {(int(state["world_size"]), int(state["steps"])) for state in ordered}
     if len(kinds) != 1 or [int(state["rank"]) for state in ordered] != list(range(kinds.pop()[0])):
@@ -63,7 +62,7 @@ def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor
 
 
 def _share(source: int, rank: int, sources: int, world_size: int) -> float:
-    """What rank `rank` of `world_size` gets of the residual of rank `source` of `sources`."""
+    """Return what rank `rank` of `world_size` gets of the residual of rank `source` of `sources`."""
     if source % world_size != rank % sources:
         return 0.0
     heirs = len(range(source % world_size, world_size, sources))
@@ -75,10 +74,10 @@ def _left_over(
     states: Sequence[Mapping[str, Tensor]],
     shares: Mapping[int, float],
 ) -> dict[str, Tensor]:
-    """The dense residual of each tensor, summed over the ranks that this rank has `shares` of."""
+    """Return the dense residual of each tensor, summed over the ranks that this rank has `shares` of."""
     feedback, dense = optimizer.feedback, dict[str, Tensor]()
     for source, share in shares.items():
-        feedback.residual.load_state_dict(states[source])
+        feedback.residual.load(states[source])
         for slot in optimizer.slots:
             if feedback.keeps_residual(slot.name):
                 left = feedback.residual.compensate_(torch.zeros_like(slot.parameter), slot.name) * share

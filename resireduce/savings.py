@@ -23,5 +23,5 @@ def residual_bytes(parameters: Mapping[str, Tensor], grouping: Grouping) -> dict
 
 
 def saved_bytes(held: Mapping[str, int]) -> dict[str, int]:
-    """Of the bytes `held` with each scheme, what it saves against `baseline`, which is left out."""
+    """Return the bytes that each scheme saves against `baseline`, of those `held` with each; `baseline` is left out."""
     return {scheme: held["baseline"] - nbytes for scheme, nbytes in held.items() if scheme != "baseline"}

@@ -19,7 +19,7 @@ class Listed:
     """A compressor in the registry."""
 
     target: str
-    """Its class, as "module:Class"."""
+    """The class of the compressor, as "module:Class"."""
     selects: bool
     """Whether it selects a share of the elements, the density; else density means nothing to it."""
     corrects_momentum: bool = False
@@ -52,11 +52,11 @@ class Scheme:
     """Which residual a tensor has, as "module:Class", or as the class itself, a subclass of `Residual`."""
 
     grouped: "str | type[Residual]" = FULL
-    """A member of a reusable group."""
+    """The residual of a member of a reusable group."""
     specific: "str | type[Residual]" = FULL
-    """A specific layer."""
+    """The residual of a specific layer."""
     other: "str | type[Residual]" = FULL
-    """Any other that is compressed."""
+    """The residual of any other tensor that is compressed."""
 
 
 SCHEMES = {
@@ -92,7 +92,7 @@ COMMON = {"grouping", "dtype", "rank", "device"}
 
 
 def load(target: "str | type[Residual]") -> Any:
-    """The object that `target`, "package.module:name", names; a class is itself."""
+    """Return the object that `target`, "package.module:name", names; a class is itself."""
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
@@ -100,7 +100,7 @@ def load(target: "str | type[Residual]") -> Any:
 
 
 def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
-    """The compressor called `name`, sending a share `density` of the elements where it selects any.
+    """Return the compressor called `name`, sending a share `density` of the elements where it selects any.
 
     density: a share, or a function from the number of the step, counted from 0, to that of the step.
     Raises ConfigError for a name that is not listed and for a density outside (0, 1].
@@ -116,7 +116,7 @@ def build_compressor(name: str, density: float | Callable[[int], float]) -> "Com
 
 
 def find_scheme(scheme: "str | Scheme") -> "Scheme":
-    """The scheme of that name, or the one given. Raises ConfigError for anything else."""
+    """Return the scheme of that name, or the one given. Raises ConfigError for anything else."""
     return scheme if isinstance(scheme, Scheme) else SCHEMES[choose("scheme", scheme, SCHEMES)]
 
 
@@ -128,7 +128,7 @@ def build_residual(
     options: Mapping[str, object] | None = None,
     device: str | None = None,
 ) -> "Residual":
-    """Rank `rank`'s residual of `scheme`, by name or as it is, routed by `grouping`.
+    """Return rank `rank`'s residual of `scheme`, by name or as it is, routed by `grouping`.
 
     dtype: in which it is stored; None: the gradient's own. device: "cpu" holds it in the host's memory; None on that of
     each gradient. `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises
@@ -165,7 +165,7 @@ def build_residual(
 
 
 def _residual_class(target: object) -> Any:
-    """The class that a scheme names. Raises ConfigError if it is none of a residual."""
+    """Return the class that a scheme names. Raises ConfigError if it is none of a residual."""
     from resireduce.residuals.base import Residual
 
     try:
@@ -180,5 +180,5 @@ def _residual_class(target: object) -> Any:
 
 
 def _options_of(residual: type) -> set[str]:
-    """The keyword arguments that a residual adds to those of all residuals."""
+    """Return the keyword arguments that a residual adds to those of all residuals."""
     return {name for name, p in signature(residual).parameters.items() if p.kind is Parameter.KEYWORD_ONLY} - COMMON

@@ -25,18 +25,18 @@ class StreamedAway(Tensor):
     """
 
     owner: str
-    """The name of its parameter, as the model calls it."""
+    """The name of the parameter that it stands for, as the model calls it."""
 
     @classmethod
     def of(cls, element: Tensor, parameter: Tensor, name: str) -> "StreamedAway":
-        """One for `parameter`, called `name`. `element`, 0-D of its dtype and device, is all the memory it takes."""
+        """Return the guard of `parameter`, called `name`, in the memory of `element`: 0-D, same dtype and device."""
         guard = element.expand(parameter.shape).as_subclass(cls)
         guard.owner = name
         return guard
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Refuse."""
+        """Raise UsageError, whatever was called."""
         raise UsageError(
             f"{getattr(func, '__name__', func)}: gradients have been streamed, that is compressed and sent during "
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "

@@ -13,7 +13,7 @@ PYTHONS = {"True": True, "False": False, "None": None}
 
 
 def as_number(text: str) -> float | str:
-    """A float, or `text` itself."""
+    """Return the float that `text` says, or `text` itself."""
     try:
         return float(text)
     except ValueError:
@@ -21,7 +21,7 @@ def as_number(text: str) -> float | str:
 
 
 def as_count(text: str) -> int | str:
-    """An int, or `text` itself."""
+    """Return the int that `text` says, or `text` itself."""
     try:
         return int(text)
     except ValueError:
@@ -53,7 +53,7 @@ def arguments_in(field: str, texts: list[str]) -> dict[str, object]:
 
 
 def patterns_in(path: str | None) -> str | dict[str, object]:
-    """What the file at `path` says of groups; "auto" without one: they are found. Raises ConfigError."""
+    """Return what the file at `path` says of groups; "auto" without one: they are found. Raises ConfigError."""
     if path is None:
         return "auto"
     try:

@@ -21,16 +21,16 @@ class Timeline(Protocol):
     """
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """What is done within belongs to phase `name`, one of PHASES, but for the phases within it."""
+        """Count what is done within it as phase `name`, one of PHASES, but for the phases within that."""
         ...
 
 
 class Timed(Protocol):
-    """What has methods that `timed` marks."""
+    """A class with methods that `timed` marks."""
 
     @property
     def timeline(self) -> Timeline | None:
-        """Who is told; None: nobody."""
+        """The timeline that is told; None: nobody is."""
         ...
 
 

@@ -72,7 +72,7 @@ class WrappedStep:
             self.optimizer.step(_Evaluated(self.optimizer, loss, parameters))  # type: ignore[arg-type]
 
     def cost(self, nbytes: int) -> str | None:
-        """What a streamed optimizer that needs all `nbytes` of averages at once should be told, if it is one."""
+        """Return what a streamed optimizer that needs all `nbytes` of averages at once should be told, if it is one."""
         if not self._streamed or is_separable(self.optimizer):
             return None
         name = type(self.optimizer).__name__

@@ -8,7 +8,7 @@ from resireduce.errors import UsageError
 
 
 def _forwarded(name: str) -> Any:
-    """A method that calls the wrapped optimizer's of that name."""
+    """Return a method that calls the wrapped optimizer's of that name."""
 
     def method(self: "OptimizerWrapper", *args: Any, **kwargs: Any) -> Any:
         return getattr(self.wrapped, name)(*args, **kwargs)
@@ -25,7 +25,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
         super().__setstate__({})  # what Optimizer.__init__ sets up, without parameter groups of its own
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """What only the wrapped optimizer has is set there, as it is read from there."""
+        """Set what only the wrapped optimizer has there, as it is read from there."""
         wrapped = self.__dict__.get("wrapped")
         known = name.startswith("_") or name in self.__dict__ or hasattr(type(self), name)
         if not known and wrapped is not None and hasattr(wrapped, name):
@@ -35,7 +35,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The wrapped optimizer's."""
+        """The parameter groups of the wrapped optimizer."""
         return self.wrapped.param_groups
 
     @param_groups.setter
@@ -44,7 +44,7 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def state(self) -> Any:
-        """The wrapped optimizer's."""
+        """The state of the wrapped optimizer."""
         return self.wrapped.state
 
     @state.setter
@@ -53,30 +53,30 @@ class OptimizerWrapper(torch.optim.Optimizer):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """The wrapped optimizer's."""
+        """The defaults of the wrapped optimizer."""
         return self.wrapped.defaults
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """GradScaler asks for it before a step: gradients must be unscaled before they are compressed."""
+        """Raise UsageError: torch's GradScaler asks for it before a step, too late to unscale gradients."""
         raise UsageError(
             "torch's GradScaler cannot unscale gradients that are under way already: use resireduce.GradScaler and "
             "give it to resireduce.distribute(grad_scaler=...), or bfloat16 autocast, which needs no scaling"
         )
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        """Refused: copies would not get gradients."""
+        """Raise UsageError: copies would not get gradients."""
         raise UsageError(
             "a DistributedOptimizer cannot be copied or pickled; save state_dict() and residual_state_dict(), and call "
             "resireduce.distribute(...) again"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """The wrapped optimizer's: the same on every rank. Residuals are in `residual_state_dict`."""
+        """Return the state of the wrapped optimizer, the same on every rank; residuals are in `residual_state_dict`."""
         return self.wrapped.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the wrapped optimizer."""
+        """Load `state_dict` into the wrapped optimizer."""
         self.wrapped.load_state_dict(state_dict)
 
     # What looks at gradients or states looks at the wrapped optimizer's, when it has them.
@@ -88,5 +88,5 @@ class OptimizerWrapper(torch.optim.Optimizer):
     register_load_state_dict_post_hook = _forwarded("register_load_state_dict_post_hook")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: residuals and groups are set up for the parameters known at the start."""
+        """Raise UsageError: residuals and groups are set up for the parameters known at the start."""
         raise UsageError("add_param_group: add the group to the optimizer before resireduce.distribute(...)")

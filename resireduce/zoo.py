@@ -10,7 +10,7 @@ from torch import nn
 
 from resireduce.errors import ConfigError, choose
 from resireduce.hugging_face import build_from_config
-from resireduce.named import attempt, check_arguments, find_named, first_line, shown
+from resireduce.import_paths import attempt, check_arguments, find_named, first_line, shown
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""
@@ -32,7 +32,7 @@ def known_models() -> dict[str, str]:
 
 
 def _offered() -> tuple[dict[str, str], list[str]]:
-    """The known models; and what offers none, though it is listed, with the reason."""
+    """Return the known models; and what offers none, though it is listed, with the reason."""
     found: dict[str, str] = {}
     problems: list[str] = []
     for entry in entry_points(group=GROUP):
@@ -44,7 +44,7 @@ def _offered() -> tuple[dict[str, str], list[str]]:
 
 
 def _models_of(entry: EntryPoint) -> dict[str, str]:
-    """The models of one entry point. Its code is not the library's, and can raise anything."""
+    """Return the models of one entry point. Its code is not the library's, and can raise anything."""
     models = entry.load()
     if not isinstance(models, dict) or not all(isinstance(it, str) for pair in models.items() for it in pair):
         raise TypeError('it is no dict of names to "module:callable"')
@@ -57,7 +57,7 @@ def is_config_file(name: str) -> bool:
 
 
 def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Callable[[], nn.Module]:
-    """The function that builds model `name`, given `arguments`: see CURE for what `name` may be.
+    """Return the function that builds model `name`, given `arguments`: see CURE for what `name` may be.
 
     To a configuration file, arguments are values in place of its own. Raises ConfigError if there is no such model, or
     if it takes no such argument; so does the function if it builds none.
@@ -74,7 +74,7 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
 
 
 def _target(name: str) -> str:
-    """The "module:callable" of a known name."""
+    """Return the "module:callable" of a known name."""
     models, problems = _offered()
     try:
         return models[choose("model", name, models)]

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from benchmarks.cell import Cell
-from benchmarks.claims.claim import Scope
-from benchmarks.claims.planned import load_planned, planned_residuals
-from benchmarks.data.counts import planned_steps
-from benchmarks.measure.clock import StepClock
-from benchmarks.record import CellResult
-from benchmarks.report.load import Hole, Run
-from benchmarks.report.reading import STRETCHES
-from benchmarks.workloads import WORKLOADS
+from benchmarks.analysis.claims.claim import Scope
+from benchmarks.analysis.claims.planned import load_planned, planned_residuals
+from benchmarks.analysis.load_run import Hole, Run
+from benchmarks.analysis.reading import STRETCHES
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
+from benchmarks.core.sample_counts import planned_steps
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.measure.phases import StepClock
 
 LEVELS = {"accuracy": 95.0, "top1": 73.0, "f1": 86.0, "perplexity": 15.0}
 LOSSES = {"none": 6.0, "baseline": 0.05, "w+2d": 0.12, "a": 1.0, "w": 0.3, "2d": 0.4, "partial": 0.3}

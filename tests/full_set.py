@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cell import Cell
-from benchmarks.cells import read_config
-from benchmarks.files import save_json
-from benchmarks.measure.ladder import METHODS
-from benchmarks.record import CellResult
-from benchmarks.workflow.settings import get_cells, get_config
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.files import save_json
+from benchmarks.core.ladder import METHODS
+from benchmarks.core.record import CellResult
+from benchmarks.core.run_config import get_cells, get_config
 from tests.full_size import make_full_result, rung
 
 PAPER = Path("benchmarks/config/paper.yaml")

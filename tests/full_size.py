@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from benchmarks.cell import Cell
-from benchmarks.options import thaw
-from benchmarks.record import CellResult
-from benchmarks.report.published import load_published
-from benchmarks.workloads import WORKLOADS
+from benchmarks.analysis.published import load_published
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
+from benchmarks.core.scheme_options import thaw
+from benchmarks.core.workloads import WORKLOADS
 from tests import records
 
 

@@ -161,7 +161,7 @@ class Averaging:
             return grad.clone()
         compensated = (self.residuals[name] + grad).contiguous()
         count = max(1, math.floor(self.density(self.steps) * grad.numel() + 1e-9))
-        largest = compensated.flatten().abs().topk(count).indices
+        largest = compensated.flatten().abs().sort(stable=True).indices[-count:]
         sent = torch.zeros_like(compensated)
         sent.view(-1)[largest] = compensated.flatten()[largest]
         self.residuals[name] = compensated - sent

@@ -1,5 +1,6 @@
 """Tests that need processes of their own, one for each rank."""
 
+import multiprocessing
 import tempfile
 from collections.abc import Callable
 
@@ -24,7 +25,9 @@ def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
 def on_processes(world_size: int, checks: Checks) -> None:
     """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (world_size, folder, checks), nprocs=world_size)
+        # Ranks are forked off a process that has imported torch and done nothing else: that takes most of a start.
+        multiprocessing.set_forkserver_preload([__name__])
+        mp.start_processes(_rank, (world_size, folder, checks), nprocs=world_size, start_method="forkserver")
 
 
 def all_equal(model: nn.Module) -> bool:

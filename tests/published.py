@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+from benchmarks.core.prepared import Prepared
 from benchmarks.data.dataset import Dataset, SourceFile
 from benchmarks.data.prepare import prepare
-from benchmarks.data.prepared import Prepared
 
 
 def quiet(line: str) -> None:

@@ -1,7 +1,7 @@
 """Records as a run leaves them, made by arithmetic: what report and workflow are tested with."""
 
-from benchmarks.cell import Cell
-from benchmarks.record import CellResult
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
 
 METRICS = {
     "resnet-digits": ("accuracy", True, 0.97),

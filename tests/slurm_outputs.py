@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.cluster.site import DEFAULT_FILE
-from benchmarks.doctor.slurm.programs import Answer, Ask
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
+from benchmarks.doctor.slurm.slurm_programs import Answer, Ask
+from benchmarks.launching.slurm.site import DEFAULT_FILE
 
 CONFIG = """Configuration data as of 2024-05-14T10:00:00
 AccountingStorageEnforce = none

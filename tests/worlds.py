@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS
 
+Model = TypeVar("Model", bound=nn.Module)
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),
     "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
@@ -59,8 +61,8 @@ class Net(nn.Module):
         return self.head(x)
 
 
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
-    """A model with the same parameters every time."""
+def seeded(build: Callable[[], Model], seed: int = 0) -> Model:
+    """A model with the same parameters every time; made before threads start, which share the global generator."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build()
@@ -70,6 +72,12 @@ def loss_of(model: nn.Module, generator: torch.Generator, size: int = 6) -> Tens
     """The loss of a batch that the generator makes."""
     x, y = torch.randn(size, 600, generator=generator), torch.randint(10, (size,), generator=generator)
     return nn.functional.cross_entropy(model(x), y)
+
+
+def distributed(model: nn.Module, **options: object) -> DistributedOptimizer:
+    """SGD of what is trained, distributed on one rank and with full residuals unless told."""
+    wrapped = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    return resireduce.distribute(model, wrapped, **{"backend": "local", "scheme": "baseline", **options})  # type: ignore[arg-type]
 
 
 def sgd_for(options: Mapping[str, object]) -> str:

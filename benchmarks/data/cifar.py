@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.data.archives import read_tar
-from benchmarks.data.dataset import Dataset, Report, SourceFile
+from benchmarks.data.dataset import Dataset, Report, forms_of
 from benchmarks.data.unpickle import read_pickle
 
 SIDE = 32
@@ -70,22 +70,28 @@ class Cifar(Dataset):
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 TERMS = "free to use; cite the report"
+FILES_10 = """
+cifar-10-python.tar.gz 170_498_071 md5:c58f30108f718f92721af3b95e74349a
+
+data_batch_1 - md5:c99cafc152244af753f735de768cd75f
+data_batch_2 - md5:d4bba439e000b95fd0a9bffe97cbabec
+data_batch_3 - md5:54ebc095f3ab1f0389bbae665268c751
+data_batch_4 - md5:634d18415352ddfa80567beed471001a
+data_batch_5 - md5:482c414d41f54cd18b22e5b47cb7c3cb
+test_batch - md5:40351d587109b95175f43aff81a1287e
+"""
+FILES_100 = """
+cifar-100-python.tar.gz 169_001_437 md5:eb9058c3a382ffc7106e4002c42a8d85
+
+train - md5:16019d7e3df5f24257cddd939b257f8d
+test - md5:f0ef6b0ae62326f3e7ffdfab6717acfc
+"""
 
 CIFAR10 = Cifar(
     title="CIFAR-10: 60,000 images of 32x32 pixels in 10 classes",
     terms=TERMS,
     address=ADDRESS,
-    forms=(
-        (SourceFile("cifar-10-python.tar.gz", 170_498_071, "md5:c58f30108f718f92721af3b95e74349a"),),
-        (
-            SourceFile("data_batch_1", None, "md5:c99cafc152244af753f735de768cd75f"),
-            SourceFile("data_batch_2", None, "md5:d4bba439e000b95fd0a9bffe97cbabec"),
-            SourceFile("data_batch_3", None, "md5:54ebc095f3ab1f0389bbae665268c751"),
-            SourceFile("data_batch_4", None, "md5:634d18415352ddfa80567beed471001a"),
-            SourceFile("data_batch_5", None, "md5:482c414d41f54cd18b22e5b47cb7c3cb"),
-            SourceFile("test_batch", None, "md5:40351d587109b95175f43aff81a1287e"),
-        ),
-    ),
+    forms=forms_of(FILES_10),
     folders=("cifar-10-batches-py",),
     train=tuple(f"data_batch_{number}" for number in range(1, 6)),
     test=("test_batch",),
@@ -97,13 +103,7 @@ CIFAR100 = Cifar(
     title="CIFAR-100: 60,000 images of 32x32 pixels in 100 classes",
     terms=TERMS,
     address=ADDRESS,
-    forms=(
-        (SourceFile("cifar-100-python.tar.gz", 169_001_437, "md5:eb9058c3a382ffc7106e4002c42a8d85"),),
-        (
-            SourceFile("train", None, "md5:16019d7e3df5f24257cddd939b257f8d"),
-            SourceFile("test", None, "md5:f0ef6b0ae62326f3e7ffdfab6717acfc"),
-        ),
-    ),
+    forms=forms_of(FILES_100),
     folders=("cifar-100-python",),
     train=("train",),
     test=("test",),

@@ -1,15 +1,13 @@
 """What a data set says of itself: as which files it is published, and how they are prepared. Imports no torch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.progress import Report
 from resireduce.errors import ConfigError
-
-Report = Callable[[str], None]
-"""Takes a line of progress."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,19 @@ class SourceFile:
         """Return the name with size and checksum, for messages."""
         known = [f"{self.size:,} bytes" if self.size is not None else "", (self.checksum or "").replace(":", " ", 1)]
         return self.name + (f" ({', '.join(filter(None, known))})" if any(known) else "")
+
+
+def forms_of(table: str) -> tuple[tuple[SourceFile, ...], ...]:
+    """Return the forms in a table, with an empty line between two: of each file its name, bytes and checksum.
+
+    What no publisher says is a hyphen.
+    """
+    return tuple(tuple(map(_file, form.strip().splitlines())) for form in table.split("\n\n"))
+
+
+def _file(line: str) -> SourceFile:
+    name, size, checksum = line.split()
+    return SourceFile(name, None if size == "-" else int(size), None if checksum == "-" else checksum)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.files import load_json, save_text
+from benchmarks.core.progress import Progress
 from benchmarks.data.dataset import Dataset, Report
-from benchmarks.data.progress import Progress
-from benchmarks.files import load_json, save_text
 
 PARTS = ("train", "val")
 SUFFIXES = (".jpeg", ".jpg")
 JPEG = b"\xff\xd8\xff"
 SAMPLE = 1000
-"""Of each part, about so many images are opened to see whether they are JPEGs."""
+"""Images of each part, about so many, that are opened to see whether they are JPEGs."""
 
 Images = list[tuple[str, int]]
 """Path from the folder, with slashes, and class."""

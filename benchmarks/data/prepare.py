@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.files import save_json
+from benchmarks.core.prepared import MANIFEST, Prepared, check_prepared, open_prepared
 from benchmarks.data.checksums import digest, verify
 from benchmarks.data.dataset import Dataset, Report, find_files
-from benchmarks.data.prepared import MANIFEST, Prepared, check_prepared, open_prepared
-from benchmarks.files import save_json
 from resireduce.errors import ConfigError
 
 PARTIAL, OLD = ".partial", ".old"
@@ -26,7 +26,7 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
     What an earlier one that was killed has left is deleted; two at once are refused.
 
     Args:
-        name: in `benchmarks.data.DATASETS`.
+        name: in `benchmarks.core.registry.DATASETS`.
         dataset: what reads and writes it.
         source: the folder with its files, or one of the files.
         root: folder of prepared data sets.

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data.dataset import Dataset, Report, SourceFile
-from benchmarks.files import once, save_bytes
+from benchmarks.core.files import once, save_bytes
+from benchmarks.data.dataset import Dataset, Report, forms_of
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -77,26 +77,24 @@ def _text(content: bytes, path: Path) -> str:
         raise ValueError(f"{path.name} is no text in UTF-8: byte {error.start:,}") from None
 
 
+GPT2_FILES = """
+vocab.json 1_042_301 sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783
+merges.txt 456_318 sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
+"""
+OPENAI_FILES = GPT2_FILES.replace("vocab.json", "encoder.json").replace("merges.txt", "vocab.bpe")
+"""OpenAI's own names of the same."""
+
 BERT = WordPieces(
     title="BERT's vocabulary: 30,522 word pieces of English in lower case",
     terms="Apache-2.0",
     address="https://huggingface.co/google-bert/bert-base-uncased/resolve/86b5e0934494bd15c9632b12f734a8a67f723594/",
-    forms=(
-        (SourceFile("vocab.txt", 231_508, "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),),
-    ),
+    forms=forms_of("vocab.txt 231_508 sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),
     entries=30_522,
 )
-
-_ENTRIES = (1_042_301, "sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783")
-_MERGES = (456_318, "sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5")
-
 GPT2 = BytePairs(
     title="GPT-2's vocabulary: 50,257 byte pairs",
     terms="MIT, modified",
     address="https://huggingface.co/openai-community/gpt2/resolve/607a30d783dfa663caf39e06633721c8d4cfcd7e/",
-    forms=(
-        (SourceFile("vocab.json", *_ENTRIES), SourceFile("merges.txt", *_MERGES)),
-        (SourceFile("encoder.json", *_ENTRIES), SourceFile("vocab.bpe", *_MERGES)),  # OpenAI's own names
-    ),
+    forms=forms_of(GPT2_FILES + OPENAI_FILES),
     entries=50_257,
 )

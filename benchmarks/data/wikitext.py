@@ -16,10 +16,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.core.prepared import open_prepared
+from benchmarks.core.progress import Progress
 from benchmarks.data.archives import open_zip
-from benchmarks.data.dataset import Dataset, Report, SourceFile
-from benchmarks.data.prepared import open_prepared
-from benchmarks.data.progress import Progress
+from benchmarks.data.dataset import Dataset, Report, forms_of
 from benchmarks.data.wikitext_rows import SPLITS, parquet_files, parquet_rows, text_rows
 
 BATCH_ROWS = 1000
@@ -108,54 +108,36 @@ def _tokens(
 
 HUB = "https://huggingface.co/datasets/Salesforce/wikitext/resolve/b08601e04326c79dfdd32d625aee71d232d685c3/"
 TERMS = "CC BY-SA 3.0 and GFDL"
-_VALIDATION = SourceFile(
-    "validation-00000-of-00001.parquet",
-    657_209,
-    "sha256:204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c",
-)
-_TEST = SourceFile(
-    "test-00000-of-00001.parquet", 732_610, "sha256:5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91"
-)
+FILES_2 = """
+train-00000-of-00001.parquet 6_357_543 sha256:e83889baabc497075506f91975be5fac0d45c5290b6b20582c8cd1e853d0c9f7
+validation-00000-of-00001.parquet 657_209 sha256:204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c
+test-00000-of-00001.parquet 732_610 sha256:5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91
+
+wikitext-2-raw-v1.zip 4_721_645 sha256:ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11
+
+wiki.train.raw 10_940_747 sha256:6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57
+wiki.valid.raw 1_146_846 sha256:4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7
+wiki.test.raw 1_290_590 sha256:173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08
+"""
+# Validation and test are those of WikiText-2; no checksum of the extracted training text is published.
+FILES_103 = """
+train-00000-of-00002.parquet 156_987_808 sha256:74da360f23826045b3e6ac6375411fdb15f003030aa74f2596ed08b857cb9212
+train-00001-of-00002.parquet 157_088_770 sha256:ba090ac30dbf5461e8dcbdd1a1b8e6f3cf9c2c756d64f0c1220450acd514f720
+validation-00000-of-00001.parquet 657_209 sha256:204929b7ff9d6184953f867dedb860e40aa69c078fc1e54b3baaa8fb28511c4c
+test-00000-of-00001.parquet 732_610 sha256:5f1bea067869d04849c0f975a2b29c4ff47d867f484f5010ea5e861eab246d91
+
+wikitext-103-raw-v1.zip 191_984_949 sha256:91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794
+
+wiki.train.raw - -
+wiki.valid.raw - -
+wiki.test.raw - -
+"""
 
 WIKITEXT_2 = WikiText(
     title="WikiText-2, raw: 2.1 million words of Wikipedia",
     terms=TERMS,
     address=f"{HUB}wikitext-2-raw-v1/",
-    forms=(
-        (
-            SourceFile(
-                "train-00000-of-00001.parquet",
-                6_357_543,
-                "sha256:e83889baabc497075506f91975be5fac0d45c5290b6b20582c8cd1e853d0c9f7",
-            ),
-            _VALIDATION,
-            _TEST,
-        ),
-        (
-            SourceFile(
-                "wikitext-2-raw-v1.zip",
-                4_721_645,
-                "sha256:ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-            ),
-        ),
-        (
-            SourceFile(
-                "wiki.train.raw",
-                10_940_747,
-                "sha256:6707892fa3788b5ab9ed78ab5ff37d9fe825f6011a2ad4fcd6a6d467f0e7da57",
-            ),
-            SourceFile(
-                "wiki.valid.raw",
-                1_146_846,
-                "sha256:4cd0f6876d07a413aa911261ff6d363c72d757d47f0fdd6015702014c89cb9c7",
-            ),
-            SourceFile(
-                "wiki.test.raw",
-                1_290_590,
-                "sha256:173c87a53759e0201f33e0ccf978e510c2042d7f2cb78229d9a50d79b9e7dd08",
-            ),
-        ),
-    ),
+    forms=forms_of(FILES_2),
     folders=("wikitext-2-raw", "wikitext-2-raw-v1"),
     needs=("gpt2-vocabulary",),
     rows={"train": 36_718, "validation": 3_760, "test": 4_358},
@@ -165,31 +147,7 @@ WIKITEXT_103 = WikiText(
     title="WikiText-103, raw: 103 million words of Wikipedia",
     terms=TERMS,
     address=f"{HUB}wikitext-103-raw-v1/",
-    forms=(
-        (
-            SourceFile(
-                "train-00000-of-00002.parquet",
-                156_987_808,
-                "sha256:74da360f23826045b3e6ac6375411fdb15f003030aa74f2596ed08b857cb9212",
-            ),
-            SourceFile(
-                "train-00001-of-00002.parquet",
-                157_088_770,
-                "sha256:ba090ac30dbf5461e8dcbdd1a1b8e6f3cf9c2c756d64f0c1220450acd514f720",
-            ),
-            _VALIDATION,
-            _TEST,
-        ),
-        (
-            SourceFile(
-                "wikitext-103-raw-v1.zip",
-                191_984_949,
-                "sha256:91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-            ),
-        ),
-        # Validation and test are those of WikiText-2; no checksum of the extracted training text is published.
-        tuple(SourceFile(f"wiki.{raw}.raw") for raw in SPLITS.values()),
-    ),
+    forms=forms_of(FILES_103),
     folders=("wikitext-103-raw", "wikitext-103-raw-v1"),
     needs=("gpt2-vocabulary",),
     rows={"train": 1_801_350, "validation": 3_760, "test": 4_358},

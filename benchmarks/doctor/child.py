@@ -1,4 +1,4 @@
-"""Processes that checks start: what may crash or hang there does neither here."""
+"""Processes that checks start, which may crash or hang there, and the one judgement of ranks that were to meet."""
 
 import json
 import os
@@ -8,9 +8,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
+
+from benchmarks.doctor.finding import Finding, failed
+from benchmarks.doctor.known_faults import SLOWLY, explain, last_words
 
 MARK = "doctor-report: "
 """Before what a process reports, as JSON: launchers put names of ranks before it, and libraries print too."""
@@ -27,6 +31,8 @@ class Job:
 
     command: Sequence[str]
     environment: Mapping[str, str]
+    folder: Path | None = None
+    """Where it runs; None: in that of this process."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Ended:
     """A process that has ended."""
 
     code: int | None
-    """Its exit status; None: it was stopped, since its time was over or another one had failed."""
+    """Exit status of the child; None: it was stopped, since its time was over or another one had failed."""
     output: str
     """Standard output and error stream together."""
 
@@ -96,6 +102,7 @@ def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         job.command,
         env=dict(job.environment),
+        cwd=job.folder,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,
@@ -112,11 +119,55 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) 
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is None:
+    with suppress(ProcessLookupError):  # if all that it has started have ended, too
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    process.wait()
 
 
 def _read(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")
+
+
+MISSING = "ranks came to the end"
+
+
+def all_reports(ended: Sequence[Ended]) -> list[dict[str, Any]]:
+    """Return what the ranks reported, in the order of their ranks."""
+    return sorted((report for one in ended for report in one.reports()), key=lambda report: int(report["rank"]))
+
+
+def judge_ranks(check: str, what: str, ended: Sequence[Ended], world_size: int, cure: str) -> Finding | None:
+    """Return the failure of ranks that should have added up their vectors; None if all is right.
+
+    Args:
+        check: name of the check.
+        what: what was tried, for the screen.
+        ended: the processes; one of them may have started several ranks.
+        world_size: how many ranks there should be.
+        cure: where no known failure explains it.
+    """
+    wrong = _wrong(all_reports(ended), world_size)
+    broken = [one for one in ended if one.code]
+    late = not broken and any(one.code is None for one in ended)
+    if not (wrong or broken or late):
+        return None
+    known = explain("\n".join(one.output for one in ended))
+    if broken and (wrong is None or wrong.endswith(MISSING)):
+        wrong = last_words("\n".join(one.output for one in broken))
+    meaning = f"{known.meaning}: " if known else "not done in time: " if late else ""
+    cure = known.cure if known else f"{SLOWLY}; {cure}" if late else cure
+    return failed(check, f"{what}: {meaning}{wrong or 'all ranks reported, and did not end'}", cure)
+
+
+def _wrong(reports: Sequence[dict[str, Any]], world_size: int) -> str | None:
+    """What is wrong with the reports."""
+    ranks, sizes = [report["rank"] for report in reports], {report["size"] for report in reports}
+    if reports and sizes != {world_size}:
+        seen = " and ".join(map(str, sorted(sizes)))
+        alone = f" ({len(reports)} ranks 0)" if ranks == [0] * len(reports) else ""
+        return f"ranks see a world of {seen}, not of {world_size}{alone}"
+    if ranks != list(range(world_size)):
+        return f"{len(reports)} of {world_size} {MISSING}"
+    bad = [report["rank"] for report in reports if not report["right"]]
+    return f"the sum is wrong on rank {bad[0]}" if bad else None

@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import docker
+from docker.errors import DockerException
+from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
-from benchmarks.images.debian import cache_folder
-from benchmarks.images.own_engine import ENGINE_ERRORS, OwnEngine, answers, held
 from resireduce.errors import ConfigError, choose
+from resireduce.scheme import load
 
 ENGINES = ("docker", "podman")
 HOST = "DOCKER_HOST"
@@ -35,8 +37,7 @@ def engine(kind: str = "docker") -> Iterator[docker.DockerClient]:
         raise ConfigError(
             "engine: no Docker Engine runs, and only root can start one; start one, or give --engine podman"
         )
-    own = OwnEngine(cache_folder() / "engine")
-    with held(own), _at(f"unix://{own.socket}") as client, _one_line():
+    with load("benchmarks.rig.own_engine:own_engine")() as address, _at(address) as client, _one_line():
         yield client
 
 
@@ -85,3 +86,21 @@ def _at(address: str) -> Iterator[docker.DockerClient]:
         client.close()
         os.environ.pop(HOST)
         os.environ.update({HOST: earlier} if earlier is not None else {})
+
+
+ENGINE_ERRORS = (DockerException, RequestException, HTTPError)
+"""What the SDK raises if the engine refuses something, or goes away: in its answer, or (the last) within a stream."""
+
+
+def answers(address: str) -> bool:
+    """Say whether an engine answers at an address."""
+    try:
+        client = docker.DockerClient(base_url=address, timeout=10)
+    except (DockerException, ValueError):  # ValueError: a port or an IPv6 address that cannot be one
+        return False
+    try:
+        return bool(client.ping())
+    except (DockerException, OSError):
+        return False
+    finally:
+        client.close()

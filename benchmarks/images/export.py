@@ -10,10 +10,10 @@ from pathlib import Path
 import docker
 from docker.errors import ImageNotFound
 
-from benchmarks.files import save_bytes
+from benchmarks.core.files import save_bytes
 from benchmarks.images.engine import HOST
-from benchmarks.images.entry import ImageEntry
-from benchmarks.images.tools import command
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.programs import command
 from resireduce.errors import ConfigError
 
 FAST = "-comp gzip -Xcompression-level 1"

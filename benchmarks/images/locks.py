@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.audit.tools import ROOT, tool
-from benchmarks.files import save_bytes
-from benchmarks.images.requirements import read_lock
+from benchmarks.core.files import save_bytes
+from benchmarks.core.paths import ROOT
+from benchmarks.core.requirements import read_lock
+from benchmarks.images.audit.audit_tools import tool
 from resireduce.errors import ConfigError, choose
 
 FOLDER = ROOT / "containers"

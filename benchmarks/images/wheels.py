@@ -1,4 +1,7 @@
-"""The Python packages of an image, fetched by this machine's pip, with its indexes, proxies and certificates."""
+"""The Python packages of an image, fetched by this machine's pip, with its indexes, proxies and certificates.
+
+And the CUDA compiler for the builder of an image, from one of Debian's packages, where no base has it.
+"""
 
 import os
 import shutil
@@ -8,10 +11,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.files import file_hash
-from benchmarks.images.debian import cache_folder
-from benchmarks.images.requirements import read_lock
+from benchmarks.core.checks import known_keys
+from benchmarks.core.files import file_hash, load_json
+from benchmarks.core.paths import cache_folder
+from benchmarks.core.requirements import read_lock
 from resireduce.errors import ConfigError
+from resireduce.scheme import load
 
 GLIBC = (36, 35, 34, 33, 32, 31, 28, 27, 26, 24, 17, 12, 5)
 """Minor versions of glibc 2 that wheels for Debian 12, and older systems, are made for."""
@@ -65,3 +70,39 @@ def _call(command: list[str], lock: Path, settings: dict[str, str]) -> None:
     if pip.returncode:
         said = next((line for line in reversed(lines) if line.startswith("ERROR")), lines[-1] if lines else "nothing")
         raise ConfigError(f"lock: {lock}: pip cannot fetch its packages: {said}; is the lock right? (make locks)")
+
+
+KEYS = ("package", "version", "suite", "components", "sha256")
+
+
+def fetch_toolkit(lock: Path) -> Path:
+    """Return a folder that holds the package named in a file {package, version, suite, components, sha256}.
+
+    Raises ConfigError, one line, if it cannot be had with that hash.
+    """
+    pin = _read(lock)
+    folder = cache_folder() / "wheels" / f"{pin['package']}-{pin['sha256'][:12]}"
+    if folder.exists():
+        return folder
+    print(f"Fetching {pin['package']} {pin['version']} (the CUDA compiler), once ...", file=sys.stderr, flush=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as temporary:
+        apt = load("benchmarks.rig.debian:Apt")(Path(temporary) / "apt", pin["suite"], pin["components"])
+        (file,) = apt.fetch([f"{pin['package']}={pin['version']}"], dependencies=False)
+        if (found := file_hash(file)) != pin["sha256"]:
+            raise ConfigError(f"{lock}: {file.name} has the hash {found}, not {pin['sha256']}; see that file's version")
+        new = Path(temporary) / "new"
+        new.mkdir()
+        shutil.move(file, new / file.name)
+        shutil.move(new, folder)
+    return folder
+
+
+def _read(lock: Path) -> dict[str, str]:
+    try:
+        pin = known_keys(str(lock), load_json(lock), KEYS)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{lock}: {error}; it is part of the project: git checkout brings it back") from None
+    if missing := [key for key in KEYS if not isinstance(pin.get(key), str)]:
+        raise ConfigError(f"{lock}: {', '.join(missing)}: missing or no text; git checkout brings it back")
+    return pin

@@ -8,23 +8,32 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.cell import Cell
-from benchmarks.models import MODELS
-from benchmarks.options import thaw
-from benchmarks.tasks import TASKS
-from benchmarks.tasks.base import Setting, Task
+from benchmarks.core.cell import Cell
+from benchmarks.core.prepared import open_prepared
+from benchmarks.core.registry import MODELS, TASKS
+from benchmarks.core.scheme_options import thaw
+from benchmarks.core.workloads import WORKLOADS, Schedule
+from benchmarks.training.deadline import Watch
+from benchmarks.training.measure.probe import Probe
 from benchmarks.training.optimizers import make_optimizer
+from benchmarks.training.tasks.task import Setting, Task
 from benchmarks.training.trainer import Trainer
-from benchmarks.training.weights import load_given, load_prepared
-from benchmarks.workloads import WORKLOADS, Schedule
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.dgc import DGC
+from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS, build_compressor, load
 
 
 def build(
-    cell: Cell, communicator: Communicator, weights: Path | None, root: Path, device: torch.device | None = None
+    cell: Cell,
+    communicator: Communicator,
+    weights: Path | None,
+    root: Path,
+    device: torch.device | None = None,
+    grad_scaler: resireduce.GradScaler | None = None,
+    probe: Probe | None = None,
+    watch: Watch | None = None,
 ) -> Trainer:
     """Make one rank's trainer, and seed torch's own generator, which dropout draws from: each rank has its own masks.
 
@@ -34,6 +43,9 @@ def build(
         weights: file of a state dict to start from; None: random ones, or those that the recipe names.
         root: folder of prepared data sets.
         device: where to train; None is the CPU.
+        grad_scaler: what the optimizer is told scales the loss; the trainer that is returned does not scale it.
+        probe: measures the training; None measures nothing but what every result has.
+        watch: decides when to save and to stop; it is told who the other ranks are and where checkpoints lie.
     """
     workload = WORKLOADS[cell.model]
     task = make_task(cell, root)
@@ -57,9 +69,12 @@ def build(
         update=cell.update,
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),
+        grad_scaler=grad_scaler,
     )
+    watch = watch or Watch()
+    watch.join(communicator, cell.name, task)
     torch.manual_seed(rank_seed(cell.seed, communicator.rank))
-    return Trainer(cell, schedule, task, model, optimizer, communicator)
+    return Trainer(cell, schedule, task, model, optimizer, communicator, probe=probe or Probe(), watch=watch)
 
 
 def rank_seed(seed: int, rank: int) -> int:
@@ -105,3 +120,41 @@ def make_task(cell: Cell, root: Path) -> Task:
         released=frozenset(cell.released),
     )
     return load(TASKS[workload.task])(setting)
+
+
+def load_given(model: nn.Module, path: Path) -> None:
+    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it is not one of this model."""
+    cure = "make them with: python -m benchmarks pretrain"
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(values)
+    except Exception as error:  # readers of archives and pickles raise what they like
+        lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
+        reason = f"{lines[0]} {lines[1] if len(lines) > 1 else ''}"[:200].strip()
+        raise ConfigError(f"weights: {path} does not fit: {reason}; {cure}") from None
+
+
+def load_prepared(model: nn.Module, name: str, root: Path) -> None:
+    """Overwrite the model's parameters with the prepared weights `name`; those they are known to lack stay as they are.
+
+    Raises ConfigError, one line, if the file has other tensors than the model, or of another shape.
+    """
+    from safetensors import safe_open
+
+    prepared = open_prepared(name, root)
+    own = dict(model.named_parameters())
+    with safe_open(prepared.folder / "model.safetensors", framework="pt") as file, torch.no_grad():
+        _same_names(set(own), set(file.keys()), set(prepared.manifest.get("missing", ())), name)
+        for key in file.keys():  # noqa: SIM118  (no mapping)
+            shape = tuple(file.get_slice(key).get_shape())
+            if shape != tuple(own[key].shape):
+                raise ConfigError(
+                    f"weights: {key} of {name!r} is {shape}, allowed is {tuple(own[key].shape)}; prepare them again"
+                )
+            own[key].copy_(file.get_tensor(key))
+
+
+def _same_names(own: set[str], found: set[str], missing: set[str], name: str) -> None:
+    for key in sorted(found ^ (own - missing)):
+        what = "has no parameter" if key in own else "has a parameter that the model does not,"
+        raise ConfigError(f"weights: {name!r} {what} {key}; prepare them again, from the model of that name")

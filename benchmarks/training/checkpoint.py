@@ -7,19 +7,66 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import BadZipFile, ZipFile
 
 import torch
+from torch import nn
 
-from benchmarks.files import load_json, save_json
-from benchmarks.training.limits import MANIFEST
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.stop_policy import MANIFEST
+from benchmarks.training.measure.phases import StepClock
 from resireduce.comm.base import Communicator
-
-if TYPE_CHECKING:
-    from benchmarks.training.trainer import Trainer
+from resireduce.optimizer import DistributedOptimizer
 
 State = dict[str, Any]
+
+
+def capture(
+    model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, history: list[list[float | None]]
+) -> tuple[State, State]:
+    """Return the state that all ranks share and this rank's own. Tensors are those of the training, not copied."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    values = model.state_dict()
+    shared = {
+        "parameters": {name: value for name, value in values.items() if name in names},
+        "optimizer": optimizer.state_dict(),
+    }
+    own = {
+        # Batch norm's running statistics differ between ranks.
+        "buffers": {name: value for name, value in values.items() if name not in names},
+        "residuals": optimizer.residual_state_dict(),
+        "random": _random_states(_device(model)),
+        "clock": asdict(clock),
+        "history": history,
+    }
+    return shared, own
+
+
+def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, shared: State, own: State) -> None:
+    """Put a training that was built anew where `capture` found the other; the history is left to the caller."""
+    model.load_state_dict({**shared["parameters"], **own["buffers"]})
+    optimizer.load_state_dict(shared["optimizer"])
+    optimizer.load_residual_state_dict(own["residuals"])
+    torch.set_rng_state(own["random"]["cpu"])
+    if "cuda" in own["random"]:
+        torch.cuda.set_rng_state(own["random"]["cuda"], _device(model))
+    for name, value in own["clock"].items():
+        setattr(clock, name, value)
+
+
+def _random_states(device: torch.device) -> State:
+    """Dropout draws from these."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
 _BUILT_IN = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 UNREADABLE = (*_BUILT_IN, pickle.UnpicklingError, BadZipFile)
 """What a file that is missing, cut off or of something else raises when it is read."""
@@ -34,7 +81,7 @@ class Checkpoints:
     content: Mapping[str, Any]
     """What the run must have in common with the one that saved it, by what it is."""
     name: str
-    """Of the cell, for messages."""
+    """Name of the cell, for messages."""
     communicator: Communicator
 
     def save(self, step: int, shared: State, own: State) -> bool:
@@ -135,50 +182,6 @@ class Checkpoints:
 
     def _say(self, line: str) -> None:
         print(f"{self.name}: {line}", file=sys.stderr, flush=True)
-
-
-def capture(trainer: "Trainer") -> tuple[State, State]:
-    """What a trainer goes on from: the shared part and this rank's own. Tensors are the trainer's, not copied."""
-    names = {name for name, _ in trainer.model.named_parameters(remove_duplicate=False)}
-    model = trainer.model.state_dict()
-    shared = {
-        "parameters": {name: value for name, value in model.items() if name in names},
-        "optimizer": trainer.optimizer.state_dict(),
-    }
-    own = {
-        # Batch norm's running statistics differ between ranks.
-        "buffers": {name: value for name, value in model.items() if name not in names},
-        "residuals": trainer.optimizer.residual_state_dict(),
-        "random": _random_states(trainer),
-        "clock": asdict(trainer.clock),
-        "history": trainer.history,
-    }
-    return shared, own
-
-
-def restore(trainer: "Trainer", shared: State, own: State) -> None:
-    """Put a trainer that was built anew where `capture` found the other."""
-    trainer.model.load_state_dict({**shared["parameters"], **own["buffers"]})
-    trainer.optimizer.load_state_dict(shared["optimizer"])
-    trainer.optimizer.load_residual_state_dict(own["residuals"])
-    torch.set_rng_state(own["random"]["cpu"])
-    if "cuda" in own["random"]:
-        torch.cuda.set_rng_state(own["random"]["cuda"], _device(trainer))
-    for name, value in own["clock"].items():
-        setattr(trainer.clock, name, value)
-    trainer.history = own["history"]
-
-
-def _random_states(trainer: "Trainer") -> State:
-    """Dropout draws from these."""
-    states = {"cpu": torch.get_rng_state()}
-    if _device(trainer).type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(_device(trainer))
-    return states
-
-
-def _device(trainer: "Trainer") -> torch.device:
-    return next(trainer.model.parameters()).device
 
 
 def _one_line(error: BaseException) -> str:

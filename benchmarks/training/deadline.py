@@ -2,20 +2,19 @@
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from benchmarks.training.checkpoint import Checkpoints, capture, restore
-from benchmarks.training.limits import Limits
-from resireduce.memory import measure_states
-
-if TYPE_CHECKING:
-    from benchmarks.training.trainer import Trainer
+from benchmarks.core.stop_policy import Limits
+from benchmarks.training.checkpoint import Checkpoints, State
+from benchmarks.training.tasks.task import Task
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator
 
 LOOK_SECONDS = 1.0
 """Ranks ask each other about so often; where a step takes longer, before every step."""
@@ -35,6 +34,9 @@ FIRST_STEP_SECONDS = 1.0
 NEVER = 1e18
 """Seconds left without a deadline: a number that can be sent."""
 
+Capture = Callable[[], tuple[State, State]]
+"""Returns what is to be saved: the state that all ranks share, and this rank's own."""
+
 
 class Stopped(Exception):
     """Training stopped itself. Run again, it goes on."""
@@ -53,6 +55,8 @@ class Watch:
     """Decides together with the other ranks. Without a folder, a deadline and signals it does nothing at all."""
 
     limits: Limits = field(default_factory=Limits)
+    communicator: Communicator = field(default_factory=LocalCommunicator)
+    """Reaches the other ranks."""
     checkpoints: Checkpoints | None = None
     signals: list[int] | None = None
     """Numbers of the signals that came."""
@@ -64,72 +68,81 @@ class Watch:
     evaluation_seconds: float = 0.0
     """Longest so far."""
     checkpoint_seconds: float = 0.0
-    """Of the last one; 0 before the first."""
+    """Seconds that the last checkpoint took to write; 0 before the first."""
     _estimated_seconds: float = 0.0
-    """Of the first."""
+    """Estimated seconds that the first checkpoint takes to write."""
     _first_step: int = 0
     _next_look: int = 0
     _saved_at: float = 0.0
     _too_late: bool = False
     """It was to stop before the deadline, but could save nothing: it may as well try to come to its end."""
 
-    def begin(self, trainer: "Trainer") -> int:
-        """Restore the trainer from the checkpoint, if there is one that can be used. The step to begin with."""
+    def join(self, communicator: Communicator, name: str, task: Task) -> None:
+        """Reach the other ranks by `communicator`, and keep checkpoints of the cell `name` if there is a folder."""
+        self.communicator = communicator
+        if self.limits.folder is not None and self.checkpoints is None:
+            content = {**self.limits.content, "data": task.data_hash()}
+            self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
+
+    def begin(self, states_bytes: int) -> tuple[int, State, State]:
+        """Return the step to begin with, and the shared and own state to be restored first: empty at a fresh start.
+
+        Args:
+            states_bytes: size of the model states, from which the time of the first checkpoint is estimated.
+        """
         self._saved_at = self.now()
         if self.checkpoints is None:
-            return 0
-        self._estimated_seconds = measure_states(trainer.optimizer).total / DISK_BYTES_PER_SECOND
+            return 0, {}, {}
+        self._estimated_seconds = states_bytes / DISK_BYTES_PER_SECOND
         found = self.checkpoints.load()
         if found is None:
-            return 0
+            return 0, {}, {}
         step, shared, own = found
-        restore(trainer, shared, own)
         for name, value in own["watch"].items():
             setattr(self, name, value)
         self.resumed_at = [*self.resumed_at, step]
         self._first_step = self._next_look = step
-        return step
+        return step, shared, own
 
-    def before_step(self, trainer: "Trainer", step: int) -> None:
-        """Save if it is time, and raise Stopped, on all ranks, if training must not go on with `step`."""
+    def before_step(self, step: int, steps: int, step_seconds: Sequence[float], capture: Capture) -> None:
+        """Save if it is time, and raise Stopped, on all ranks, if training must not go on with `step` of `steps`."""
         if step < self._next_look or not self._watches:
             return
-        signalled, left, need, save, wait = self._agree(trainer, step)
+        signalled, left, need, save, wait = self._agree(step, step_seconds)
         self._next_look = step + int(wait)
         late = left < need and not self._too_late
         if not (signalled or late or save):
             return
-        trainer.phase = "checkpoint"
-        saved = step == self._first_step or self._save(trainer, step)  # there is nothing new at the first
+        saved = step == self._first_step or self._save(step, capture)  # there is nothing new at the first
+        where = f"at step {step} of {steps}"
         if signalled:
-            self._stop(f"stopped by {signal.Signals(int(signalled)).name}", trainer, step, saved)
+            self._stop(f"stopped by {signal.Signals(int(signalled)).name} {where}", saved)
+        if late and step == self._first_step:
+            raise Stopped(
+                f"stopped before its deadline {where}, before it could take one more; run again with a later deadline"
+            )
         if late and (saved or self.checkpoints is None):
-            self._stop("stopped before its deadline", trainer, step, saved)
+            self._stop(f"stopped before its deadline {where}", saved)
         self._too_late = self._too_late or late
 
-    def _stop(self, what: str, trainer: "Trainer", step: int, saved: bool) -> None:
-        where = f"{what} at step {step} of {trainer.schedule.steps}"
-        if not saved:
-            raise Stopped(f"{where}, and could write no checkpoint; run again")
-        if "deadline" in what and step == self._first_step:
-            raise Stopped(f"{where}, before it could take one more; run again with a later deadline")
-        raise Stopped(f"{where}; run again to go on")
+    def _stop(self, what: str, saved: bool) -> None:
+        raise Stopped(f"{what}; run again to go on" if saved else f"{what}, and could write no checkpoint; run again")
 
     @property
     def _watches(self) -> bool:
         return self.signals is not None or self.checkpoints is not None or self.limits.ends_at is not None
 
-    def _agree(self, trainer: "Trainer", step: int) -> list[float]:
+    def _agree(self, step: int, step_seconds: Sequence[float]) -> list[float]:
         """Signal, seconds left, seconds needed, whether to save, steps until the next look: of the rank worst off."""
-        recent = trainer.clock.step_seconds[self._first_step :][-RECENT_STEPS:] or [FIRST_STEP_SECONDS]
+        recent = list(step_seconds[self._first_step :][-RECENT_STEPS:]) or [FIRST_STEP_SECONDS]
         wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent))))
         saving = self.checkpoint_seconds or self._estimated_seconds
         need = wait * median(recent) + max(recent) + self.evaluation_seconds + saving
         left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
         mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, self._save_is_due(step), -wait]
-        rows = torch.tensor(mine, dtype=torch.float64, device=trainer.communicator.control_device)
+        rows = torch.tensor(mine, dtype=torch.float64, device=self.communicator.control_device)
         # Gathered, not reduced: every rank takes the greatest of the very same numbers.
-        gathered = trainer.communicator.all_gather(rows, f"watch {step}").wait()
+        gathered = self.communicator.all_gather(rows, f"watch {step}").wait()
         worst = torch.stack(list(gathered)).amax(0).tolist()
         return [worst[0], -worst[1], worst[2], worst[3], -worst[4]]
 
@@ -139,13 +152,12 @@ class Watch:
             return False
         return self.now() - self._saved_at > max(every, self.checkpoint_seconds / SAVING_SHARE)
 
-    def _save(self, trainer: "Trainer", step: int) -> bool:
+    def _save(self, step: int, capture: Capture) -> bool:
         if self.checkpoints is None:
             return False
         started = time.perf_counter()
-        shared, own = capture(trainer)
-        own["watch"] = self._to_save()
-        saved = self.checkpoints.save(step, shared, own)
+        shared, own = capture()
+        saved = self.checkpoints.save(step, shared, own | {"watch": self._to_save()})
         self.checkpoint_seconds = time.perf_counter() - started
         self._saved_at = self.now()
         return saved

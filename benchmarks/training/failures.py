@@ -1,17 +1,16 @@
 """What a rank's exception says of its cell: out of memory, diverged, stopped, a lost neighbour, or a mistake."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.measure.memory import peak_resident_bytes
+from benchmarks.core.outcome import Outcome
 from benchmarks.training.deadline import Stopped
+from benchmarks.training.measure.tracker import peak_resident_bytes
 from resireduce.errors import ConfigError, NonFiniteGradient
-
-if TYPE_CHECKING:
-    from benchmarks.training.trainer import Trainer
 
 OUT_OF_MEMORY = (
     "out of memory",  # CUDA outside torch's allocator, NCCL
@@ -28,6 +27,8 @@ LOST_PEER = (
     "horovod has been shut down",  # by a rank that has ended
 )
 ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)\b")
+BUILDING = {"phase": "building"}
+"""What a rank without a trainer was doing."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -35,18 +36,20 @@ class Diverged(ArithmeticError):
     """The loss is NaN or infinite: a result, not a failure of the program."""
 
 
-def outcome_of(error: Exception, trainer: "Trainer | None") -> dict[str, Any]:
-    """A rank's outcome: status, reason in one line, where it happened, and what had been measured until then.
+def outcome_of(
+    error: Exception, where: Mapping[str, Any] = BUILDING, measured: Mapping[str, Any] | None = None
+) -> Outcome:
+    """Return a rank's outcome: status, reason in one line, where it happened, and what had been measured until then.
 
     Args:
         error: what ended the rank.
-        trainer: as far as it came; None if it was not yet built.
+        where: what the rank was doing.
+        measured: the part of its result that there was already.
     """
     status, reason, failure = describe(error)
-    failure |= {"phase": trainer.phase, "step": trainer.step} if trainer else {"phase": "building"}
-    measured = trainer.partial_result() if trainer else {}
-    outcome = {"status": status, "reason": reason, "failure": failure}
-    return {**outcome, **measured, "peak_resident_bytes": peak_resident_bytes()}
+    failure = {**failure, **where}
+    peak = peak_resident_bytes()
+    return Outcome(status=status, reason=reason, failure=failure, peak_resident_bytes=peak, **(measured or {}))
 
 
 def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:

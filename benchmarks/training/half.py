@@ -7,8 +7,7 @@ and with the shared residuals of w+2d; parameters and residuals are float32 thro
 import argparse
 import os
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +15,22 @@ import torch
 from torch import Tensor
 
 import resireduce
-from benchmarks.cell import Cell
-from benchmarks.data.prepared import find_root
-from benchmarks.files import finite, save_json
-from benchmarks.pretrain import pretrain
-from benchmarks.tasks.base import Batch
-from benchmarks.training.build import make_model, make_task, rank_seed
-from benchmarks.training.devices import DEVICE_VARIABLE, choose_place, settle_arithmetic
-from benchmarks.training.optimizers import make_optimizer
+from benchmarks.core.cell import Cell
+from benchmarks.core.devices import DEVICE_VARIABLE
+from benchmarks.core.files import finite, save_json
+from benchmarks.core.prepared import find_root
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.build import build
+from benchmarks.training.place import choose_place, settle_arithmetic
+from benchmarks.training.pretrain import pretrain
+from benchmarks.training.tasks.task import Batch
 from benchmarks.training.trainer import Trainer
-from benchmarks.workloads import WORKLOADS, Schedule
 from resireduce.comm.local import LocalCommunicator
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
+@dataclass
 class HalfTrainer(Trainer):
     """Computes the loss under autocast; float16 needs it scaled."""
 
@@ -39,46 +39,36 @@ class HalfTrainer(Trainer):
     overflows: int = 0
     """Steps that were skipped, because a gradient overflowed."""
 
-    def _autocast(self) -> AbstractContextManager[object]:
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch, computed in `dtype`."""
         if self.dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(next(self.model.parameters()).device.type, self.dtype)
+            return super().loss(batch)
+        with torch.autocast(next(self.model.parameters()).device.type, self.dtype):
+            return super().loss(batch)
 
-    def train_step(self, step: int, batch: Batch) -> float:
-        """Take one optimizer step, counted from 0; return its loss."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.schedule.learning_rate_at(step)
-        self.optimizer.zero_grad()
-        with self._autocast():
-            loss: Tensor = self.task.loss(self.model, batch)
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss, scaled if there is a scaler."""
+        super().backward(loss if self.scaler is None else self.scaler.scale(loss))
+
+    def update(self) -> None:
+        """Update the parameters, or count an overflow, and have the scaler choose the scale of the next step."""
         if self.scaler is None:
-            loss.backward()
-            self.optimizer.step()
-        else:
-            self.scaler.scale(loss).backward()
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
-            self.overflows += self.optimizer.overflowed
-        return loss.item()
+            super().update()
+            return
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.overflows += self.optimizer.overflowed
 
 
 def trained(cell: Cell, dtype: str, weights: Path | None, device: torch.device) -> dict[str, Any]:
     """Train a cell on one rank, from the weights in a file if there are any: its metric, loss and skipped steps."""
-    workload, communicator, root = WORKLOADS[cell.model], LocalCommunicator(), find_root()
-    task = make_task(cell, root)
-    schedule = Schedule(workload, samples=len(task), world_size=1, steps_wanted=cell.steps)
-    model = make_model(cell, weights, root).to(device)
     scaler = resireduce.GradScaler(device.type) if dtype == "float16" else None
-    optimizer = resireduce.distribute(
-        model, make_optimizer(workload, model), scheme=cell.scheme, compressor=cell.compressor, density=cell.density,
-        backend=communicator, gradients=cell.gradients, grad_scaler=scaler,
-    )  # fmt: skip
-    torch.manual_seed(rank_seed(cell.seed, 0))
-    trainer = HalfTrainer(cell, schedule, task, model, optimizer, communicator)
-    trainer.dtype, trainer.scaler = getattr(torch, dtype), scaler
+    usual = build(cell, LocalCommunicator(), weights, find_root(), device, scaler)
+    trainer = HalfTrainer(**vars(usual), dtype=getattr(torch, dtype), scaler=scaler)
     trainer.train()
-    optimizer.close()
-    found = {"dtype": dtype, "metric_name": task.metric, "metric": trainer.metrics[task.metric]}
+    trainer.optimizer.close()
+    name = trainer.task.metric
+    found = {"dtype": dtype, "metric_name": name, "metric": trainer.metrics[name]}
     return found | {"overflows": trainer.overflows, "steps_per_second": trainer.clock.steps_per_second}
 
 
@@ -94,6 +84,7 @@ def main() -> None:
     device, workload = choose_place().device, WORKLOADS[args.model]
     settle_arithmetic(device)
     cell = Cell(model=args.model, scheme="w+2d", gradients="streamed", world_size=1, backend="local", steps=args.steps)
+    torch.set_num_threads(cell.threads)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="resireduce-half-") as folder:
         weights = None

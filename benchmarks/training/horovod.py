@@ -2,15 +2,13 @@
 
 import math
 import os
-from collections.abc import Mapping
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.training.devices import LIKEWISE
-from benchmarks.training.interfaces import address_of
-from benchmarks.training.meeting import come, serving, told, variables
+from benchmarks.core.interfaces import address_of
+from benchmarks.training.horovod_start import come, serving, told, variables
+from benchmarks.training.place import LIKEWISE
 from resireduce.errors import ConfigError
 
 MEETING_SECONDS = 120.0
@@ -20,15 +18,6 @@ FUSION_BYTES = 128 * 2**20
 """Horovod's own default, set so that a record can name it: the size of its buffer for messages sent as one."""
 GLOO_TIMEOUT_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 """How long Gloo waits within Horovod, 30 seconds unless told: some ranks may see a file on a network disk later."""
-
-
-def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError if Horovod is asked for and is not installed; `image` is what ranks run in, if it is one."""
-    if backend == "horovod" and image is not None:
-        if not image["versions"].get("horovod"):
-            raise ConfigError(f"backend: 'horovod' cannot be used: image {image['name']} has no Horovod; take another")
-    elif backend == "horovod" and find_spec("horovod") is None:
-        raise ConfigError("backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod")
 
 
 def is_started_by_another() -> bool:

@@ -5,8 +5,8 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
+from benchmarks.core.workloads import Workload
 from benchmarks.training.bert_adam import BertAdam
-from benchmarks.workloads import Workload
 from resireduce.optim import DGCSGD
 
 

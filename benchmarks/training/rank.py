@@ -1,27 +1,29 @@
-"""One rank of one cell: build, train, measure. `python -m benchmarks.training.rank` is what `launch` starts."""
+"""One rank of one cell: meet, build, train, measure. `python -m benchmarks.training.rank` is what `launch` starts."""
 
 import argparse
 import os
 import traceback
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.cell import Cell
-from benchmarks.files import load_json, save_json
-from benchmarks.measure.facts import rank_facts
-from benchmarks.measure.probe import Probe
-from benchmarks.measure.start import look_before_cuda, make_probe
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.interfaces import address_of
+from benchmarks.core.outcome import Outcome
+from benchmarks.core.stop_policy import Limits
 from benchmarks.training.build import build
-from benchmarks.training.checkpoint import Checkpoints
 from benchmarks.training.deadline import Stopped, Watch, catch_signals
-from benchmarks.training.devices import Place, choose_place, from_launcher, settle_arithmetic
 from benchmarks.training.failures import outcome_of
-from benchmarks.training.horovod import horovod_facts, join, needs_own_gpu, shut_down
-from benchmarks.training.limits import Limits
-from benchmarks.training.rendezvous import STORES, find_store
+from benchmarks.training.horovod import MEETING_SECONDS, horovod_facts, join, needs_own_gpu, shut_down
+from benchmarks.training.horovod_start import wait_for
+from benchmarks.training.measure.probe import Probe, look_before_cuda, make_probe
+from benchmarks.training.measure.rank_facts import rank_facts
+from benchmarks.training.place import Place, choose_place, from_launcher, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from resireduce.comm.horovod import HorovodCommunicator
@@ -37,31 +39,20 @@ def run_rank(
     root: Path,
     probe: Probe | None = None,
     watch: Watch | None = None,
-) -> dict[str, Any]:
+) -> Outcome:
     """Train where the probe measures. How it ended is a result too: with what had been measured until then."""
     torch.set_num_threads(cell.threads)
-    probe = probe or Probe()
+    probe, watch = probe or Probe(), watch or Watch()
     settle_arithmetic(probe.meter.device)
     trainer: Trainer | None = None
     try:
-        trainer = build(cell, communicator, weights, root, probe.meter.device)
-        trainer.probe = probe
-        trainer.watch = watch or trainer.watch
-        _find_checkpoints(trainer)
+        trainer = build(cell, communicator, weights, root, probe.meter.device, probe=probe, watch=watch)
         trainer.train()
-        return {"status": "ok", "reason": None, **trainer.result(), **trainer.watch.summary()}
+        return replace(trainer.result(), **watch.summary())
     except Exception as error:
         if not isinstance(error, Stopped | ConfigError):
             traceback.print_exc()
-        return outcome_of(error, trainer)
-
-
-def _find_checkpoints(trainer: Trainer) -> None:
-    limits = trainer.watch.limits
-    if limits.folder is not None:
-        content = {**limits.content, "data": trainer.task.data_hash()}
-        checkpoints = Checkpoints(limits.folder, content, trainer.cell.name, trainer.communicator)
-        trainer.watch.checkpoints = checkpoints
+        return outcome_of(error, trainer.where, trainer.partial_result()) if trainer else outcome_of(error)
 
 
 def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:
@@ -114,15 +105,51 @@ def main() -> None:
         before = look_before_cuda(place)
         communicator = connect(cell, args.rendezvous.resolve(), place, args.store)
     except (ConfigError, ConnectionError) as error:
-        save_json(outcome_of(error, None), output)
+        outcome_of(error).save(output)
         return
     if place.device.type == "cuda":
         torch.cuda.set_device(place.device)
     outcome = run_rank(cell, communicator, args.weights, args.data, make_probe(place, before), watch)
-    outcome["facts"] = _facts(cell, place, before.driver)
-    save_json(outcome, output)
-    if outcome["status"] == "ok":
+    replace(outcome, facts=_facts(cell, place, before.driver)).save(output)
+    if outcome.status == "ok":
         disconnect(cell)
+
+
+STORES = ("file", "tcp")
+STORE = "torch.json"
+"""Rank 0's word to all: the address and port of the store."""
+
+
+def find_store(kind: str, folder: Path, rank: int, world_size: int) -> dist.Store:
+    """Return the store of a kind in STORES that ranks meet in, through an empty folder that all see.
+
+    That in a file is for one machine: it is locked, which network disks do not always do.
+    """
+    if kind == "file":
+        return dist.FileStore(str(folder / "rendezvous"), world_size)
+    return tcp_store(folder, rank, world_size, address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo"))
+
+
+def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:
+    """Return the store that rank 0 serves at a free port.
+
+    Args:
+        folder: empty before, and seen by all ranks.
+        rank: of this process.
+        world_size: number of ranks.
+        address: of this machine; that of rank 0 is the one that counts.
+        seconds: how long to wait for the other ranks.
+
+    Raises:
+        ConnectionError: rank 0 did not come.
+    """
+    timeout = timedelta(seconds=seconds)
+    if rank == 0:
+        store = dist.TCPStore(address, 0, world_size, is_master=True, timeout=timeout, wait_for_workers=False)
+        save_json({"address": address, "port": store.port}, folder / STORE)
+        return store
+    said = wait_for(folder / STORE, rank, seconds)
+    return dist.TCPStore(said["address"], said["port"], world_size, is_master=False, timeout=timeout)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """The training loop of one rank."""
 
 import math
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
@@ -11,21 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cell import Cell
-from benchmarks.measure.clock import StepClock
-from benchmarks.measure.memory import RankBytes, measure_memory
-from benchmarks.measure.probe import Probe
-from benchmarks.observe import OBSERVATIONS
-from benchmarks.tasks.base import Batch, Task, to_device
+from benchmarks.core.cell import Cell
+from benchmarks.core.outcome import Outcome
+from benchmarks.core.progress import Progress, to_stderr
+from benchmarks.core.registry import OBSERVATIONS
+from benchmarks.core.workloads import Schedule
+from benchmarks.training.checkpoint import State, capture, restore
 from benchmarks.training.deadline import Watch
 from benchmarks.training.failures import Diverged
-from benchmarks.workloads import Schedule
+from benchmarks.training.measure.phases import StepClock
+from benchmarks.training.measure.probe import Probe
+from benchmarks.training.measure.tracker import measure_memory
+from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
 from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import load
-
-PROGRESS_SECONDS = 5.0
 
 
 @dataclass
@@ -39,26 +38,26 @@ class Trainer:
     optimizer: DistributedOptimizer
     communicator: Communicator
     clock: StepClock = field(default_factory=StepClock)
-    history: list[list[float]] = field(default_factory=list)
+    history: list[list[float | None]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     probe: Probe = field(default_factory=Probe)
     watch: Watch = field(default_factory=Watch)
     """When to save and to stop."""
     phase: str = "preparing"
-    """What is being done, and in which step, for the record of a rank that fails."""
+    """What is being done."""
     step: int = 0
     """Counted from 1."""
 
     def train(self) -> None:
         """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
-        steps = self.schedule.steps
-        first = self.watch.begin(self)
-        started = reported = time.monotonic()
+        steps, first = self.schedule.steps, self._begin()
+        progress = Progress(to_stderr)
         self.model.train()
         self.probe.start(steps - first)
         for step, indices in islice(zip(range(steps), self.indices(), strict=False), first, None):
-            self.watch.before_step(self, step)
-            self.step = step + 1
+            self.phase = "checkpoint"
+            self.watch.before_step(step, steps, self.clock.step_seconds, self._state)
+            self.phase, self.step = "data", step + 1
             with self.probe.step(self.optimizer.feedback), self.clock.step():
                 loss = self.train_step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
@@ -66,28 +65,53 @@ class Trainer:
                 with self.probe.evaluation(), self.watch.evaluating():
                     self.metrics = self.evaluate()
                 self.history.append([step + 1, self.metrics[self.task.metric]])
-            if self.communicator.rank == 0 and time.monotonic() - reported > PROGRESS_SECONDS:
-                reported = time.monotonic()
-                line = f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {reported - started:.0f} s"
-                print(line, file=sys.stderr, flush=True)
+            if self.communicator.rank == 0 and progress.is_due():
+                to_stderr(f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {progress.seconds:.0f} s")
+
+    def _begin(self) -> int:
+        """Restore what the watch has of an earlier run, if anything; return the step to begin with."""
+        step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
+        if shared:
+            restore(self.model, self.optimizer, self.clock, shared, own)
+            self.history = own["history"]
+        return step
+
+    def _state(self) -> tuple[State, State]:
+        """What training goes on from: the state that all ranks share, and this rank's own."""
+        return capture(self.model, self.optimizer, self.clock, self.history)
 
     def train_step(self, step: int, batch: Batch) -> float:
-        """Take one optimizer step, counted from 0; return its loss. Raises Diverged if that is not finite."""
+        """Take one optimizer step, counted from 0; return its loss.
+
+        Raises Diverged if that is not finite, unless there is a GradScaler.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
         self.phase = "forward"
         with self.probe.phase("forward_backward"):
             self.optimizer.zero_grad()
-            loss = self.task.loss(self.model, batch)
+            loss = self.loss(batch)
             value = loss.item()
-            if not math.isfinite(value):
+            if not math.isfinite(value) and self.optimizer.grad_scaler is None:  # a scaler has the step skipped
                 raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
             self.phase = "backward"
-            loss.backward()
+            self.backward(loss)
         self.phase = "update"
         with self.probe.phase("update"):
-            self.optimizer.step()
+            self.update()
         return value
+
+    def loss(self, batch: Batch) -> Tensor:
+        """Return the mean loss of a batch."""
+        return self.task.loss(self.model, batch)
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of a loss."""
+        loss.backward()
+
+    def update(self) -> None:
+        """Average the gradients over all ranks, and update the parameters."""
+        self.optimizer.step()
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """The samples with these indices, on the model's device."""
@@ -118,41 +142,34 @@ class Trainer:
             if buffer.is_floating_point():
                 self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
 
-    def _units_per_step(self) -> int:
-        """Images or tokens of all ranks."""
-        return self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
-
-    def _measure_memory(self) -> RankBytes:
+    def _measure_memory(self) -> dict[str, Any]:
         """One more step, whose batch is not held any longer afterwards."""
         batch = self.batch(next(self.indices()), self.schedule.steps)
-        return measure_memory(self.optimizer, lambda: self.task.loss(self.model, batch), self.model)
+        return measure_memory(self.optimizer, lambda: self.loss(batch), self.model)
 
-    def result(self) -> dict[str, Any]:
-        """What this rank measured, by the names of CellResult, and what of it is for the screen only."""
+    def result(self) -> Outcome:
+        """Return what this rank measured. Raises Diverged if the last step has left what is not finite."""
         self.phase = "measuring"
         self.probe.stop()
         self._check_parameters()
         self.probe.at_boundary(self.optimizer, self.model)
         observations = self._observe()  # before memory is measured, which takes one more step
         memory = self._measure_memory()
-        baseline_bytes = baseline_total(self.model, measure_states(self.optimizer))
-        return {
-            "metric_name": self.task.metric,
-            "higher_is_better": self.task.higher_is_better,
-            "metric": self.metrics[self.task.metric],
-            "metrics": self.metrics,
-            "metric_history": self.history,
-            "steps": len(self.clock.step_seconds),
-            "steps_per_second": self.clock.steps_per_second,
-            "step_seconds": self.clock.step_seconds,
-            "memory": memory.as_dict() | self.probe.result(self.optimizer),
-            "observations": observations,
-            "baseline_bytes": baseline_bytes,
-            "unit": self.task.unit,
-            "units_per_second": self.clock.steps_per_second * self._units_per_step(),
-            "data_hash": self.task.data_hash(),
-            "threads": torch.get_num_threads(),
-        }
+        units_per_step = self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
+        return Outcome(
+            status="ok",
+            **self.partial_result(),
+            metric=self.metrics[self.task.metric],
+            metrics=self.metrics,
+            steps_per_second=self.clock.steps_per_second,
+            memory=memory | self.probe.result(self.optimizer),
+            observations=observations,
+            baseline_bytes=baseline_total(self.model, measure_states(self.optimizer)),
+            unit=self.task.unit,
+            units_per_second=self.clock.steps_per_second * units_per_step,
+            data_hash=self.task.data_hash(),
+            threads=torch.get_num_threads(),
+        )
 
     def _check_parameters(self) -> None:
         """No loss has shown what the last step did."""
@@ -165,6 +182,11 @@ class Trainer:
         if self.communicator.rank:
             return {}
         return {name: load(OBSERVATIONS[name])(self.model, self.optimizer) for name in self.cell.observe}
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """What is being done, and in which step, for the record of a rank that fails."""
+        return {"phase": self.phase, "step": self.step}
 
     def partial_result(self) -> dict[str, Any]:
         """What of the result there is already, when training ends before its time."""

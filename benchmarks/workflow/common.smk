@@ -8,34 +8,28 @@ from pathlib import Path
 from snakemake.logging import logger
 from snakemake.utils import validate
 
-from benchmarks.cells import read_yaml
-from benchmarks.cluster.lost import LOST, lost_nodes
-from benchmarks.cluster.placement import account_option, job_resources
-from benchmarks.cluster.working import forget
-from benchmarks.extends import extend
-from benchmarks.record import RecordError
-from benchmarks.workflow.cluster import check_places, get_site
-from benchmarks.workflow.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash
-from benchmarks.workflow.image import get_image, start_engine
-from benchmarks.workflow.leftovers import check_leftovers
-from benchmarks.workflow.lock import FolderInUse, lock_folder
-from benchmarks.workflow.progress import FailedTries, Finished
-from benchmarks.workflow.screen import hide_noise, stop
-from benchmarks.workflow.settings import (
-    RUNS,
-    check_backends,
+from benchmarks.core.config_reader import extend, read_yaml
+from benchmarks.core.content import LIBRARY, REPORT, TRAINING, check_syntax, content_hash, get_packages, get_pretrained
+from benchmarks.core.devices import check_backends
+from benchmarks.core.paths import RUNS
+from benchmarks.core.record import RecordError
+from benchmarks.core.run_config import (
     check_records,
     find_cell,
     get_cells,
     get_config,
-    get_packages,
-    get_pretrained,
     get_run_name,
     keep_earlier,
     write_specs,
 )
-from benchmarks.workflow.start import profile_options, remember_start, started_with
-from benchmarks.workflow.submission import check_submission
+from benchmarks.launching.slurm.job_resources import account_option, job_resources
+from benchmarks.launching.slurm.queue import LOST, lost_nodes
+from benchmarks.launching.slurm.working import forget
+from benchmarks.workflow.submission_checks import check_places, check_submission, get_site
+from benchmarks.workflow.image import get_image, start_engine
+from benchmarks.workflow.leftovers import FolderInUse, check_leftovers, lock_folder
+from benchmarks.workflow.resume import profile_options, remember_start, started_with
+from benchmarks.workflow.run_progress import FailedTries, Finished, hide_noise, stop
 from resireduce.errors import ConfigError
 
 # The interpreter that runs this one, also where no virtual environment is active.

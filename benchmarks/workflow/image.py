@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.images.context import IMAGES as NAMES
-from benchmarks.images.context import image_content
-from benchmarks.images.entry import ImageEntry
-from benchmarks.runtimes.options import NETWORKS, RUNTIMES, has_nvidia
-from benchmarks.workflow.settings import IMAGES
+from benchmarks.core.devices import has_nvidia
+from benchmarks.core.paths import IMAGES
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.image_content import IMAGES as NAMES
+from benchmarks.launching.containers.image_content import image_content
+from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose
 
 
@@ -68,7 +69,7 @@ class Image:
         """Raise ConfigError, one line, if jobs of these rules need it, none of them makes it, and it is not there."""
         made = {"image", "sif"} & set(jobs)
         if not made and {"cell", "pretrained_in_image"} & set(jobs):
-            from benchmarks.runtimes.choose import find_runtime
+            from benchmarks.launching.containers.choose import find_runtime
 
             find_runtime(self.runtime, self.entry, self.network)
 

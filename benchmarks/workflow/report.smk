@@ -1,5 +1,5 @@
 # Tables, figures and one page, from the records alone.
-from benchmarks.report.tables import all_tables
+from benchmarks.analysis.tables.table_list import FIGURE_FORMS, TRADE_OFF, all_tables
 
 
 localrules:
@@ -16,14 +16,14 @@ rule report:
         cells=get_records,
     output:
         expand(f"{RUN}/tables/{{table}}.{{form}}", table=all_tables(), form=("csv", "md", "tex")),
-        expand(f"{RUN}/figures/{{table}}.{{form}}", table=all_tables(), form=("png", "svg")),
+        expand(f"{RUN}/figures/{{figure}}.{{form}}", figure=(*all_tables(), TRADE_OFF), form=FIGURE_FORMS),
         expand(f"{RUN}/{{claims}}", claims=("claims.json", "tables/claims.csv", "tables/claims.md")),
         page=f"{RUN}/report.html",
     log:
         f"{RUN}/logs/report.log",
     params:
         config=get_config(config),
-        report=f"benchmarks/report {content_hash(REPORT)}",
+        report=f"benchmarks/analysis {content_hash(REPORT)}",
     shell:
         "python -m benchmarks report --run $(dirname {output.page:q}) > {log:q} 2>&1 "
         "|| {{ echo 'FAILED report, see {log}:'; tail -n 3 {log:q}; exit 1; }}"

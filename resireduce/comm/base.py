@@ -16,7 +16,7 @@ class Handle(Protocol[T_co]):
     """A collective that has been launched."""
 
     def wait(self) -> T_co:
-        """The result, once it is there."""
+        """Wait for the result, and return it."""
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Deferred(Generic[T]):
     """A handle whose result is made when it is waited for."""
 
     finish: Callable[[], T]
-    """Makes it; called once for each `wait`."""
+    """Makes the result; called once for each `wait`."""
 
     def wait(self) -> T:
-        """Make it."""
+        """Make the result, and return it."""
         return self.finish()
 
 
@@ -38,7 +38,7 @@ class Communicator(ABC):
     """
 
     rank: int
-    """From 0."""
+    """Number of this rank, from 0."""
     world_size: int
     """Number of ranks."""
     control_device: torch.device = torch.device("cpu")
@@ -50,7 +50,7 @@ class Communicator(ABC):
         return False
 
     def close(self) -> None:
-        """No more collectives will be launched: what they went through may be used by another."""
+        """Let another communicator use what collectives went through: no more will be launched."""
         return
 
     @abstractmethod

@@ -26,7 +26,7 @@ class HorovodCommunicator(Communicator):
         self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Asynchronous sum. Of bfloat16, which Horovod does not know, by way of float32."""
+        """Launch a sum; bfloat16, which Horovod does not know, is summed by way of float32."""
         if tensor.dtype != torch.bfloat16:
             handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=self._prefix + name)
             return Deferred(lambda: self._hvd.synchronize(handle))
@@ -34,7 +34,7 @@ class HorovodCommunicator(Communicator):
         return Deferred(lambda: tensor.copy_(self._hvd.synchronize(wide)))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Asynchronous gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
+        """Launch a gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
         data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name)
         numels = None
         if not equal_sizes:
@@ -49,13 +49,13 @@ class HorovodCommunicator(Communicator):
         return Deferred(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """From rank 0; as bytes, whatever they stand for."""
+        """Overwrite `tensor` with the bytes that it has on rank 0, whatever they stand for; return it."""
         self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), root_rank=0, name=self._prefix + name)
         return tensor
 
 
 def import_horovod() -> Any:
-    """The module `horovod.torch`. ConfigError, with the cure, if it is not there or is of another torch."""
+    """Return the module `horovod.torch`. ConfigError, with the cure, if it is not there or is of another torch."""
     try:
         import horovod.torch as hvd
     except ImportError as error:

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass
 class _Collective:
-    """One collective: what the ranks that have launched it so far put in."""
+    """A collective: what the ranks that have launched it so far put in."""
 
     name: str
     inputs: dict[int, Tensor] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class LocalWorld:
             self._changed.notify_all()
 
     def wait(self, number: int) -> list[Tensor]:
-        """All ranks' inputs of collective `number`, in the order of ranks. ConnectionError if one is missing."""
+        """Return all ranks' inputs of collective `number`, in the order of ranks. ConnectionError if one is missing."""
         with self._changed:
             collective = self._collectives[number]
             done = self._changed.wait_for(
@@ -95,7 +95,7 @@ class LocalCommunicator(Communicator):
         return lambda: self._world.wait(number)
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Summed in the order of ranks."""
+        """Launch a sum, formed in the order of ranks."""
         if self.world_size == 1:
             return Deferred(lambda: tensor)
         # The others may read this rank's input after this rank has gone on: they get a copy.
@@ -111,14 +111,14 @@ class LocalCommunicator(Communicator):
         return Deferred(finish)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Stacked when waited for, if of equal sizes; of one rank alone, the tensor itself."""
+        """Launch a gather: of copies, or, of one rank alone, of the tensor itself."""
         if self.world_size == 1:
             return Deferred(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
         return Deferred(lambda: list(torch.stack(inputs())) if equal_sizes else inputs())
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """From rank 0."""
+        """Overwrite `tensor` with rank 0's; return it."""
         if self.world_size == 1:
             return tensor
         return tensor.copy_(self._exchange(tensor.clone(), name)()[0])
@@ -133,14 +133,14 @@ class PretendCommunicator(Communicator):
         self.world_size = world_size
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """`world_size` times the tensor."""
+        """Multiply `tensor` by `world_size` when it is waited for, as if all ranks had sent the same."""
         return Deferred(lambda: tensor.mul_(self.world_size))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """The received buffer is there from the launch on, as it is with a real collective."""
+        """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
         gathered = tensor.repeat(self.world_size, 1)
         return Deferred(lambda: list(gathered))
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Nothing to do."""
+        """Return `tensor` as it is: this is rank 0."""
         return tensor

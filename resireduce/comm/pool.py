@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 @dataclass
 class Pooled:
-    """A process group."""
+    """A process group, and whether an optimizer of this rank uses it."""
 
     group: dist.ProcessGroup
     launched: int = 0
@@ -70,7 +70,7 @@ def _new_group(base: dist.ProcessGroup | None, ranks: tuple[int, ...]) -> dist.P
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """The time limit of `group`, as the user set it; None (torch's own) if this torch does not tell."""
+    """Return the time limit of `group`, as the user set it; None (torch's own) if this torch does not tell."""
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     try:
         return group._get_backend(device).options._timeout

@@ -25,5 +25,5 @@ class Unstaged:
     target: Tensor
 
     def wait(self) -> Tensor:
-        """Copy it there."""
+        """Wait for the result, copy it into `target`, and return that."""
         return self.target.copy_(self.handle.wait(), non_blocking=True)

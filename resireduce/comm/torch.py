@@ -107,7 +107,7 @@ class TorchCommunicator(Communicator):
         self._release()
 
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Asynchronous sum."""
+        """Launch a sum."""
         self._finish_ragged()
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
@@ -115,7 +115,7 @@ class TorchCommunicator(Communicator):
         return launched if near is tensor else Unstaged(launched, tensor)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Asynchronous gather. Unequal sizes cost a second, small message."""
+        """Launch a gather. Unequal sizes cost a second, small message."""
         self._finish_ragged()
         if equal_sizes:
             return self.gather_rows(tensor, [tensor.numel()] * self.world_size)
@@ -123,7 +123,7 @@ class TorchCommunicator(Communicator):
         return self._ragged
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """From the group's rank 0."""
+        """Overwrite `tensor` with that of rank 0 of the group; return it."""
         self._finish_ragged()
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor

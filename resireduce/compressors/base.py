@@ -11,7 +11,7 @@ from resireduce.errors import check_share
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
-"""How payloads can meet."""
+"""How payloads of several ranks meet: summed element by element, or gathered."""
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,13 @@ class Compressor(ABC):
 
     @abstractmethod
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """The payload of contiguous `grad`, of any shape and floating dtype, which is left as it is.
+        """Return the payload of contiguous `grad`, of any shape and floating dtype, which is left as it is.
 
         `name` and `step` seed random choices; `name` is the tensor's and, without `same_draw`, has the rank in it.
         """
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
-        """Which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""
+        """Return which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""
         return None
 
     @abstractmethod
@@ -82,7 +82,7 @@ class Compressor(ABC):
         """`grad`, as it was compressed, minus the decompressed payload; overwrites contiguous `grad`; returned."""
 
     def decompress(self, payload: Payload) -> Tensor:
-        """The dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
+        """Return the dense tensor that a payload stands for: a new one, of the gradient's shape and dtype."""
         return self.add_(torch.zeros(payload.shape, dtype=payload.dtype, device=payload.buffer.device), payload)
 
 
@@ -91,7 +91,7 @@ class Selecting(Compressor):
     """What compressors have in common that send a share of the elements."""
 
     density: float
-    """That share, aimed at or at most, in (0, 1]."""
+    """Share of the elements that is sent, aimed at or at most, in (0, 1]."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a density outside (0, 1]."""
@@ -99,5 +99,5 @@ class Selecting(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """With this density."""
+        """Return the compressor with this density, in (0, 1]."""
         return cls(density)

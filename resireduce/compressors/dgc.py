@@ -11,7 +11,8 @@ from resireduce.compressors.base import Momentum, Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator, one_of_each
 from resireduce.errors import ConfigError, check_share, is_count, is_number
-from resireduce.kernels.select import few_reaching, largest_magnitudes
+from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.reaching import few_reaching
 from resireduce.share import share
 
 SAMPLE = 0.01
@@ -60,16 +61,16 @@ class DGC(Selecting, SparseCompressor):
 
     @property
     def momentum(self) -> Momentum | None:
-        """If there is a factor."""
+        """The momentum to correct; None without a factor."""
         return Momentum(self.momentum_factor, self.nesterov, self.masking) if self.momentum_factor else None
 
     def density_at(self, step: int) -> float:
-        """The density of this step, counted from 0."""
+        """Return the density of this step, counted from 0."""
         stage = step // self.warmup_steps if self.warmup else 0
         return self.warmup[stage] if stage < len(self.warmup) else self.density
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Those that reach the threshold, at most k."""
+        """Return the flat indices of the elements that reach the threshold: at most k, int64, ascending."""
         density, n = self.density_at(step), flat.numel()
         k, threshold = share(density, n), self._estimate(flat, density, name, step)
         if flat.is_meta:
@@ -86,7 +87,7 @@ class DGC(Selecting, SparseCompressor):
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
 
     def _estimate(self, flat: Tensor, density: float, name: str, step: int) -> Tensor:
-        """0-D: the smallest of the top share of a sample, in which that share is two elements at least."""
+        """Return the threshold, 0-D: the smallest of the top share of a sample, of two elements at least."""
         n = flat.numel()
         samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / density)))
         positions = one_of_each(n, samples, 0, samples, generator(flat.device, name, step), flat.device)
@@ -101,5 +102,5 @@ class DGCMomentum(DGC):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """With momentum 0.9, factor masking, and values in half precision."""
+        """Return the compressor with momentum 0.9, factor masking, and values in half precision."""
         return cls(density, half=True)

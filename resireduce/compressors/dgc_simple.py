@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator
-from resireduce.kernels.select import few_reaching, reaching
+from resireduce.kernels.reaching import few_reaching, reaching
 from resireduce.share import share
 
 SAMPLE = 0.01
@@ -32,7 +32,7 @@ class DGCSimple(Selecting, SparseCompressor):
     equal_sizes: ClassVar[bool] = False
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Those that reach the threshold."""
+        """Return the flat indices of the elements that reach the threshold: int64, ascending."""
         n, threshold = flat.numel(), self._estimate(flat, name, step)
         if flat.is_meta:
             return torch.empty(share(self.density, n), dtype=torch.int64, device=flat.device)
@@ -50,7 +50,7 @@ class DGCSimple(Selecting, SparseCompressor):
         return reaching(flat, torch.linalg.vector_norm(flat, torch.inf))
 
     def _estimate(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """0-D: the smallest of the top share of the sample."""
+        """Return the first threshold, 0-D: the smallest of the top share of the sample."""
         samples = share(SAMPLE, flat.numel())
         source = generator(flat.device, name, step)
         positions = torch.randint(flat.numel(), (samples,), generator=source, device=flat.device)

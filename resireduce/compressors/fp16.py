@@ -24,26 +24,26 @@ class Fp16(Compressor):
 
     @property
     def exact(self) -> bool:
-        """No: values are rounded."""
+        """False: values are rounded, so sent + error is the gradient but for rounding."""
         return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Density means nothing here: everything is sent."""
+        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
         return cls()
 
     def for_world(self, world_size: int) -> "Fp16":
-        """With a limit that keeps the sum of all ranks, and every part of it, from overflowing."""
+        """Return the compressor with a limit by which no sum, whole or in part, over `world_size` ranks overflows."""
         return replace(self, largest=2.0 ** math.floor(math.log2(torch.finfo(torch.float16).max / world_size)))
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """2 bytes an element. A gradient that is float16 already is copied, since the sum is formed in its memory."""
+        """Return all elements as float16, in memory of their own: the sum over the ranks is formed there."""
         return Payload.pack(grad.view(-1).clamp(-self.largest, self.largest).to(torch.float16), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """`dense` += `scale` x payload, in `dense`'s precision."""
+        """Add `scale` x payload to `dense`, in the precision of `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape).to(dense.dtype), alpha=scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """What rounding took away."""
+        """Take off `grad` what was sent, which leaves what rounding took away; return `grad`."""
         return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))

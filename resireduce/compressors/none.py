@@ -18,17 +18,17 @@ class NoCompression(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Density means nothing here: everything is sent."""
+        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
         return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """The gradient as its own payload: shares memory with `grad`."""
+        """Return the gradient as its own payload, which shares the memory of `grad`."""
         return Payload.pack(grad.view(-1), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """`dense` += `scale` x payload."""
+        """Add `scale` x payload to `dense`; return `dense`."""
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Zero. The payload may share `grad`'s memory, so this ends its use."""
+        """Set `grad` to zero and return it. The payload may share its memory, so this ends the payload's use."""
         return grad.zero_()

@@ -25,7 +25,7 @@ class QSGD(Compressor):
     """
 
     norm: float = 2.0
-    """Of a bucket: 2 (the paper's) or infinity."""
+    """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
     bucket: int | None = 128
     """Elements that share a norm, 1 or more; None: the whole tensor."""
 
@@ -38,16 +38,16 @@ class QSGD(Compressor):
 
     @property
     def exact(self) -> bool:
-        """No: values are rounded."""
+        """False: values are rounded."""
         return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Density means nothing here: everything is sent."""
+        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
         return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Levels (int8) and norms (float32). A bucket of zeros has norm zero and stays zero."""
+        """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
         norms = self._norms(flat, self.norm)
         if not (
@@ -64,7 +64,7 @@ class QSGD(Compressor):
         return Payload.pack(levels, norms, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """`dense` += `scale` x level x norm / 127."""
+        """Add `scale` x level x norm / 127 to `dense`; return `dense`."""
         levels, norms = payload.parts()
         flat = dense.view(-1)
         for piece in pieces(flat.numel(), self.bucket or 1):
@@ -73,11 +73,11 @@ class QSGD(Compressor):
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """What rounding changed."""
+        """Take off `grad` what was sent, which leaves what rounding changed; return `grad`."""
         return self.add_(grad, payload, scale=-1.0)
 
     def _norms(self, flat: Tensor, order: float) -> Tensor:
-        """One for each bucket; the last may be shorter."""
+        """Return the norm of each bucket, 1-D, float32; the last bucket may be shorter."""
         size, wide = self.bucket or flat.numel(), torch.promote_types(flat.dtype, torch.float32)
         whole = flat[: flat.numel() - flat.numel() % size].view(-1, size)
         norms = torch.linalg.vector_norm(whole, order, dim=1, dtype=wide).float()
@@ -92,7 +92,7 @@ class QSGD(Compressor):
 
 @dataclass(frozen=True)
 class QSGDMax(QSGD):
-    """With the largest magnitude of the whole tensor as its norm, as in the code released with the ResiReduce paper."""
+    """QSGD with one bucket, whose norm is the largest magnitude, as in the code released with the ResiReduce paper."""
 
     norm: float = torch.inf
     bucket: int | None = None

@@ -23,28 +23,28 @@ class RandomK(Selecting):
     same_draw: ClassVar[bool] = True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """k = max(1, floor(density x n)) values, drawn anew for every name and step."""
+        """Return k = max(1, floor(density x n)) values, whose places are drawn anew for every name and step."""
         flat = grad.view(-1)
         indices = _draw(flat.numel(), share(self.density, flat.numel()), (name, step), grad.device)
         return Payload.pack(flat[indices], like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Those that were drawn."""
+        """Return the flat indices that were drawn for the payload: 1-D, int64, ascending."""
         return _indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Scatter-add; indices do not repeat."""
+        """Add `scale` x the values to their places in `dense`; indices do not repeat. Return `dense`."""
         dense.view(-1).index_add_(0, _indices(payload), payload.buffer.to(dense.dtype), alpha=scale)
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """`grad` with zeros where it was sent."""
+        """Set `grad` to zero where it was sent; return it."""
         grad.view(-1).index_fill_(0, _indices(payload), 0.0)
         return grad
 
 
 def _indices(payload: Payload) -> Tensor:
-    """Drawn again, rather than kept from the backward pass to the step."""
+    """Draw the indices of a payload again, rather than keep them from the backward pass to the step."""
     assert payload.source is not None
     return _draw(payload.shape.numel(), payload.buffer.numel(), payload.source, payload.buffer.device)
 

@@ -28,7 +28,7 @@ class Scheduled(Compressor):
 
     @property
     def _any(self) -> Compressor:
-        """What does not depend on the density."""
+        """The kind with density 1, for all that does not depend on the density."""
         return self.kind.from_density(1.0)
 
     @property
@@ -48,7 +48,7 @@ class Scheduled(Compressor):
 
     @property
     def exact(self) -> bool:
-        """As the kind."""
+        """Whether the kind sends the gradient's own values."""
         return self._any.exact
 
     @property
@@ -58,21 +58,21 @@ class Scheduled(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Raises ConfigError: a schedule is no `density`; `resireduce.distribute` is given one in its place."""
+        """Raise ConfigError: a schedule is no `density`; `resireduce.distribute` is given one in its place."""
         raise ConfigError(f"density: {density!r} is not allowed for a Scheduled compressor; give it a function")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """With this step's density."""
+        """Return the payload of the kind with the density of this step."""
         return self._at(step).compress(grad, name, step)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
-        """Those of the kind."""
+        """Return the flat indices that the payload holds, 1-D int64; None if it holds all."""
         return self._any.sent_indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """As the kind."""
+        """Add `scale` x the decompressed payload to `dense`; return `dense`."""
         return self._any.add_(dense, payload, scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """As the kind."""
+        """Take off `grad` what was sent; return what is left, in its memory."""
         return self._any.error_(grad, payload)

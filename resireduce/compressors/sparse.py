@@ -21,7 +21,7 @@ class SparseCompressor(Compressor):
 
     @property
     def exact(self) -> bool:
-        """Unless values are rounded to half precision."""
+        """Whether the values are the gradient's own: they are, unless they are rounded to half precision."""
         return not self.half
 
     @abstractmethod
@@ -29,7 +29,7 @@ class SparseCompressor(Compressor):
         """Indices (int64, unique, ascending) of the elements of 1-D `flat` to send; `name`, `step`: `compress`'s."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """The selected elements: 8 bytes each in float32."""
+        """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
         flat = grad.view(-1)
         indices = self.select(flat, name, step)
         values = flat[indices]
@@ -43,17 +43,17 @@ class SparseCompressor(Compressor):
         return Payload.pack(values, indices.to(narrow), like=grad, ragged=not self.equal_sizes)
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Those of the payload."""
+        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
         return payload.parts()[1].long()
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Scatter-add. The indices of one payload are unique, so the result does not depend on any order."""
+        """Add `scale` x the values to their places in `dense`, in any order, as no index repeats; return `dense`."""
         values, indices = payload.parts()
         dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """`grad` with zeros where it was sent, which is exact; of rounded values, what rounding took."""
+        """Take off `grad` what was sent; return it. Zeros are left there, or what rounding took."""
         if self.half:
             return self.add_(grad, payload, scale=-1.0)
         grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.errors import ConfigError, is_number
-from resireduce.kernels.select import reaching
+from resireduce.kernels.reaching import reaching
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Threshold(SparseCompressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Density means nothing here: how much is sent depends on the gradient."""
+        """Return the compressor with its defaults: how much is sent depends on the gradient, not on `density`."""
         return cls()
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """All that are greater. Of a tensor without storage: all, which is what a plan must reckon with."""
+        """Return the flat indices of what is greater, int64, ascending; of a tensor without storage, all."""
         if flat.is_meta:
             return torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
         return reaching(flat, self.threshold, strictly=True)

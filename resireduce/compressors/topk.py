@@ -6,7 +6,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.select import largest_magnitudes
+from resireduce.kernels.largest import largest_magnitudes
 from resireduce.share import share
 
 
@@ -15,5 +15,5 @@ class TopK(Selecting, SparseCompressor):
     """Sends the k elements of largest magnitude, k = max(1, floor(density x n))."""
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """The k largest."""
+        """Return the flat indices of the k largest magnitudes: int64, ascending."""
         return largest_magnitudes(flat, share(self.density, flat.numel()))

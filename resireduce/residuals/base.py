@@ -14,18 +14,18 @@ from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Blocks, Plain, Stored
 
 NORMS = ("residual", "compensated")
-"""Of what norms are taken: what is left after sending (the paper), or what was compressed (the released code)."""
+"""What norms are taken of: what is left after sending (the paper), or what was compressed (the released code)."""
 CHOICES = ("largest", "softmax")
 """How rows and columns are chosen: those of the largest norms (the paper), or drawn (the released code)."""
 
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:
-    """The dtype in which norms and sums over many elements of `tensor` are formed: float32 at least."""
+    """Return the dtype in which norms and sums over many elements of `tensor` are formed: float32 at least."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
-    """Which `count` of the 1-D `norms` to keep: int32, ascending.
+    """Return which `count` of the 1-D `norms` to keep: int32, ascending.
 
     choice: "largest"; or "softmax", drawn from `source` without replacement with the softmax of the norms as
     probabilities. The draw takes the largest of norm + Gumbel noise, which is the same and works where probabilities
@@ -52,7 +52,7 @@ class Ratio:
         self._shares = {pattern: check_share(field, one) for pattern, one in by_pattern.items()}
 
     def of(self, name: str) -> float:
-        """That of tensor `name`. Raises ConfigError if no pattern matches it."""
+        """Return the share of tensor `name`. Raises ConfigError if no pattern matches it."""
         for pattern, value in self._shares.items():
             if fnmatchcase(name, pattern):
                 return value
@@ -82,7 +82,6 @@ class Residual(ABC):
 
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
-        self.steps = 0
         self._hosted: list[Hosted] = []
 
     @abstractmethod
@@ -91,17 +90,18 @@ class Residual(ABC):
 
     @abstractmethod
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Gradient + residual of tensor `name` (paper, section 2.2, step 2).
+        """Return gradient + residual of tensor `name` (paper, section 2.2, step 2).
 
         In contiguous `grad`'s memory or in the residual's own, in `grad`'s shape and dtype. The caller may free `grad`
         if the result does not share its memory.
         """
 
     @abstractmethod
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error that is left of tensor `name` (paper, section 2.2, step 5).
 
-        `error()` computes it, in the memory of what `compensate_` returned.
+        `error()` computes it, in the memory of what `compensate_` returned. `step`, the number of the step counted from
+        0, seeds random choices.
         """
 
     def absorbs(self, name: str) -> bool:
@@ -109,9 +109,9 @@ class Residual(ABC):
         before `update`, for one gradient after the other."""
         return False
 
-    def end_step(self) -> None:
-        """All gradients of this step have arrived."""
-        self.steps += 1
+    def end_step(self, step: int) -> None:
+        """Store what has waited for other tensors: all gradients of step number `step` have arrived."""
+        return
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
@@ -121,26 +121,20 @@ class Residual(ABC):
         """Bytes held between two steps."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals and the number of steps: they differ between ranks, so every rank saves its own."""
-        return self.tensors() | {"steps": torch.tensor(self.steps, device="cpu")}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copy `state`, of the names, shapes and dtypes of `state_dict`, into the tensors held."""
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy the values that `state` has for `tensors()`, in the same shapes and dtypes, into the tensors held."""
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
-        self.start_at(int(state["steps"]))
 
-    def start_at(self, step: int) -> None:
-        """The next step is number `step`, counted from 0."""
-        self.steps = step
+    def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
+        """The generator that rounding of tensor `name` draws from in step number `step`, on the device of `like`.
 
-    def source(self, name: str, like: Tensor) -> torch.Generator | None:
-        """What rounding of tensor `name` draws from in this step, on the device of `like`; None on the meta device."""
-        return generator(like.device, f"{name}/{self.rank}", self.steps)
+        None on the meta device.
+        """
+        return generator(like.device, f"{name}/{self.rank}", step)
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
-        """Room for a tensor of this shape in the storage precision; None is `like`'s own dtype.
+        """Return room for a tensor of this shape in the storage precision; None is `like`'s own dtype.
 
         On `like`'s device, or in the host's memory.
         Raises ConfigError if the storage dtype is wider: the sum is formed in the gradient's, so nothing would be won.
@@ -152,17 +146,17 @@ class Residual(ABC):
         return hosted
 
     def host_tensors(self) -> list[Tensor]:
-        """Those of `tensors()` that are held in the host's memory."""
+        """Return those of `tensors()` that are held in the host's memory."""
         return [tensor for hosted in self._hosted for tensor in hosted.tensors().values()]
 
     def prefetch(self, name: str) -> None:
-        """Tensor `name` will have its gradient soon: begin to bring what is added to it to its device."""
+        """Begin to bring what is added to the gradient of tensor `name` to its device, where that is expected soon."""
         stored = self.stored_for(name)
         if stored is not None:
             stored.prefetch()
 
     def stored_for(self, name: str) -> Stored | None:
-        """What is read for tensor `name`, if anything is."""
+        """Return what is read for tensor `name`, if anything is."""
         return None
 
     def _near(self, shape: tuple[int, ...], like: Tensor) -> Stored:

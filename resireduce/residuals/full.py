@@ -20,34 +20,34 @@ class FullResidual(Residual):
         super().__init__(**options)  # type: ignore[arg-type]
         self._stored: dict[str, Stored] = {}
         self._summing: dict[str, Plain] = {}
-        """Those in whose memory the sum is formed."""
+        """The residuals in whose memory the sum is formed, by tensor."""
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """One tensor of the parameter's shape."""
+        """Allocate one tensor of the parameter's shape."""
         stored = self._stored[name] = self.stored(parameter.shape, parameter)
         if isinstance(stored, Plain) and stored.values.dtype == parameter.dtype:
             self._summing[name] = stored
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """R += G if they share a dtype, else G += R."""
+        """Return G + R: in the memory of R if the two share a dtype, else in that of G."""
         if name in self._summing:
             return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
     def absorbs(self, name: str) -> bool:
-        """If stored in the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
+        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """Where the sum was formed in the residual's memory the error is there already."""
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the error, unless it is in the residual's memory already, since the sum was formed there."""
         left, stored = error(), self._stored[name]
         if not (isinstance(stored, Plain) and left is stored.values):
-            stored.set_(left, self.source(name, left))
+            stored.set_(left, self.source(name, left, step))
 
     def stored_for(self, name: str) -> Stored:
-        """Its own residual."""
+        """Return the residual of tensor `name`, which no other tensor shares."""
         return self._stored[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """One for each registered tensor."""
+        """Return the residual of each registered tensor."""
         return named("full", self._stored)

@@ -15,9 +15,9 @@ class Group:
     """One reusable group on its way through a step."""
 
     members: tuple[str, ...]
-    """In the order of the model."""
+    """Names of the parameters that share the residual, in the order of the model."""
     stored: Stored
-    """What the last step left."""
+    """The residual that the last step left."""
     waiting: dict[str, Tensor] = field(default_factory=dict)
     """Errors of this step that arrived before their turn."""
     turn: int = 0
@@ -42,14 +42,14 @@ class GroupResidual(Residual):
 
     @abstractmethod
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """The error of one more member, `name`, put to those `folded` before, if any, whose memory may be used."""
+        """Return what is `folded` so far, if anything, with the `error` of member `name`; may use its memory."""
 
     @abstractmethod
     def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """What is stored of `total` and its `weight`, 0-D, once all that came are folded; may use `total`'s memory."""
+        """Return what is stored of all errors, folded into `total` with `weight`, 0-D; may use their memory."""
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """One tensor for the whole group, allocated with its first member."""
+        """Allocate one tensor for the whole group with its first member."""
         members = self.grouping.group_of(name)
         key = members[0]
         if key not in self._groups:
@@ -57,10 +57,10 @@ class GroupResidual(Residual):
         self._group_of[name] = self._groups[key]
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """G + what the last step stored for the group, in the gradient's memory."""
+        """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._group_of[name].stored.add_to_(grad)
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""
         group = self._group_of[name]
         group.waiting[name] = error()
@@ -68,34 +68,33 @@ class GroupResidual(Residual):
             self._fold(group, member)
             group.turn += 1
         if group.turn == len(group.members):
-            self._close(group)
+            self._close(group, step)
 
-    def end_step(self) -> None:
+    def end_step(self, step: int) -> None:
         """Close the groups of which not all members had a gradient in this step: the others make the average."""
         for group in self._groups.values():
             for member in reversed(group.members):
                 if member in group.waiting:
                     self._fold(group, member)
             if group.folded is not None:
-                self._close(group)
-        super().end_step()
+                self._close(group, step)
 
     def _fold(self, group: Group, member: str) -> None:
         error = group.waiting.pop(member)
         group.folded = self.fold(group.folded, error.to(norm_dtype(error)), member)
 
-    def _close(self, group: Group) -> None:
+    def _close(self, group: Group, step: int) -> None:
         assert group.folded is not None
         total, weight = group.folded
         group.folded = None
-        group.stored.set_(self.finish(total, weight), self.source(group.members[0], total))
+        group.stored.set_(self.finish(total, weight), self.source(group.members[0], total, step))
         group.turn = 0
 
     def stored_for(self, name: str) -> Stored:
-        """Its group's."""
+        """Return the residual that the group of tensor `name` shares."""
         return self._group_of[name].stored
 
     def tensors(self) -> dict[str, Tensor]:
-        """One for each group, named for its first member."""
+        """Return the residual of each group, named for its first member."""
         kind = type(self).__name__.removesuffix("Residual").lower()
         return named(kind, {key: group.stored for key, group in self._groups.items()})

@@ -35,15 +35,15 @@ class Hosted(Stored):
                 )
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """`target` += what is stored, once it has come."""
+        """Add what is stored to `target`, once it has come from the host; return `target`."""
         return self._come().add_to_(target)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """What is stored, on the device."""
+        """Return what is stored, on the device, as a tensor of `dtype`, not to be changed."""
         return self._come().read(dtype)
 
     def release(self) -> None:
-        """The copy on the device."""
+        """Let go of the copy on the device."""
         self._near = None
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
@@ -57,14 +57,14 @@ class Hosted(Stored):
                 _used(tensor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those on the host, when all copies have come to their end."""
+        """Return the tensors on the host, after all copies to and from them have come to their end."""
         if self._device.type == "cuda":
             _stream(self._device).synchronize()
         self._near = None
         return self._far.tensors()
 
     def over(self, tensors: Mapping[str, Tensor]) -> Stored:
-        """The same on the host, held in `tensors`."""
+        """Return what holds `tensors` in the same form, on whatever device they lie."""
         return self._far.over(tensors)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
@@ -74,7 +74,7 @@ class Hosted(Stored):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
 
     def _come(self) -> Stored:
-        """The copy on the device, which what is launched from now on may use."""
+        """Return the copy on the device, which what is launched from now on may use."""
         self.prefetch()
         assert self._near is not None
         if self._device.type == "cuda":
@@ -85,7 +85,7 @@ class Hosted(Stored):
 
 
 def _on_host(tensor: Tensor) -> Tensor:
-    """Zeros: pinned where copies are to run beside the device's work; without storage where nothing has any."""
+    """Return zeros like `tensor` in the host's memory, pinned if it is on a GPU; without storage if it has none."""
     where = "meta" if tensor.is_meta else "cpu"
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=where, pin_memory=tensor.is_cuda)
 
@@ -96,7 +96,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _beside(device: torch.device, after: bool = False) -> AbstractContextManager[object]:
-    """Within it copies run on the stream for them; `after` all that has been launched so far, if it is waited for."""
+    """Run copies on the stream for them; with `after`, only when all that has been launched so far is done."""
     if device.type != "cuda":
         return nullcontext()
     if after:
@@ -105,6 +105,6 @@ def _beside(device: torch.device, after: bool = False) -> AbstractContextManager
 
 
 def _used(tensor: Tensor) -> None:
-    """Its memory may not be given to another before the copy is over."""
+    """Keep the memory of `tensor` from being given to another tensor before the copy is over."""
     if tensor.is_cuda:
         tensor.record_stream(_stream(tensor.device))

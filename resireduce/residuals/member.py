@@ -26,7 +26,7 @@ class MemberResidual(GroupResidual):
         self.norm, self.smallest = norm, smallest
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """The better one, and its norm. Chosen without asking a GPU for the result of the comparison."""
+        """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
         norm = torch.linalg.vector_norm(error, self.norm)
         if folded is None:
             return error.clone(), norm
@@ -35,5 +35,5 @@ class MemberResidual(GroupResidual):
         return torch.where(better, error, best, out=best), torch.where(better, norm, best_norm)
 
     def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """As it is."""
+        """Return `total`, the error that was chosen, as it is."""
         return total

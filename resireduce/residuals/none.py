@@ -12,15 +12,15 @@ class NoResidual(Residual):
     """Stores nothing."""
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Nothing to allocate."""
+        """Allocate nothing."""
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """The gradient itself."""
+        """Return the gradient itself."""
         return grad
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """The error is dropped without being computed."""
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Drop the error, without computing it."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """None."""
+        """Return no tensors."""
         return {}

@@ -31,38 +31,38 @@ class PartialResidual(Residual):
         self._stored: dict[str, Stored] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """k zeros."""
+        """Allocate k zeros, 1-D."""
         self._stored[name] = self.stored((self._count(name, parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add what is stored to its places in the gradient, in place."""
+        """Add the stored values to their places in the gradient, in place; return it."""
         flat, values = grad.view(-1), self._stored[name].read(grad.dtype)
         for piece, positions in self._places(name, flat):
             flat.index_add_(0, positions, values[piece])
         return grad
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """Keep what is at those places."""
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the elements of the error at the places of the draw."""
         flat = error().view(-1)
         self._stored[name].release()
         values = flat.new_empty(self._count(name, flat))
         for piece, positions in self._places(name, flat):
             values[piece] = flat[positions]
-        self._stored[name].set_(values, self.source(name, flat))
+        self._stored[name].set_(values, self.source(name, flat, step))
 
     def stored_for(self, name: str) -> Stored:
-        """Its own part."""
+        """Return the stored part of tensor `name`."""
         return self._stored[name]
 
     def tensors(self) -> dict[str, Tensor]:
-        """One for each registered tensor."""
+        """Return the stored part of each registered tensor, 1-D."""
         return named("partial", self._stored)
 
     def _count(self, name: str, tensor: Tensor) -> int:
         return share(self.ratio.of(name), tensor.numel())
 
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        """Pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
+        """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
         At most a sixteenth of the places is in memory at once, since they take more of it than the values.
         """

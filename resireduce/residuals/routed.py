@@ -25,37 +25,30 @@ class RoutedResidual(Residual):
         self._part(name).register(name, parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """As the responsible part does."""
+        """Return gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_(grad, name)
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """As the responsible part does."""
-        self._part(name).update(name, error)
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Store the error in the responsible part."""
+        self._part(name).update(name, error, step)
 
     def absorbs(self, name: str) -> bool:
-        """Whether the responsible part does."""
+        """Whether the responsible part adds the gradient into what is stored."""
         return self._part(name).absorbs(name)
 
     def host_tensors(self) -> list[Tensor]:
-        """Those of all parts."""
+        """Return the tensors of all parts that are held in the host's memory."""
         return [tensor for part in self._parts for tensor in part.host_tensors()]
 
     def stored_for(self, name: str) -> Stored | None:
-        """What the responsible part has."""
+        """Return what the responsible part reads for tensor `name`, if it reads anything."""
         return self._part(name).stored_for(name)
 
-    def end_step(self) -> None:
-        """For every part."""
-        super().end_step()
+    def end_step(self, step: int) -> None:
+        """End the step of every part."""
         for part in self._parts:
-            part.end_step()
-
-    def start_at(self, step: int) -> None:
-        """All parts, too."""
-        super().start_at(step)
-        for part in self._parts:
-            part.start_at(step)
+            part.end_step(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of all parts; each part puts its own kind before the names."""
+        """Return the tensors of all parts, each of which puts its own kind before the names."""
         return {name: tensor for part in self._parts for name, tensor in part.tensors().items()}

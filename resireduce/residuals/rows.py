@@ -44,33 +44,33 @@ class RowsResidual(Residual):
         self._norms: dict[str, Tensor] = {}  # of compensated gradients that are being compressed
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Zeros for the first rows: the bytes are the same from the first step on."""
+        """Allocate zeros for the first rows: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add the rows to their places in the gradient, in place."""
+        """Add the rows to their places in the gradient, in place; return it."""
         stored = self._stored[name]
         matrix = grad.view(len(grad), -1).index_add_(0, stored.rows, stored.values.read(grad.dtype))
         if self.norms == "compensated":
             self._norms[name] = _row_norms(matrix)
         return grad
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """Choose rows anew, and keep what is there."""
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Choose rows of the error anew, and store them."""
         left = error()
         stored, matrix = self._stored[name], left.view(len(left), -1)
         stored.values.release()
         norms = _row_norms(matrix) if self.norms == "residual" else self._norms.pop(name)
-        stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left))
-        stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left))
+        stored.rows = select(norms, len(stored.rows), self.choice, self.source(f"{name}/rows", left, step))
+        stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left, step))
 
     def stored_for(self, name: str) -> Stored:
-        """Its rows."""
+        """Return the stored rows of tensor `name`."""
         return self._stored[name].values
 
     def tensors(self) -> dict[str, Tensor]:
-        """The rows and their numbers, for each registered tensor."""
+        """Return the rows and their numbers (int32), for each registered tensor."""
         values = named("rows", {name: stored.values for name, stored in self._stored.items()})
         return values | {f"rows.{name}.rows": stored.rows for name, stored in self._stored.items()}

@@ -32,7 +32,7 @@ class _Block:
 
 
 def _norms(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """L1 norms of the rows and of the columns."""
+    """Return the L1 norms of the rows and of the columns, 1-D, in float32 at least."""
     by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=norm_dtype(matrix)) for dim in (1, 0))
     return by_row, by_column
 
@@ -67,36 +67,36 @@ class RowsColumnsResidual(Residual):
         self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of compensated gradients that are being compressed
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """A block of zeros with the first rows and columns: the bytes are the same from the first step on."""
+        """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
         n_rows, n_columns = parameter.flatten(1).shape
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         columns = torch.arange(share(self.column_ratio.of(name), n_columns), dtype=torch.int32, device=parameter.device)
         self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """Add the block to its place in the gradient, in place."""
+        """Add the block to its place in the gradient, in place; return it."""
         block, matrix = self._blocks[name], grad.view(len(grad), -1)
         block.add_to_(matrix)
         if self.norms == "compensated":
             self._norms[name] = _norms(matrix)
         return grad
 
-    def update(self, name: str, error: Callable[[], Tensor]) -> None:
-        """Choose rows and columns anew, and keep what is there."""
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()
         block, matrix = self._blocks[name], left.view(len(left), -1)
         block.values.release()
         of_rows, of_columns = _norms(matrix) if self.norms == "residual" else self._norms.pop(name)
-        block.rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", left))
-        block.columns = select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", left))
-        block.values.set_(matrix[block.index()], self.source(name, left))
+        block.rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", left, step))
+        block.columns = select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", left, step))
+        block.values.set_(matrix[block.index()], self.source(name, left, step))
 
     def stored_for(self, name: str) -> Stored:
-        """Its block."""
+        """Return the stored block of tensor `name`."""
         return self._blocks[name].values
 
     def tensors(self) -> dict[str, Tensor]:
-        """The block, its row numbers and its column numbers, for each registered tensor."""
+        """Return the block, its row numbers and its column numbers (int32), for each registered tensor."""
         held = named("rows_columns", {name: block.values for name, block in self._blocks.items()})
         for name, block in self._blocks.items():
             held[f"rows_columns.{name}.rows"] = block.rows

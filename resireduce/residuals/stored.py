@@ -1,4 +1,4 @@
-"""In which precision a residual lies in memory."""
+"""Stored tensors: the precision in which a residual lies in memory."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -20,31 +20,31 @@ class Stored(ABC):
 
     @abstractmethod
     def add_to_(self, target: Tensor) -> Tensor:
-        """`target` += what is stored, in the precision of contiguous `target`."""
+        """Add what is stored to contiguous `target`, in the precision of that; return `target`."""
 
     @abstractmethod
     def read(self, dtype: torch.dtype) -> Tensor:
-        """What is stored, as a tensor of `dtype`: possibly its own memory, so not to be changed."""
+        """Return what is stored as a tensor of `dtype`, not to be changed: it may be the memory that is stored in."""
 
     @abstractmethod
     def release(self) -> None:
-        """What is stored has been used: memory that is not needed until the next `set_` may go."""
+        """Let go of memory that is not needed until the next `set_`: what is stored has been used."""
 
     @abstractmethod
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Store `value`, whose memory may be kept for it; `source` is for random rounding (None on the meta device)."""
 
     def prefetch(self) -> None:
-        """It will be used soon: bring it near. Nothing to do where it is held where it is used."""
+        """Begin to bring what is stored to where it is used; nothing, if it is held there."""
         return
 
     @abstractmethod
     def over(self, tensors: Mapping[str, Tensor]) -> "Stored":
-        """One of the same kind and shape that holds `tensors`, named as in `tensors()`."""
+        """Return what holds `tensors`, named as in `tensors()`, in the same kind and shape."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All that is held, by names that end those of the residual."""
+        """Return all that is held, by the ends of the names that a residual has for it."""
 
 
 class Plain(Stored):
@@ -54,32 +54,32 @@ class Plain(Stored):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """One addition."""
+        """Add the values to `target` in one operation; return `target`."""
         return target.add_(self.values)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """The values themselves if they have the dtype."""
+        """Return the values, themselves if they are of `dtype`."""
         return self.values.to(dtype)
 
     def release(self) -> None:
-        """All of it."""
+        """Let go of all values."""
         self.values = self.values.new_empty(0)
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Keeps `value` itself if it has the dtype."""
+        """Keep `value` itself if it has the dtype of the values, else a copy that is rounded to it."""
         if value.dtype == self.values.dtype or self.values.shape != value.shape:
             self.values = value.to(self.values.dtype)
         else:
             self.values.copy_(value)
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
-        """Of other values."""
+        """Return a tensor of the same precision that holds the values in `tensors`."""
         other = copy(self)
         other.values = tensors[""]
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """The values."""
+        """Return the values, by the empty end of a name."""
         return {"": self.values}
 
 
@@ -102,7 +102,7 @@ class Blocks(Stored):
         self.scales = torch.zeros(-(-self.numel // BLOCK), dtype=torch.float32, device=device)
 
     def add_to_(self, target: Tensor) -> Tensor:
-        """Decodes a sixteenth at a time."""
+        """Add the decoded values to `target`, a sixteenth of them at a time; return `target`."""
         flat = target.view(-1)
         for piece in pieces(self.numel, BLOCK):
             values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
@@ -110,14 +110,14 @@ class Blocks(Stored):
         return target
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """A new tensor."""
+        """Return the decoded values as a new tensor of `dtype`."""
         return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
 
     def release(self) -> None:
-        """Nothing: codes are overwritten in place."""
+        """Let go of nothing: codes are overwritten in place."""
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Encodes a sixteenth at a time."""
+        """Encode `value`, a sixteenth of it at a time."""
         flat, largest = value.view(-1), self.LARGEST[self.kind]
         for piece in pieces(self.numel, BLOCK):
             part = flat[piece].float()
@@ -145,11 +145,11 @@ class Blocks(Stored):
         self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
-        """Of other codes and scales."""
+        """Return blocks of the same kind and shape that hold the codes and scales in `tensors`."""
         other = copy(self)
         other.codes, other.scales = tensors[".codes"], tensors[".scales"]
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Codes (two of int4 in a byte) and scales."""
+        """Return the codes (two of int4 in a byte) and the scales (float32)."""
         return {".codes": self.codes, ".scales": self.scales}

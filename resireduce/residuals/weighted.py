@@ -27,14 +27,14 @@ class WeightedResidual(AverageResidual):
         self._weights: dict[str, Tensor] = {}
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
-        """G + the group's residual; remembers the weight if it is to come from that."""
+        """Return G + the group's residual; remember its weight, if norms are to be those of this sum."""
         compensated = super().compensate_(grad, name)
         if self.norms == "compensated":
             self._weights[name] = self._weigh(compensated)
         return compensated
 
     def weight(self, error: Tensor, name: str) -> Tensor:
-        """From the norms of the residual, or those seen in `compensate_`."""
+        """Return the weight, 0-D: of the norms of `error`, or of those of the sum that `compensate_` has seen."""
         return self._weigh(error) if self.norms == "residual" else self._weights.pop(name)
 
     def _weigh(self, x: Tensor) -> Tensor:

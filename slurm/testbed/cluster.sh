@@ -73,7 +73,7 @@ programs() {
   [ -x "$python" ] || python=python3
   for program in "${needed[@]}"; do
     command -v "$program" > /dev/null && continue
-    (cd "$ROOT" && "${PYTHON:-$python}" -m benchmarks.images.testbed "${options[@]}")
+    (cd "$ROOT" && "${PYTHON:-$python}" -m benchmarks.rig.testbed "${options[@]}")
     return
   done
 }

@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.claims.finding import Finding
-from benchmarks.matrix import expand
-from benchmarks.report.html.page import render_page
-from benchmarks.report.labels import MINUS
-from benchmarks.report.load import load_run
-from benchmarks.report.table import Table
-from benchmarks.report.tables import TABLES
+from benchmarks.analysis.charts.draw import draw_all
+from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.labels import MINUS
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.page.page import render_page
+from benchmarks.analysis.report_command import write_report
+from benchmarks.analysis.table import Table
+from benchmarks.analysis.tables.table_list import TABLES
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand
+from benchmarks.core.run_config import get_cells, get_config
 from tests.browser.chromium import Chromium, chromium, find_chromium
 from tests.records import make_result
 
@@ -27,8 +31,8 @@ CONFIG = {
     ],
 }
 STATUSES = ("reproduced", "not reproduced", "inconclusive", "not run", "reproduced", "not run", "not run")
-FINDINGS = [
-    Finding(
+LEDGER = [
+    LedgerRow(
         id=f"C{number}",
         statement=f"Claim number {number}",
         source="section 5",
@@ -60,7 +64,7 @@ ODD_ROWS = (
 def odd_table() -> Table:
     """Numbers as people write them, and what is none."""
     body = [[name, text] for name, text in ODD_ROWS]
-    return Table("odd", "Odd values", "Read it.", [{"name": row[0]} for row in body], ["Name", "Value"], body, "")
+    return Table("odd", "Odd values", "Read it.", [{"name": row[0]} for row in body], ["Name", "Value"], body)
 
 
 def long_table(rows: int) -> Table:
@@ -70,7 +74,7 @@ def long_table(rows: int) -> Table:
     starts = tuple(i for i, one in enumerate(records) if i == 0 or one["model"] != records[i - 1]["model"])
     head = ["Model", "Name", "Raw", *(f"c{index}" for index in range(7))]
     columns = ("", "", "raw", *[""] * 7)
-    return Table("long", "Long", "Read it.", records, head, shown, "", "", 2, starts, columns=columns)
+    return Table("long", "Long", "Read it.", records, head, shown, "", 2, starts, columns=columns)
 
 
 @pytest.fixture(scope="session")
@@ -86,7 +90,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
 def make_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Return a function that writes the page of a run of which every `leave_out`-th cell is missing."""
 
-    def make(leave_out: int | None = 9, findings: list[Finding] = FINDINGS, more: tuple[Table, ...] = ()) -> Path:
+    def make(leave_out: int | None = 9, judged: list[LedgerRow] = LEDGER, more: tuple[Table, ...] = ()) -> Path:
         folder = tmp_path_factory.mktemp("run")
         (folder / "config.json").write_text(json.dumps(CONFIG))
         for number, cell in enumerate(expand({key: CONFIG[key] for key in ("defaults", "matrix")})):
@@ -94,13 +98,25 @@ def make_page(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 make_result(cell).save(folder / "cells" / f"{cell.name}.json")
         run = load_run(folder)
         page = folder / "report.html"
-        page.write_text(render_page(run, [*(table(run) for table in TABLES.values()), *more], {}, findings))
+        tables = [*(table(run) for table in TABLES.values()), *more]
+        page.write_text(render_page(run, tables, draw_all(tables), judged))
         return page
 
     return make
 
 
 @pytest.fixture(scope="session")
+def smoke_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The whole report of the smoke matrix, all of it finished."""
+    folder = tmp_path_factory.mktemp("smoke")
+    config = read_config(Path("benchmarks/config/smoke.yaml"))
+    (folder / "config.json").write_text(json.dumps(get_config(config)))
+    for cell in get_cells(config).values():
+        make_result(cell).save(folder / "cells" / f"{cell.name}.json")
+    return write_report(load_run(folder))
+
+
+@pytest.fixture(scope="session")
 def page(make_page: Callable[..., Path]) -> Path:
-    """A run with a few holes, and findings of every status."""
+    """A run with a few holes, and judged of every status."""
     return make_page(more=(odd_table(), long_table(150)))

@@ -1,12 +1,13 @@
 """The page of a run in a real browser: sorted, searched, pointed at, tapped, printed, without scripts."""
 
+import json
 import time
 
 import pytest
 
-from tests.browser.conftest import FINDINGS, MODELS, STATUSES, long_table
+from tests.browser.conftest import LEDGER, MODELS, STATUSES, long_table
 
-SHOWN = "[...document.querySelectorAll(`{0}`)].filter(one => one.getClientRects().length)"
+SHOWN = "[...document.querySelectorAll(`{0}`)].filter(one => one.checkVisibility())"
 WIDE, PHONE = 1400, 390
 CLAIMS = "#claims tbody tr:not(.group)"
 TESTED = ["reproduced"] * 2 + ["not reproduced", "inconclusive"]
@@ -29,13 +30,15 @@ def troubles(browser):
     asked = [one["request"]["url"] for one in browser.named("Network.requestWillBeSent")]
     said = [one["entry"]["text"] for one in browser.named("Log.entryAdded")]
     said += [str(one["args"]) for one in browser.named("Runtime.consoleAPICalled")]
-    thrown = [one["exceptionDetails"]["text"] for one in browser.named("Runtime.exceptionThrown")]
+    thrown = [str(one["exceptionDetails"]["exception"]) for one in browser.named("Runtime.exceptionThrown")]
     return said + thrown + [url for url in asked if not url.startswith(("file:", "data:"))]
 
 
 @pytest.fixture
 def opened(browser, page):
     browser.open(page, WIDE)
+    browser.wait("document.querySelector('#figure-trade-off[data-ready]') !== null")
+    browser.run("document.querySelectorAll('section > details').forEach(one => { one.open = true; })")
     yield browser
     assert troubles(browser) == []
 
@@ -136,6 +139,41 @@ def test_chips_show_claims_by_status(opened):
     assert count(opened, CLAIMS) == len(TESTED)
 
 
+def test_the_smoke_runs_page_is_short_begins_with_what_it_shows_and_folds_the_rest(browser, smoke_page):
+    browser.open(smoke_page, 1280)
+    browser.wait("document.querySelector('#figure-trade-off[data-ready]') !== null")
+    for name in ("memory", "accuracy", "throughput"):
+        live(browser, name)
+    assert browser.run("document.documentElement.scrollHeight") <= 12 * 900
+    assert browser.run("document.querySelector('main > section').id") == "trade-off"
+    assert count(browser, "#trade-off .chart") == 1 and count(browser, ".sentences dd") == 5
+    assert browser.run("document.querySelector('.sentences').getBoundingClientRect().bottom + scrollY") < 1.2 * 900
+    assert (
+        count(browser, "#claims tbody tr")
+        < 2 + 173
+        == browser.run("document.querySelectorAll('#claims tr[id]').length") + 2
+    )
+    assert count(browser, "#missing .hole") == 0 and count(browser, "#missing .item pre") > 15
+    commands = texts(browser, "#missing .item pre")
+    assert len(set(commands)) == len(commands), "each once"
+    browser.click("nav a[href='#fig9a']")
+    browser.wait("document.querySelector('#fig9a').open")
+    assert count(browser, "#fig9a table") == 1
+    assert troubles(browser) == []
+
+
+def test_a_search_opens_what_it_finds_and_closes_it_again(browser, page):
+    browser.open(page, WIDE)
+    assert count(browser, "#odd tbody tr") == count(browser, "#long tbody tr") == 0
+    browser.write("#search", "m2 row 149")
+    browser.wait("document.getElementById('found').textContent !== ''")
+    assert texts(browser, "#long tbody tr:not(.group) th") == ["row 149"]
+    assert count(browser, "#odd table") == 0
+    browser.write("#search", "")
+    browser.wait("document.getElementById('found').textContent === ''")
+    assert count(browser, "#long tbody tr") == 0
+
+
 def test_long_tables_are_folded(opened):
     assert count(opened, "#long tbody tr:not(.group)") == 60
     assert texts(opened, "#long .all-rows") == ["Show all 150 rows"]
@@ -150,6 +188,7 @@ def test_thousands_of_rows_stay_quick(browser, make_page):
     assert path.stat().st_size < 20 * 2**20
     browser.open(path, WIDE)
     start = time.monotonic()
+    browser.click("#long summary")
     browser.click(heading("long", 2))
     browser.write("#search", "m2 999")
     browser.wait("document.getElementById('found').textContent !== ''")
@@ -157,69 +196,91 @@ def test_thousands_of_rows_stay_quick(browser, make_page):
     assert time.monotonic() - start < 5
 
 
-def test_the_legend_shows_and_hides_parts_of_the_bars(opened):
-    ends = (
-        "[...document.querySelectorAll('#figure-memory .panel:not(.off) .row')].map(row => Math.max("
-        "...[...row.querySelectorAll('.part')].filter(one => one.style.display !== 'none')"
-        ".map(one => one.getBoundingClientRect().right)))"
-    )
-    before = opened.run(ends)
-    residuals = "#figure-memory .panel:not(.off) .part.R"
-    shown = count(opened, residuals)
-    assert shown > 0
-    opened.click("#figure-memory .legend [data-series=R]")
-    assert count(opened, residuals) == 0
-    after = opened.run(ends)
-    assert all(a <= b + 0.01 for a, b in zip(after, before, strict=True)) and sum(after) < sum(before) - 50
-    opened.click("#figure-memory .legend [data-series=R]")
-    assert count(opened, residuals) == shown and opened.run(ends) == pytest.approx(before, abs=0.5)
+MARK = ".role-mark [aria-label]"
+TIP = "document.querySelector('#vg-tooltip-element.visible')?.innerText"
 
 
-def test_the_legend_of_schemes_shows_and_hides_them(opened):
-    rows = "#figure-accuracy .row[data-series='w+2d']"
-    assert count(opened, rows) > 0
-    opened.click("#figure-accuracy .legend [data-series='w+2d']")
-    assert count(opened, rows) == 0
-    assert count(opened, "#figure-accuracy .row") > 0
-    assert (
-        opened.run("document.querySelector(\"#figure-accuracy .legend [data-series='w+2d']\").ariaPressed") == "false"
+def live(browser, name):
+    """Scroll to a figure, and wait until it answers; returns its selector."""
+    browser.run(f"document.querySelector('#figure-{name}').scrollIntoView()")
+    browser.wait(f"document.querySelector('#figure-{name}[data-ready]') !== null")
+    return f"#figure-{name}"
+
+
+def choose(browser, figure, value):
+    browser.run(
+        f"(one => {{ one.selectedIndex = [...one.options].findIndex(option => option.text === '{value}');"
+        f" one.dispatchEvent(new Event('change')) }})(document.querySelector('{figure} select'))"
     )
 
 
-@pytest.mark.parametrize("name", ["memory", "trade-off", "accuracy", "throughput"])
+def click_legend(browser, figure, words):
+    """Click on the entry of a legend that has these words."""
+    place = browser.run(
+        f"(one => {{ const {{ left, top, width, height }} = one.getBoundingClientRect();"
+        " return [left + width / 2, top + height / 2] })"
+        f"([...document.querySelectorAll('{figure} .role-legend-label text')]"
+        f".find(one => one.textContent === '{words}'))"
+    )
+    for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
+        browser.call("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
+
+
+def test_the_legend_shows_one_part_of_the_bars_which_then_begins_at_the_left(opened):
+    figure = live(opened, "memory")
+    lefts = f"{SHOWN.format(f'{figure} .mark-rect.role-mark path')}.map(one => one.getBoundingClientRect().left)"
+    before = opened.run(lefts)
+    assert len(set(before)) > 2 * len(MODELS)
+    click_legend(opened, figure, "R residuals")
+    opened.wait(f"{lefts}.length < {len(before)}")
+    assert 1 <= len(set(opened.run(lefts))) <= 2, "a place for each column of panels"
+
+
+def test_the_legend_of_schemes_shows_one_alone(opened):
+    figure = live(opened, "accuracy")
+    marks = f"[...document.querySelectorAll('{figure} {MARK}')].map(one => one.ariaLabel.split('\\n')[0])"
+    assert len(opened.run(marks)) > 2 * len(MODELS)
+    click_legend(opened, figure, "w+2d")
+    opened.wait(f"{marks}.every(label => label.includes('w+2d'))")
+    assert opened.run(marks)
+
+
+@pytest.mark.parametrize("name", ["memory", "trade-off", "throughput"])
 def test_a_figure_shows_one_model_or_all_in_one_view(opened, name):
-    panels = f"#figure-{name} .panel"
-    assert count(opened, panels) == len(MODELS)
-    first = opened.run(f"[...new Set({SHOWN.format(panels)}.map(one => one.dataset.view))]")
-    opened.click(f"#figure-{name} .views button:nth-child(2)")
-    second = opened.run(f"[...new Set({SHOWN.format(panels)}.map(one => one.dataset.view))]")
-    assert len(first) == len(second) == 1 and first != second
-    opened.run(
-        f"(one => {{ one.value = 'gpt2-bytes'; one.dispatchEvent(new Event('change')) }})"
-        f"(document.querySelector('#figure-{name} select'))"
+    figure = live(opened, name)
+    marks = f"[...document.querySelectorAll('{figure} {MARK}')]"
+    labels = f"{marks}.map(one => one.getBoundingClientRect().left + one.ariaLabel)"
+    first = opened.run(labels)
+    opened.click(f"{figure} input[type=radio]:not(:checked)")
+    opened.wait(
+        f"JSON.stringify({labels}) !== {json.dumps(json.dumps(first, separators=(',', ':'), ensure_ascii=False))}"
     )
-    assert texts(opened, f"{panels} h4") == ["gpt2-bytes"]
+    choose(opened, figure, "gpt2-bytes")
+    models = f"[...new Set({marks}.map(one => one.ariaLabel.split(',')[0]))]"
+    opened.wait(f"{models}.length === 1")
+    assert opened.run(models) == ["gpt2-bytes"]
 
 
 def test_pointing_tapping_and_keys_show_exact_values(opened):
-    mark = "#figure-memory .panel:not(.off) .row[data-series=baseline]"
-    opened.hover(mark)
-    assert "MiB" in opened.run("document.getElementById('tip').innerText")
-    assert opened.run("document.getElementById('tip').innerText") == opened.run(
-        f"document.querySelector('{mark}').ariaLabel"
-    )
+    figure = live(opened, "trade-off")
+    opened.tap(f"{figure} {MARK}")
+    opened.wait(f"({TIP} || '').includes('memory: ')")
+    figure = live(opened, "memory")
+    opened.hover(f"{figure} {MARK}")
+    opened.wait(f"{TIP} !== undefined")
+    assert "MiB" in opened.run(TIP)
+    assert opened.run(TIP) == opened.run(f"document.querySelector('{figure} {MARK}').ariaLabel")
     opened.hover("h1")
-    assert opened.run("document.getElementById('tip').hidden")
-    opened.tap("#figure-trade-off .panel:not(.off) .mark .hit")
-    assert "memory: " in opened.run("document.getElementById('tip').innerText")
-    marks = "document.querySelectorAll('#figure-accuracy .panel:not(.off) .mark')"
-    opened.run(f"{marks}[0].focus()")
-    opened.key("ArrowDown")
-    assert opened.run(f"document.activeElement === {marks}[1]")
-    assert opened.run("document.getElementById('tip').innerText") == opened.run(f"{marks}[1].ariaLabel")
+    opened.wait(f"{TIP} === undefined")
+    figure = live(opened, "accuracy")
+    opened.run(f"document.querySelector('{figure}').focus()")
+    marks = f"document.querySelectorAll('{figure} {MARK}')"
+    for number in range(2):
+        opened.key("ArrowDown")
+        assert opened.run(f"document.activeElement === {marks}[{number}]")
+        opened.wait(f"{TIP} === {marks}[{number}].ariaLabel")
     opened.key("Escape")
-    assert opened.run("document.getElementById('tip').hidden")
-    assert opened.run(f"[...{marks}].filter(one => one.tabIndex === 0).length") == len(MODELS)
+    opened.wait(f"{TIP} === undefined")
 
 
 def test_commands_are_copied(opened):
@@ -260,12 +321,12 @@ def test_without_scripts_all_is_shown_and_nothing_pretends_to_work(browser, page
     browser.open(page, PHONE, scripts=False)
     # Where scripts are off the protocol still evaluates.
     assert browser.run("document.documentElement.className") == ""
+    browser.run("document.querySelector('#long details').open = true")
     assert count(browser, "#long tbody tr:not(.group)") == 150
-    assert count(browser, CLAIMS) == len(FINDINGS)
-    assert count(browser, ".panel") == browser.run("document.querySelectorAll('.panel').length") > 0
+    assert count(browser, CLAIMS) == len(LEDGER)
+    assert count(browser, ".chart") == 4 and count(browser, ".chart .role-mark [aria-label]") > 100
     assert count(browser, ".control") == 0
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
-    assert all(browser.run(f"document.querySelector('{one}').getClientRects().length") for one in (".row svg", ".hit"))
 
 
 def test_what_a_record_says_cannot_run(browser, make_page, page):

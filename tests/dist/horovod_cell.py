@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.cell import Cell
+from benchmarks.core.cell import Cell
 from benchmarks.training import deadline
-from benchmarks.training.devices import choose_place
 from benchmarks.training.horovod import horovod_facts
+from benchmarks.training.place import choose_place
 from benchmarks.training.rank import connect, disconnect
 from benchmarks.training.trainer import Trainer
 from resireduce.memory import measure_states

@@ -6,9 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks.cell import Cell
-from benchmarks.files import save_json
-from benchmarks.training.limits import Limits
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import save_json
+from benchmarks.core.stop_policy import Limits
 from tests.dist.test_horovod import NEEDED, ROOT, on_horovod
 
 

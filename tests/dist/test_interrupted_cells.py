@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.cell import Cell
-from benchmarks.record import CellResult
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
+from benchmarks.core.stop_policy import MANIFEST, Limits, checkpoint_folder
 from benchmarks.training import deadline
 from benchmarks.training.build import build
 from benchmarks.training.checkpoint import Checkpoints
 from benchmarks.training.deadline import Stopped, Watch
-from benchmarks.training.limits import MANIFEST, Limits, checkpoint_folder
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
 from tests.dist.test_horovod import NEEDED
@@ -38,15 +38,15 @@ CELLS = (
 
 def make_trainer(cell: Cell, communicator: Communicator, folder: Path, stop: int | None, how: str) -> Trainer:
     """A trainer with dropout that evaluates after every third step; its last rank is told to stop in step `stop`."""
-    trainer = build(cell, communicator, None, Path("data"))
-    trainer.schedule = replace(trainer.schedule, workload=replace(trainer.schedule.workload, evaluate_every=3))
-    trainer.task.test_images = trainer.task.test_images[:8]  # type: ignore[attr-defined]
-    trainer.task.test_labels = trainer.task.test_labels[:8]  # type: ignore[attr-defined]
-    trainer.model.register_forward_pre_hook(lambda _, inputs: torch.nn.functional.dropout(inputs[0], 0.1))
     signals: list[int] = []
     late = [0.0]
     limits = Limits(ends_at=1e6, folder=folder, started_at=0.0)
-    trainer.watch = Watch(limits, Checkpoints(folder, {}, "a cell", communicator), signals, now=lambda: late[0])
+    checkpoints = Checkpoints(folder, {}, "a cell", communicator)
+    watch = Watch(limits, checkpoints=checkpoints, signals=signals, now=lambda: late[0])
+    trainer = build(cell, communicator, None, Path("data"), watch=watch)
+    trainer.schedule = replace(trainer.schedule, workload=replace(trainer.schedule.workload, evaluate_every=3))
+    trainer.task.source.held_out = 8  # type: ignore[attr-defined]
+    trainer.model.register_forward_pre_hook(lambda _, inputs: torch.nn.functional.dropout(inputs[0], 0.1))
     batch = trainer.batch
 
     def batch_and_stop(indices: torch.Tensor, step: int) -> Any:

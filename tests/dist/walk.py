@@ -36,7 +36,7 @@ def outcome(communicator: Communicator, row: str) -> dict[str, str]:
     scheme, compressor, gradients = row.split(" ")
     options = {"scheme": scheme, "compressor": compressor, "gradients": gradients}
     try:
-        model, _ = train(communicator, seeded(start), optimizer="sgd", steps=3, **options)
+        model, _ = train(communicator, seeded(start), optimizer="sgd", steps=2, **options)
     except ConfigError as error:
         return {"refused": str(error)}
     return {"trained": digest(model)}

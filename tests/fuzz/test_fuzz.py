@@ -18,7 +18,8 @@ from tests import oracle
 from tests.fuzz.build import Built
 from tests.fuzz.interpret import Interpreter
 from tests.fuzz.programs import Program, programs
-from tests.habits.script import MODES, seeded, values
+from tests.habits.script import MODES, values
+from tests.worlds import seeded
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 RANKS = 2

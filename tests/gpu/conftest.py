@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmarks.training.devices import settle_arithmetic, wanted_device
+from benchmarks.core.devices import wanted_device
+from benchmarks.training.place import settle_arithmetic
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,12 +17,12 @@ STEPS = 4
 
 
 def net(device: torch.device) -> nn.Module:
-    """The same parameters every time."""
+    """Return the small network on a device, with the same parameters every time."""
     return seeded(Net).to(device)
 
 
 def batches(device: torch.device, rank: int = 0, steps: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and labels, on the device before training begins."""
+    """Return inputs and labels of all steps, which are on the device before training begins."""
     generator = torch.Generator().manual_seed(rank)
     made = [
         (torch.randn(6, 600, generator=generator), torch.randint(10, (6,), generator=generator)) for _ in range(steps)
@@ -36,14 +36,14 @@ def distributed(
     optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
     **options: object,
 ) -> DistributedOptimizer:
-    """SGD with momentum unless told, at density 0.05."""
+    """Distribute an optimizer, SGD with momentum unless another is given, at density 0.05 unless options say more."""
     wrapped = (optimizer or OPTIMIZERS[sgd_for(options)])(list(model.parameters()))
     options = {"density": 0.05, **options}
     return resireduce.distribute(model, wrapped, backend=communicator or LocalCommunicator(), **options)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """One step; the loss."""
+    """Take one training step, and return its loss."""
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
     loss.backward()
@@ -61,7 +61,7 @@ def trained(
     communicator: Communicator | None = None,
     **options: object,
 ) -> nn.Module:
-    """A copy of the network after some steps; options are those of `distributed`."""
+    """Return a copy of the network after some steps of training; options are those of `distributed`."""
     model = copy.deepcopy(start) if start is not None else net(device)
     optimizer = distributed(model, communicator, grad_scaler=scaler, **options)
     called = model if compiled is None else torch.compile(model, backend=compiled)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.training.devices import settle_arithmetic
+from benchmarks.training.place import settle_arithmetic
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.scheme import COMPRESSORS

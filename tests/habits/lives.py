@@ -3,13 +3,15 @@
 import copy
 import io
 import pickle
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from resireduce.errors import ConfigError
-from tests.habits.script import Refused, Script, habit
+from tests.habits.script import Refused, Script, habit, with_optimizer
 
 
 @habit()
@@ -42,11 +44,9 @@ def a_group_is_added_later_behind_its_back(script: Script) -> nn.Module:
     return model
 
 
-@habit()
-def the_optimizer_s_state_is_saved_and_loaded(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
+def the_optimizer_s_state_is_saved_and_loaded(script: Script, model: Any, optimizer: Any) -> None:
     """In the middle of a run, through a file."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
     script.train(model, optimizer, 2)
     file = io.BytesIO()
     torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, file)
@@ -55,7 +55,6 @@ def the_optimizer_s_state_is_saved_and_loaded(script: Script) -> nn.Module:
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     script.train(model, optimizer, range(2, 4))
-    return model
 
 
 @habit()
@@ -171,27 +170,21 @@ def after_with_the_model_is_plain(script: Script) -> nn.Module:
     return model
 
 
-@habit(both=Refused(r"clos"))
-def a_closed_optimizer_is_used(script: Script) -> nn.Module:
+@with_optimizer(both=Refused(r"clos"))
+def a_closed_optimizer_is_used(script: Script, model: Any, optimizer: Any) -> None:
     """step() after close()."""
-    model = script.net()
-    optimizer = script.sgd(model)
     optimizer.close()
     script.train(model, optimizer, 1)
-    return model
 
 
-@habit()
-def the_state_is_asked_for_by_distributed_checkpoint(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
+def the_state_is_asked_for_by_distributed_checkpoint(script: Script, model: Any, optimizer: Any) -> None:
     """get_optimizer_state_dict; where there is no state it takes a step of rate 0, which counts, as in plain torch."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
     get_optimizer_state_dict(model, optimizer)
     script.train(model, optimizer, 2)
     state = get_optimizer_state_dict(model, optimizer)["state"]
     assert set(state) == {name for name, _ in model.named_parameters()}
     script.train(model, optimizer, range(2, 4))
-    return model
 
 
 @habit(streamed=Refused(r"step\(\) was called by itself"), kept=Refused(r"step\(\) was called by itself"))

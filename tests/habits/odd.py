@@ -2,12 +2,14 @@
 
 import threading
 from collections import defaultdict
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, Net, Refused, Script, habit
+from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, each_step, habit, with_optimizer
 
 
 def borrowed(script: Script, **options: object) -> list[object]:
@@ -75,123 +77,86 @@ def one_tensor_is_the_gradient_of_two_without_compression(script: Script) -> nn.
     return twins(script, compressor="none")
 
 
-@habit()
-def a_gradient_by_hand_is_expanded(script: Script) -> nn.Module:
+@each_step(settings={"compressor": "none"})
+def a_gradient_by_hand_is_expanded(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """A scalar in the form of the parameter: small ones, and without compression, since all is equal."""
-    model = script.net()
-    optimizer = script.sgd(model, compressor="none")
-    for step in range(3):
-        optimizer.zero_grad()
-        for parameter in model.parameters():
-            parameter.grad = torch.tensor(0.01 * (step + script.rank)).expand(parameter.shape)
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.grad = torch.tensor(0.01 * (step + script.rank)).expand(parameter.shape)
+    optimizer.step()
 
 
-@habit()
-def gradients_by_hand_are_transposed(script: Script) -> nn.Module:
+@each_step()
+def gradients_by_hand_are_transposed(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """Their memory lies the other way round than the parameter's."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        for parameter, grad in zip(
-            model.parameters(), torch.autograd.grad(script.loss(model, step), list(model.parameters())), strict=True
-        ):
-            parameter.grad = grad.t().contiguous().t()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    for parameter, grad in zip(
+        model.parameters(), torch.autograd.grad(script.loss(model, step), list(model.parameters())), strict=True
+    ):
+        parameter.grad = grad.t().contiguous().t()
+    optimizer.step()
 
 
-@habit()
-def the_state_is_reset(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
+def the_state_is_reset(script: Script, model: Any, optimizer: Any) -> None:
     """`optimizer.state = defaultdict(dict)`, a known way to forget momentum."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
     script.train(model, optimizer, 2)
     optimizer.state = defaultdict(dict)
     script.train(model, optimizer, 2)
-    return model
 
 
-@habit()
-def the_state_is_cleared(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-3))
+def the_state_is_cleared(script: Script, model: Any, optimizer: Any) -> None:
     """optimizer.state.clear()."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-3))
     script.train(model, optimizer, 2)
     optimizer.state.clear()
     script.train(model, optimizer, 2)
-    return model
 
 
-@habit()
-def a_layer_is_frozen_between_backward_and_step(script: Script) -> nn.Module:
+@before_the_step(steps=4)
+def a_layer_is_frozen_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """Its gradient is there already: in plain torch it is still updated in this step."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        script.loss(model, step).backward()
-        model.blocks[0].requires_grad_(step >= 2)
-        optimizer.step()
-    return model
+    model.blocks[0].requires_grad_(step >= 2)
 
 
-@habit(build=lambda: Net().double(), rounded=("streamed",))
-def step_without_a_pass_that_sends(script: Script) -> nn.Module:
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def step_without_a_pass_that_sends(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """All passes lie within no_sync(), and step() is called all the same."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        with optimizer.no_sync():
-            script.loss(model, 2 * step).backward()
-            script.loss(model, 2 * step + 1).backward()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        script.loss(model, 2 * step).backward()
+        script.loss(model, 2 * step + 1).backward()
+    optimizer.step()
 
 
-@habit(build=lambda: Net().double(), rounded=("streamed",))
-def ranks_add_up_different_numbers_of_passes(script: Script) -> nn.Module:
+@each_step(build=lambda: Net().double(), rounded=("streamed",))
+def ranks_add_up_different_numbers_of_passes(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """The last rank has fewer batches left."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        with optimizer.no_sync():
-            for part in range(2 - script.rank):
-                script.loss(model, 3 * step + part).backward()
-        script.loss(model, 3 * step + 2).backward()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    with optimizer.no_sync():
+        for part in range(2 - script.rank):
+            script.loss(model, 3 * step + part).backward()
+    script.loss(model, 3 * step + 2).backward()
+    optimizer.step()
 
 
-@habit()
-def one_rank_has_no_batch(script: Script) -> nn.Module:
+@each_step(steps=4, settings={"max_grad_norm": 0.5})
+def one_rank_has_no_batch(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """The last rank's data have ended: it calls step() without backward(), and counts as zeros."""
-    model = script.net()
-    optimizer = script.sgd(model, max_grad_norm=0.5)
-    for step in range(4):
-        optimizer.zero_grad()
-        if step < 3 or script.rank == 0:
-            script.loss(model, step).backward()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    if step < 3 or script.rank == 0:
+        script.loss(model, step).backward()
+    optimizer.step()
 
 
-@habit()
-def backward_in_another_thread(script: Script) -> nn.Module:
+@each_step()
+def backward_in_another_thread(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """A user interface that stays responsive."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        thread = threading.Thread(target=lambda s=step: script.loss(model, s).backward())
-        thread.start()
-        thread.join()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    thread = threading.Thread(target=lambda s=step: script.loss(model, s).backward())
+    thread.start()
+    thread.join()
+    optimizer.step()
 
 
 class Odd(nn.Module):
@@ -210,12 +175,10 @@ class Odd(nn.Module):
         return self.net(x) * self.scalar + more + turned + self.empty.sum()
 
 
-@habit(build=Odd)
-def parameters_of_odd_shapes(script: Script) -> nn.Module:
+@with_optimizer(build=Odd)
+def parameters_of_odd_shapes(script: Script, model: Any, optimizer: Any) -> None:
     """A scalar, four dimensions, none at all, and a transposed matrix."""
-    model = script.net()
-    script.train(model, script.sgd(model))
-    return model
+    script.train(model, optimizer)
 
 
 @habit(streamed=Refused(r"(dropped|replaced|changed|zero_grad\(\)).*between backward\(\) and step\(\)"))
@@ -231,11 +194,9 @@ def the_wrapped_optimizer_s_zero_grad_before_the_step(script: Script) -> nn.Modu
     return model
 
 
-@habit()
-def the_head_is_replaced(script: Script) -> nn.Module:
+@with_optimizer()
+def the_head_is_replaced(script: Script, model: Any, optimizer: Any) -> None:
     """A new layer that the optimizer does not know is not trained, as in plain torch; the old one has no gradient."""
-    model = script.net()
-    optimizer = script.sgd(model)
     script.train(model, optimizer, 2)
     new = nn.Linear(100, 5)
     with torch.no_grad():
@@ -243,35 +204,24 @@ def the_head_is_replaced(script: Script) -> nn.Module:
         new.bias.zero_()
     model.head = new
     script.train(model, optimizer, 2)
-    return model
 
 
-@habit()
-def parameters_are_changed_between_backward_and_step(script: Script) -> nn.Module:
+@before_the_step()
+def parameters_are_changed_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """Decay by hand, or a projection: in place, under no_grad."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        optimizer.zero_grad()
-        script.loss(model, step).backward()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.mul_(0.99)
-        optimizer.step()
-    return model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(0.99)
 
 
-@habit(ranks=(1,))
-def a_compiled_step(script: Script) -> nn.Module:
+@with_optimizer(ranks=(1,))
+def a_compiled_step(script: Script, model: Any, optimizer: Any) -> None:
     """torch.compile of a function that calls optimizer.step()."""
-    model = script.net()
-    optimizer = script.sgd(model)
     compiled = torch.compile(optimizer.step, backend="eager")
     for step in range(3):
         optimizer.zero_grad()
         script.loss(model, step).backward()
         compiled()
-    return model
 
 
 class Pictures(nn.Module):
@@ -288,17 +238,13 @@ class Pictures(nn.Module):
         return torch.tanh(x @ self.turned.t()) @ torch.ones(40, 5) + x @ self.small.t()
 
 
-@habit(build=Pictures)
-def memory_that_lies_channels_last(script: Script) -> nn.Module:
+@with_optimizer(build=Pictures, wrapped=partial(torch.optim.AdamW, lr=1e-2))
+def memory_that_lies_channels_last(script: Script, model: Any, optimizer: Any) -> None:
     """With an optimizer that goes through gradients and parameters element by element, as they are meant."""
-    model = script.net()
-    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2)))
-    return model
+    script.train(model, optimizer)
 
 
-@habit(build=Pictures)
-def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script) -> nn.Module:
+@with_optimizer(build=Pictures, wrapped=partial(torch.optim.AdamW, lr=1e-2, fused=True))
+def memory_that_lies_channels_last_in_a_fused_optimizer(script: Script, model: Any, optimizer: Any) -> None:
     """With one that goes through their memory: an average must lie as its parameter does."""
-    model = script.net()
-    script.train(model, script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2, fused=True)))
-    return model
+    script.train(model, optimizer)

@@ -1,6 +1,7 @@
 """Hooks, and optimizers of people's own: what counts, clips, or asks for more within `step()`."""
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import ConfigError
-from tests.habits.script import Refused, Script, habit
+from tests.habits.script import Refused, Script, habit, with_optimizer
 
 
 @habit()
@@ -52,12 +53,10 @@ def hooks_after_the_step_only(script: Script) -> list[object]:
     return [model, seen]
 
 
-@habit()
-def a_hook_on_every_optimizer(script: Script) -> list[object]:
+@with_optimizer()
+def a_hook_on_every_optimizer(script: Script, model: Any, optimizer: Any) -> Any:
     """register_optimizer_step_post_hook, as profilers do: once a step for the optimizer that updates."""
     counted: list[int] = []
-    model = script.net()
-    optimizer = script.sgd(model)
     mine = {id(p) for p in model.parameters()}
 
     def count(stepped: torch.optim.Optimizer, *_: object) -> None:
@@ -67,7 +66,7 @@ def a_hook_on_every_optimizer(script: Script) -> list[object]:
     handle = register_optimizer_step_post_hook(count)
     script.train(model, optimizer)
     handle.remove()
-    return [model, len(counted)]
+    return len(counted)
 
 
 class Counting(torch.optim.Optimizer):
@@ -115,12 +114,10 @@ class Clipping(torch.optim.SGD):
         return super().step(closure)
 
 
-@habit()
-def an_optimizer_that_clips(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(Clipping, lr=0.1, momentum=0.9))
+def an_optimizer_that_clips(script: Script, model: Any, optimizer: Any) -> None:
     """By the global norm of the averages, which it must see together."""
-    model = script.net()
-    script.train(model, script.distribute(model, Clipping(model.parameters(), 0.1, momentum=0.9)))
-    return model
+    script.train(model, optimizer)
 
 
 @habit()

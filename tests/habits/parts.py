@@ -1,32 +1,28 @@
 """Parts of the model that are frozen, unfrozen, or not used."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from tests.habits.script import INPUTS, Net, Refused, Script, habit
+from tests.habits.script import INPUTS, Net, Refused, Script, each_step, habit, with_optimizer
 
 
-@habit()
-def a_layer_is_frozen_later(script: Script) -> nn.Module:
+@with_optimizer()
+def a_layer_is_frozen_later(script: Script, model: Any, optimizer: Any) -> None:
     """requires_grad_(False) after two steps; momentum and decay leave it alone, as in plain torch."""
-    model = script.net()
-    optimizer = script.sgd(model)
     script.train(model, optimizer, 2)
     optimizer.zero_grad()
     model.blocks[0].requires_grad_(False)
     script.train(model, optimizer, range(2, 4))
-    return model
 
 
-@habit()
-def a_layer_is_frozen_now_and_then(script: Script) -> nn.Module:
+@each_step(steps=4)
+def a_layer_is_frozen_now_and_then(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """requires_grad_ is switched off and on again."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(4):
-        model.blocks.requires_grad_(step % 2 == 0)
-        script.train(model, optimizer, range(step, step + 1))
-    return model
+    model.blocks.requires_grad_(step % 2 == 0)
+    script.train(model, optimizer, range(step, step + 1))
 
 
 @habit(both=Refused(r"unfreeze before|close\(\)"))
@@ -65,31 +61,26 @@ def a_frozen_backbone(script: Script) -> nn.Module:
     return model
 
 
-@habit()
-def a_part_that_one_rank_does_not_use(script: Script) -> nn.Module:
+@each_step(steps=4)
+def a_part_that_one_rank_does_not_use(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """Rank 0 leaves out a block in every other step."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(4):
-        optimizer.zero_grad()
-        leaves_out = script.rank == 0 and step % 2 == 1
+    optimizer.zero_grad()
+    leaves_out = script.rank == 0 and step % 2 == 1
 
-        def forward(x: Tensor, leaves_out: bool = leaves_out) -> Tensor:
-            x = model.blocks[0](model.first(x))
-            return model.head(x if leaves_out else model.blocks[1](x))
+    def forward(x: Tensor, leaves_out: bool = leaves_out) -> Tensor:
+        x = model.blocks[0](model.first(x))
+        return model.head(x if leaves_out else model.blocks[1](x))
 
-        script.loss(forward, step).backward()
-        optimizer.step()
-    return model
+    script.loss(forward, step).backward()
+    optimizer.step()
 
 
-@habit(build=lambda: nn.ModuleDict({"net": Net(), "unused": nn.Linear(INPUTS, 300)}))
-def a_part_that_nobody_uses(script: Script) -> nn.Module:
+@each_step(
+    build=lambda: nn.ModuleDict({"net": Net(), "unused": nn.Linear(INPUTS, 300)}),
+    wrapped=partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1),
+)
+def a_part_that_nobody_uses(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """It has no gradient on any rank: decay leaves it alone, as in plain torch."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1))
-    for step in range(3):
-        optimizer.zero_grad()
-        script.loss(model["net"], step).backward()
-        optimizer.step()
-    return model
+    optimizer.zero_grad()
+    script.loss(model["net"], step).backward()
+    optimizer.step()

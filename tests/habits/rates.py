@@ -1,24 +1,23 @@
 """Learning rates, schedules and other options; what is done between backward() and step() without gradients."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from tests.habits.script import Script, habit
+from tests.habits.script import Script, before_the_step, each_step, habit, with_optimizer
 
 
-@habit()
-def the_rate_is_set_between_backward_and_step(script: Script) -> nn.Module:
+@each_step(steps=4)
+def the_rate_is_set_between_backward_and_step(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """As GPT scripts do: the rate of this very step, computed late."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(4):
-        script.loss(model, step).backward()
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (step + 1)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-    return model
+    script.loss(model, step).backward()
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1 / (step + 1)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
 
 
 @habit()
@@ -36,42 +35,35 @@ def the_rate_is_set_in_the_wrapped_optimizer(script: Script) -> nn.Module:
     return model
 
 
-@habit()
-def a_rate_of_zero(script: Script) -> nn.Module:
+@with_optimizer()
+def a_rate_of_zero(script: Script, model: Any, optimizer: Any) -> None:
     """The first step of a linear warm-up that begins at 0."""
-    model = script.net()
-    optimizer = script.sgd(model)
     scheduler = lr_scheduler.LambdaLR(optimizer, lambda step: step / 3)
     for step in range(4):
         script.train(model, optimizer, range(step, step + 1))
         scheduler.step()
-    return model
 
 
-@habit()
-def a_schedule_after_the_step(script: Script) -> list[object]:
+@with_optimizer()
+def a_schedule_after_the_step(script: Script, model: Any, optimizer: Any) -> Any:
     """As documented."""
-    model = script.net()
-    optimizer = script.sgd(model)
     scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
     for step in range(3):
         script.train(model, optimizer, range(step, step + 1))
         scheduler.step()
-    return [model, scheduler.get_last_lr()]
+    return scheduler.get_last_lr()
 
 
-@habit()
-def a_schedule_before_the_step(script: Script) -> list[object]:
+@with_optimizer()
+def a_schedule_before_the_step(script: Script, model: Any, optimizer: Any) -> Any:
     """As before torch 1.1, between backward() and step(): torch warns, and the rate is the new one."""
-    model = script.net()
-    optimizer = script.sgd(model)
     scheduler = lr_scheduler.StepLR(optimizer, 1, 0.5)
     for step in range(3):
         optimizer.zero_grad()
         script.loss(model, step).backward()
         scheduler.step()
         optimizer.step()
-    return [model, scheduler.get_last_lr()]
+    return scheduler.get_last_lr()
 
 
 @habit()
@@ -87,41 +79,32 @@ def a_schedule_of_the_wrapped_optimizer(script: Script) -> list[object]:
     return [model, scheduler.get_last_lr(), plain.param_groups[0]["momentum"]]
 
 
-@habit()
-def a_schedule_by_the_loss(script: Script) -> list[object]:
+@with_optimizer()
+def a_schedule_by_the_loss(script: Script, model: Any, optimizer: Any) -> Any:
     """ReduceLROnPlateau, of a loss that is the same on all ranks."""
-    model = script.net()
-    optimizer = script.sgd(model)
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
     for step in range(4):
         script.train(model, optimizer, range(step, step + 1))
         scheduler.step(1.0)
-    return [model, optimizer.param_groups[0]["lr"]]
+    return optimizer.param_groups[0]["lr"]
 
 
-@habit()
-def the_model_is_looked_at_between_backward_and_step(script: Script) -> list[object]:
+@before_the_step()
+def the_model_is_looked_at_between_backward_and_step(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> list[Tensor]:
     """Evaluated without gradients, norms logged, a checkpoint taken: of parameters that are not updated yet."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    seen: list[object] = []
-    for step in range(3):
-        optimizer.zero_grad()
-        script.loss(model, step).backward()
-        model.eval()
-        with torch.no_grad():
-            seen += [script.loss(model, 100), *(p.norm() for p in model.parameters())]
-        seen += [value.clone() for value in model.state_dict().values()]
-        model.train()
-        optimizer.step()
-    return [model, seen]
+    model.eval()
+    with torch.no_grad():
+        seen = [script.loss(model, 100), *(p.norm() for p in model.parameters())]
+    seen += [value.clone() for value in model.state_dict().values()]
+    model.train()
+    return seen
 
 
-@habit()
-def a_closure(script: Script) -> list[object]:
+@with_optimizer()
+def a_closure(script: Script, model: Any, optimizer: Any) -> Any:
     """The loss is computed in step(closure)."""
-    model = script.net()
-    optimizer = script.sgd(model)
     losses: list[Tensor] = []
     for step in range(3):
 
@@ -132,7 +115,7 @@ def a_closure(script: Script) -> list[object]:
             return loss
 
         losses.append(optimizer.step(closure))
-    return [model, losses]
+    return losses
 
 
 @habit()
@@ -153,22 +136,15 @@ def groups_with_options_of_their_own(script: Script) -> nn.Module:
     return model
 
 
-@habit()
-def step_before_any_backward(script: Script) -> nn.Module:
+@with_optimizer(wrapped=partial(torch.optim.AdamW, lr=1e-2, weight_decay=0.1))
+def step_before_any_backward(script: Script, model: Any, optimizer: Any) -> None:
     """Nothing has a gradient: nothing happens, with decay and momentum too."""
-    model = script.net()
-    optimizer = script.distribute(model, torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1))
     optimizer.step()
     script.train(model, optimizer)
-    return model
 
 
-@habit()
-def two_steps_for_one_backward(script: Script) -> nn.Module:
+@each_step()
+def two_steps_for_one_backward(script: Script, model: Any, optimizer: Any, step: int) -> None:
     """Streamed, nothing is left for the second; kept, it takes what `.grad` holds, as ever."""
-    model = script.net()
-    optimizer = script.sgd(model)
-    for step in range(3):
-        script.train(model, optimizer, range(step, step + 1))
-        optimizer.step()
-    return model
+    script.train(model, optimizer, range(step, step + 1))
+    optimizer.step()

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import resireduce
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import UsageError
 from tests import oracle
+from tests.worlds import seeded
 
 MODES = ("streamed", "kept")
 INPUTS, CLASSES = 40, 5
@@ -40,13 +41,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.blocks(self.first(x)))
-
-
-def seeded(build: Callable[[], nn.Module], seed: int = 0) -> Any:
-    """The same parameters every time; made before threads are started, which share the global generator."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return build()
 
 
 @dataclass
@@ -79,7 +73,7 @@ class Script:
 
     def sgd(self, model: nn.Module, **options: Any) -> Any:
         """SGD with momentum, distributed."""
-        return self.distribute(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), **options)
+        return self.distribute(model, SGD(model.parameters()), **options)
 
     def batch(self, step: int, size: int = 6) -> tuple[Tensor, Tensor]:
         """This rank's own."""
@@ -141,6 +135,59 @@ def habit(
         assert act.__doc__ and act.__name__ not in HABITS
         HABITS[act.__name__] = Habit(act, {"streamed": streamed or both, "kept": kept or both}, **options)
         return act
+
+    return enter
+
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+Act = Callable[..., Any]
+Wrapped = Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
+Enter = Callable[[Act], Act]
+
+
+def with_optimizer(wrapped: Wrapped = SGD, settings: dict[str, Any] | None = None, **options: Any) -> Enter:
+    """As `habit`, for what is done with a model and its optimizer: the model must be right, and what is returned."""
+
+    def enter(act: Act) -> Act:
+        @wraps(act)
+        def whole(script: Script) -> Any:
+            model = script.net()
+            optimizer = script.distribute(model, wrapped(model.parameters()), **settings or {})
+            returned = act(script, model, optimizer)
+            return model if returned is None else [model, returned]
+
+        return habit(**options)(whole)
+
+    return enter
+
+
+def each_step(*, steps: int = 3, **options: Any) -> Enter:
+    """As `with_optimizer`, for what is done in each step."""
+
+    def enter(act: Act) -> Act:
+        @wraps(act)
+        def every(script: Script, model: Any, optimizer: Any) -> list[Any] | None:
+            returned = [act(script, model, optimizer, step) for step in range(steps)]
+            return None if all(one is None for one in returned) else returned
+
+        return with_optimizer(**options)(every)
+
+    return enter
+
+
+def before_the_step(**options: Any) -> Enter:
+    """As `each_step`, for what is done between backward() and step()."""
+
+    def enter(act: Act) -> Act:
+        @wraps(act)
+        def step_with(script: Script, model: Any, optimizer: Any, step: int) -> Any:
+            optimizer.zero_grad()
+            script.loss(model, step).backward()
+            returned = act(script, model, optimizer, step)
+            optimizer.step()
+            return returned
+
+        return each_step(**options)(step_with)
 
     return enter
 

@@ -1,10 +1,13 @@
 """What ranks bring to distribute(), the same or not, and options of its own."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import nn
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, Net, Refused, Script, habit
+from tests.habits.script import INPUTS, Net, Refused, Script, before_the_step, habit, with_optimizer
 
 DIFFERENT = r"give all ranks the same"
 
@@ -91,20 +94,16 @@ def parameters_in_another_order_on_one_rank(script: Script) -> nn.Module:
     return model
 
 
-@habit()
-def dense_at_first(script: Script) -> nn.Module:
+@with_optimizer(settings={"warm_up_steps": 2})
+def dense_at_first(script: Script, model: Any, optimizer: Any) -> None:
     """warm_up_steps."""
-    model = script.net()
-    script.train(model, script.sgd(model, warm_up_steps=2), 5)
-    return model
+    script.train(model, optimizer, 5)
 
 
-@habit()
-def a_density_that_falls(script: Script) -> nn.Module:
+@with_optimizer(settings={"density": lambda step: (0.5, 0.1, 0.02)[min(step, 2)]})
+def a_density_that_falls(script: Script, model: Any, optimizer: Any) -> None:
     """density as a function of the step."""
-    model = script.net()
-    script.train(model, script.sgd(model, density=lambda step: (0.5, 0.1, 0.02)[min(step, 2)]), 5)
-    return model
+    script.train(model, optimizer, 5)
 
 
 @habit()
@@ -128,33 +127,27 @@ def kept_gradients_that_were_sent_early_are_clipped(script: Script) -> nn.Module
     return model
 
 
-@habit(streamed=Refused(r"max_local_grad_norm", ConfigError))
-def local_gradients_are_clipped(script: Script) -> nn.Module:
+@with_optimizer(streamed=Refused(r"max_local_grad_norm", ConfigError), settings={"max_local_grad_norm": 0.05})
+def local_gradients_are_clipped(script: Script, model: Any, optimizer: Any) -> None:
     """max_local_grad_norm: kept only."""
-    model = script.net()
-    script.train(model, script.sgd(model, max_local_grad_norm=0.05))
-    return model
+    script.train(model, optimizer)
 
 
-@habit(kept=Refused(r"update", ConfigError))
-def updates_within_the_backward_pass(script: Script) -> nn.Module:
+IN_BACKWARD = {"compressor": "none", "scheme": "none", "update": "in_backward"}
+NOT_KEPT = Refused(r"update", ConfigError)
+
+
+@with_optimizer(kept=NOT_KEPT, wrapped=partial(torch.optim.AdamW, lr=1e-3), settings=IN_BACKWARD)
+def updates_within_the_backward_pass(script: Script, model: Any, optimizer: Any) -> None:
     """update="in_backward", without compression."""
-    model = script.net()
-    optimizer = script.distribute(
-        model, torch.optim.AdamW(model.parameters(), 1e-3), compressor="none", scheme="none", update="in_backward"
-    )
     script.train(model, optimizer, 4)
-    return model
 
 
-@habit(streamed=Refused(r"lr.*between backward\(\) and step\(\)|in_backward"), kept=Refused(r"update", ConfigError))
-def the_rate_is_set_too_late_for_updates_within_the_backward_pass(script: Script) -> nn.Module:
+@before_the_step(
+    streamed=Refused(r"lr.*between backward\(\) and step\(\)|in_backward"), kept=NOT_KEPT, settings=IN_BACKWARD
+)
+def the_rate_is_set_too_late_for_updates_within_the_backward_pass(
+    script: Script, model: Any, optimizer: Any, step: int
+) -> None:
     """update="in_backward", and lr set between backward() and step()."""
-    model = script.net()
-    optimizer = script.sgd(model, compressor="none", scheme="none", update="in_backward")
-    for step in range(3):
-        optimizer.zero_grad()
-        script.loss(model, step).backward()
-        optimizer.param_groups[0]["lr"] /= 2
-        optimizer.step()
-    return model
+    optimizer.param_groups[0]["lr"] /= 2

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import resireduce
 from tests.habits.optimizers import Clipping
-from tests.habits.script import MODES, seeded
+from tests.habits.script import MODES
+from tests.worlds import seeded
 
 
 class Recurrent(nn.Module):

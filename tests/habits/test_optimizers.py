@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from resireduce.errors import ConfigError
-from tests.habits.script import INPUTS, MODES, Habit, Script, by_library, by_oracle, seeded, values
+from tests.habits.script import INPUTS, MODES, Habit, Script, by_library, by_oracle, values
+from tests.worlds import seeded
 
 STEPS = 20
 

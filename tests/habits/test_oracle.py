@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import oracle
-from tests.habits.script import Net, Script, seeded
+from tests.habits.script import Net, Script
 from tests.oracle import Averaging, Ranks
+from tests.worlds import same, seeded
 
 
 def script(rank: int, size: int, start: nn.Module, ranks: Ranks) -> Script:
@@ -32,10 +33,6 @@ def trained(size: int, steps: int = 4, **options: object) -> list[nn.Module]:
         return model
 
     return ranks.run(work)
-
-
-def same(first: nn.Module, second: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
 
 
 def test_one_rank_without_compression_is_plain_training() -> None:

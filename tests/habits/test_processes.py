@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError, UsageError
-from tests.habits.script import MODES, Net, Script, seeded
+from tests.habits.script import MODES, Net, Script
 from tests.processes import all_equal, on_processes
+from tests.worlds import seeded
 
 FLAGS: tuple[dict[str, object], ...] = (
     {},

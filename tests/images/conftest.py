@@ -9,8 +9,9 @@ from pathlib import Path
 import docker
 import pytest
 
+from benchmarks.core.paths import ROOT
 from benchmarks.images.engine import engine
-from benchmarks.workflow.content import ROOT
+from tests.slurm.cluster import Cluster
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,3 +49,10 @@ def sif(image: Path, call: Call) -> Path:
     done = call("export", "cpu", "--entry", image, "--sif", file)
     assert done.returncode == 0, done.stderr
     return file
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Return a cluster on this machine, which all tests of a file share."""
+    with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster

@@ -9,12 +9,12 @@ import docker
 import pytest
 from packaging.utils import canonicalize_name
 
-from benchmarks.images.base import make_base
-from benchmarks.images.build import BuildError, follow
-from benchmarks.images.context import image_content
-from benchmarks.images.entry import ImageEntry, read_images
-from benchmarks.images.requirements import read_lock
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
+from benchmarks.core.requirements import read_lock
+from benchmarks.images.base_image import make_base
+from benchmarks.images.build_image import BuildError, follow
+from benchmarks.launching.containers.entry import ImageEntry, read_images
+from benchmarks.launching.containers.image_content import image_content
 from tests.images.conftest import Call
 
 LIST = """

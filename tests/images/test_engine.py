@@ -13,16 +13,18 @@ import pytest
 
 from benchmarks.images import engine as module
 from benchmarks.images.engine import HOST, engine
-from benchmarks.images.own_engine import OwnEngine
-from benchmarks.images.tools import command
+from benchmarks.launching.containers.programs import command
+from benchmarks.rig import own_engine
+from benchmarks.rig.own_engine import OwnEngine
 from resireduce.errors import ConfigError
 
 USE = """
 import sys, time
 from pathlib import Path
 from benchmarks.images import engine
+from benchmarks.rig import own_engine
 engine.find_running = lambda kind: None
-engine.cache_folder = lambda: Path(sys.argv[1])
+own_engine.cache_folder = lambda: Path(sys.argv[1])
 with engine.engine() as client:
     print(client.version()["Version"], flush=True)
     time.sleep(float(sys.argv[2]))
@@ -34,7 +36,7 @@ def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[OwnEngine]:
     """None runs, and our own is in a folder of the test, with a name that is short enough for its sockets."""
     with tempfile.TemporaryDirectory(prefix="own") as folder:
         monkeypatch.setattr(module, "find_running", lambda kind: None)
-        monkeypatch.setattr(module, "cache_folder", lambda: Path(folder))
+        monkeypatch.setattr(own_engine, "cache_folder", lambda: Path(folder))
         yield OwnEngine(Path(folder) / "engine")
 
 

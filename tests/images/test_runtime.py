@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.files import file_hash, save_json
-from benchmarks.images.entry import ImageEntry
-from benchmarks.images.tools import command
-from benchmarks.runtimes.choose import find_runtime
-from benchmarks.runtimes.ranks import run_python
+from benchmarks.core.files import file_hash, save_json
+from benchmarks.launching.containers.choose import find_runtime
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.programs import command
+from benchmarks.launching.ranks import run_python
 
 CELL = {"model": "vgg-digits", "scheme": "w", "steps": 3, "batch_per_rank": 4}
 ENDLESS = {**CELL, "steps": 10**6}
@@ -168,7 +168,7 @@ def test_a_rank_that_is_killed_inside_ends_the_cell(tmp_path, image):
     def ranks() -> list[int]:
         """Not the supervisor, which names the rank's module too."""
         lines = subprocess.check_output(top, text=True).splitlines()[1:]
-        return [int(line.split()[0]) for line in lines if "benchmarks.runtimes.supervise" not in line]
+        return [int(line.split()[0]) for line in lines if "benchmarks.launching.supervise" not in line]
 
     assert wait_until(ranks)
     os.kill(ranks()[0], signal.SIGKILL)

@@ -4,11 +4,12 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
 
 SCRIPT = ROOT / "slurm/testbed/cluster.sh"
 NODES = ("node1", "node2", "node3", "node4")
@@ -32,7 +33,8 @@ class Program(subprocess.Popen[str]):
     def send_signal(self, sig: int) -> None:
         """Send a signal to the program, if it runs."""
         if self.poll() is None:
-            os.kill(_program(self.pid), sig)
+            with suppress(FileNotFoundError, ProcessLookupError):  # it may end meanwhile
+                os.kill(_program(self.pid), sig)
 
 
 def _program(pid: int) -> int:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import CellResult
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import CellResult
 from tests.slurm.cluster import Cluster, Program
 
 SITE = {"gpus_per_node": 2, "cpus_per_rank": 1, "memory_mb_per_rank": 1000, "minutes": 10}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cell import Cell
+from benchmarks.core.cell import Cell
 from tests.slurm.cluster import wait_until
 from tests.slurm.conftest import Clusters
 from tests.slurm.project import Project

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.cluster.site import Site
-from benchmarks.record import CellResult
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import CellResult
+from benchmarks.launching.slurm.site import Site
 from tests.slurm.cluster import Cluster
 
 DOCTOR = [sys.executable, "-m", "benchmarks", "doctor", "--slurm", "--json", "--seconds", "300"]

@@ -5,7 +5,7 @@ import signal
 import threading
 from pathlib import Path
 
-from benchmarks.cell import Cell
+from benchmarks.core.cell import Cell
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from benchmarks.images.debian import unpack
+from benchmarks.rig.debian import unpack
 
 CONTROL = "Package: tool\nVersion: 1\nArchitecture: all\nMaintainer: nobody <nobody@example.org>\nDescription: tool\n"
 

@@ -1,12 +1,12 @@
-"""Takes the place of benchmarks/images/cli.py in copies of the tree: no engine, an image is what digest.txt says."""
+"""Takes the place of images/image_command.py in copies of the tree: no engine, an image is what digest.txt says."""
 
 import argparse
 import hashlib
 import subprocess
 from pathlib import Path
 
-from benchmarks.images.context import image_content
-from benchmarks.images.entry import ImageEntry
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.image_content import image_content
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

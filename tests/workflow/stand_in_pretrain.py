@@ -1,4 +1,4 @@
-"""Takes the place of benchmarks/pretrain.py in copies of the tree."""
+"""Takes the place of benchmarks/training/pretrain.py in copies of the tree."""
 
 import argparse
 from pathlib import Path

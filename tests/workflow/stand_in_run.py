@@ -1,4 +1,4 @@
-"""Takes the place of benchmarks/run.py in copies of the tree: a record by arithmetic instead of training.
+"""Takes the place of benchmarks/launching/run.py in copies of the tree: a record by arithmetic instead of training.
 
 A cell whose name is in fail.txt fails as a crashed one does; one named in slow.txt waits until it is killed.
 """
@@ -8,7 +8,7 @@ import json
 import time
 from pathlib import Path
 
-from benchmarks.cell import Cell
+from benchmarks.core.cell import Cell
 from tests.records import make_result
 
 

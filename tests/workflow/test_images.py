@@ -1,22 +1,17 @@
 """The workflow with an image: Snakemake itself, on copies of the tree in which images and cells are stand-ins."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from benchmarks.report.load import load_run
+from benchmarks.analysis.load_run import load_run
+from benchmarks.core.content import get_pretrained
+from benchmarks.core.run_config import get_cells, get_config
 from benchmarks.workflow.image import get_image
-from benchmarks.workflow.settings import get_cells, get_config, get_pretrained
 from resireduce.errors import ConfigError
+from tests.workflow.trees import QUIET, SNAKEMAKE, jobs, make_tree, run
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = [sys.executable, "-m", "snakemake", "--cores", "2", "--configfile", "my.yaml"]
-RUN = ["--nolock", "--quiet", "rules", "progress", "host"]
+RUN = ["--nolock", *QUIET]
 # The workflow starts a Docker Engine where none runs; podman needs none.
 PODMAN = ("runtime=podman", "image=cpu")
 MATRIX = "matrix: [{model: gpt2-bytes, scheme: w}]"
@@ -24,32 +19,19 @@ MATRIX = "matrix: [{model: gpt2-bytes, scheme: w}]"
 
 @pytest.fixture
 def tree(tmp_path):
-    skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce", "containers", "results/paper", "results/reference"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
-    for name in ("Snakefile", "pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests/records.py", tmp_path / "tests")
-    for name, place in (("run", "run"), ("pretrain", "pretrain"), ("image", "images/cli")):
-        shutil.copy(ROOT / f"tests/workflow/stand_in_{name}.py", tmp_path / f"benchmarks/{place}.py")
-    (tmp_path / "my.yaml").write_text(MATRIX)
-    return tmp_path
+    more = ("containers", "pyproject.toml", "README.md")
+    return make_tree(tmp_path, MATRIX, ("run", "pretrain", "image"), more)
 
 
 def call(tree, *arguments):
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [*SNAKEMAKE, *arguments], cwd=tree, env=environment, capture_output=True, text=True, check=False
-    )
+    return run(tree, *SNAKEMAKE, "--cores", "2", "--configfile", "my.yaml", *arguments)
 
 
 def planned(tree, *config):
     """How many jobs of each rule a dry run would start."""
     done = call(tree, "--dry-run", "--quiet", "host", "--config", *config)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.partition("Job stats:")[2].partition("total")[0].splitlines()
-    return {line.split()[0]: int(line.split()[1]) for line in lines if line.split()[1:2] and line.split()[1].isdigit()}
+    return jobs(done.stdout)
 
 
 def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
@@ -65,8 +47,8 @@ def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     with (tree / "README.md").open("a") as file:
         file.write("A comment.\n")
     assert planned(tree, *PODMAN) == {}, "the digest is known now, and is the one that the cell ran with"
-    run = load_run(tree / "results/runs/smoke")
-    assert (len(run.results), run.holes, run.notes) == (1, {}, [])
+    found = load_run(tree / "results/runs/smoke")
+    assert (len(found.results), found.holes, found.notes) == (1, {}, [])
     assert planned(tree, *PODMAN, "network=host") == {"cell": 1, "report": 1, "all": 1}
 
     known = json.loads(entry.read_text())

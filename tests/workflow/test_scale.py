@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from benchmarks.cell import Cell
-from benchmarks.cells import read_config
-from benchmarks.files import load_json
-from benchmarks.matrix import expand
-from benchmarks.workflow.settings import find_cell, get_cells, write_specs
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.files import load_json
+from benchmarks.core.matrix import expand
+from benchmarks.core.run_config import find_cell, get_cells, write_specs
 from resireduce.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -8,21 +8,18 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.cell import Cell
-from benchmarks.report.load import load_run
-from benchmarks.workflow.content import TRAINING, content_hash
-from benchmarks.workflow.settings import PACKAGES, get_packages, get_pretrained, get_run_name
+from benchmarks.analysis.load_run import load_run
+from benchmarks.core.cell import Cell
+from benchmarks.core.content import PACKAGES, TRAINING, content_hash, get_packages, get_pretrained
+from benchmarks.core.run_config import get_run_name
 from resireduce.errors import ConfigError
 from tests.records import make_result
+from tests.workflow.trees import QUIET, ROOT, SNAKEMAKE, environment, jobs, make_tree, run
 
-ROOT = Path(__file__).parents[2]
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]
-QUIET = ["--quiet", "rules", "progress", "host"]
 RUN = [*SNAKEMAKE, "--cores", "2", "--keep-going", "--rerun-incomplete", "--nolock", *QUIET]
 CONFIG = """
 matrix:
@@ -34,26 +31,26 @@ SLOW = Cell(model="vgg-digits", scheme="w").name
 
 @pytest.fixture
 def tree(tmp_path):
-    skip = shutil.ignore_patterns("__pycache__")
-    for name in ("benchmarks", "resireduce", "results/paper", "results/reference"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=skip)
-    shutil.copy(ROOT / "Snakefile", tmp_path)
-    (tmp_path / "tests").mkdir()
-    shutil.copy(ROOT / "tests/records.py", tmp_path / "tests")
-    for name in ("run", "pretrain"):
-        shutil.copy(ROOT / f"tests/workflow/stand_in_{name}.py", tmp_path / f"benchmarks/{name}.py")
-    (tmp_path / "my.yaml").write_text(CONFIG)
-    return tmp_path
+    return make_tree(tmp_path, CONFIG)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """A tree in which all cells have been run, and what was said; tests change copies of it."""
+    tree = make_tree(tmp_path_factory.mktemp("whole"), CONFIG)
+    done = call(tree, *MINE)
+    assert done.returncode == 0, done.stderr
+    return tree, done.stdout
+
+
+@pytest.fixture
+def finished(whole_run, tmp_path):
+    """A copy of that tree, in which nothing is to be done."""
+    return shutil.copytree(whole_run[0], tmp_path / "tree")
 
 
 def call(tree, *arguments, command=RUN):
-    return subprocess.run(
-        [*command, *arguments], cwd=tree, env=environment(tree), capture_output=True, text=True, check=False
-    )
-
-
-def environment(tree):
-    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    return run(tree, *command, *arguments)
 
 
 def dry_run(tree, *arguments):
@@ -62,8 +59,7 @@ def dry_run(tree, *arguments):
 
 def planned(tree, *arguments):
     """How many jobs of each rule a dry run would start."""
-    lines = dry_run(tree, *arguments).partition("Job stats:")[2].partition("total")[0].splitlines()
-    return {line.split()[0]: int(line.split()[1]) for line in lines if line.split()[1:2] and line.split()[1].isdigit()}
+    return jobs(dry_run(tree, *arguments))
 
 
 MINE = ("--configfile", "my.yaml", "--config", "run=mine")
@@ -97,14 +93,10 @@ def test_content_hashes_see_content_and_nothing_else(tmp_path):
 
 def test_the_code_that_trains_a_cell_is_in_its_hash():
     loaded = "print(*(module for module in sys.modules if module.startswith('benchmarks.')))"
-    code = f"import sys, benchmarks.run, benchmarks.training.rank; {loaded}"
+    code = f"import sys, benchmarks.launching.run, benchmarks.training.rank; {loaded}"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     paths = {name.replace(".", "/") for name in done.stdout.split()}
-    # Which cells there are, and which weights they get, is in their other parameters.
-    others = {path for path in paths if path.startswith(("benchmarks/matrix", "benchmarks/workflow"))}
-    known = tuple(path.removesuffix(".py") for path in TRAINING)
-    packages = {path.removesuffix("/__init__") for path in known}
-    assert sorted(path for path in paths - others - packages if not path.startswith(known)) == []
+    assert sorted(path for path in paths if not path.startswith(TRAINING)) == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -140,29 +132,23 @@ def test_the_default_is_the_smoke_matrix(tree):
 
 
 def test_a_new_table_is_expected_from_the_report(tree):
-    with (tree / "benchmarks/report/tables.py").open("a") as file:
+    with (tree / "benchmarks/analysis/tables/table_list.py").open("a") as file:
         file.write('TABLES["extra"] = throughput\n')
     lines = dry_run(tree, *MINE)
     assert all(name in lines for name in ("tables/memory.csv", "tables/extra.csv", "figures/extra.png"))
 
 
-def test_a_run_and_what_makes_its_cells_run_again(tree):
-    done = call(tree, *MINE)
-    assert done.returncode == 0, done.stderr
+def test_a_run_and_what_makes_its_cells_run_again(whole_run, finished):
+    tree, (_, said) = finished, whole_run
     folder = tree / "results/runs/mine"
-    assert "4 cells, 4 to run" in done.stdout
-    assert "[4/4] " in done.stdout
+    assert "4 cells, 4 to run" in said
+    assert "[4/4] " in said
     assert len(load_run(folder).results) == 4
     for name in ("report.html", "tables/memory.csv", "tables/accuracy.md", "figures/memory.png"):
         assert (folder / name).stat().st_size > 100
-    assert "Nothing to be done" in dry_run(tree, *MINE)
 
-    for file in [
-        tree / "my.yaml",
-        *tree.glob("resireduce/*.py"),
-        *tree.glob("results/cache/*"),
-        *folder.glob("specs/*"),
-    ]:
+    patterns = ("my.yaml", "resireduce/*.py", "results/cache/*", "results/runs/mine/specs/*")
+    for file in [file for pattern in patterns for file in tree.glob(pattern)]:
         os.utime(file)
     assert "Nothing to be done" in dry_run(tree, *MINE)
 
@@ -174,7 +160,6 @@ def test_a_run_and_what_makes_its_cells_run_again(tree):
         call(tree, *[str(word).replace(str(tree) + "/", "") for word in command[1:]], command=SNAKEMAKE).returncode == 0
     )
     assert (folder / f"cells/{SLOW}.json").exists()
-    assert call(tree, *MINE).returncode == 0
 
     (tree / "my.yaml").write_text(CONFIG.replace("[baseline, w]", "[baseline, w, 2d]"))
     assert planned(tree, *MINE) == {"cell": 2, "report": 1, "all": 1}
@@ -183,14 +168,16 @@ def test_a_run_and_what_makes_its_cells_run_again(tree):
     metadata = tree / "numpy-99.0.dist-info/METADATA"
     metadata.parent.mkdir()
     metadata.write_text("Name: numpy\nVersion: 99.0\n")
-    assert planned(tree, *MINE) == {"cell": 6, "pretrained": 1, "report": 1, "all": 1}
-    assert "numpy 99.0" in dry_run(tree, *MINE).partition("Params have changed since last execution")[2]
+    said = dry_run(tree, *MINE)
+    assert jobs(said) == {"cell": 6, "pretrained": 1, "report": 1, "all": 1}
+    assert "numpy 99.0" in said.partition("Params have changed since last execution")[2]
     shutil.rmtree(metadata.parent)
     assert "Nothing to be done" in dry_run(tree, *MINE)
     with (tree / "resireduce/errors.py").open("a") as file:
         file.write("# a comment\n")
-    assert planned(tree, *MINE) == {"cell": 6, "report": 1, "all": 1}
-    assert "Params have changed since last execution" in dry_run(tree, *MINE)
+    said = dry_run(tree, *MINE)
+    assert jobs(said) == {"cell": 6, "report": 1, "all": 1}
+    assert "Params have changed since last execution" in said
 
 
 def test_failed_cells_leave_partial_tables_with_reasons(tree):
@@ -201,32 +188,32 @@ def test_failed_cells_leave_partial_tables_with_reasons(tree):
     assert f"{SLOW}: error, rank 1 was killed (SIGKILL)" in done.stdout
     assert "MEMORY" in done.stdout
     assert "Traceback" not in done.stderr
-    run = load_run(tree / "results/runs/mine")
-    assert len(run.results) == 3
-    assert "rank 1 was killed" in (run.folder / "report.html").read_text()
+    found = load_run(tree / "results/runs/mine")
+    assert len(found.results) == 3
+    assert "rank 1 was killed" in (found.folder / "report.html").read_text()
     (tree / "fail.txt").unlink()
     done = call(tree, *MINE)
     assert done.returncode == 0
     assert "4 cells, 1 to run" in done.stdout
-    assert not load_run(run.folder).holes
+    assert not load_run(found.folder).holes
 
 
-def test_finished_records_outlive_code_that_does_not_run(tree):
-    assert call(tree, *MINE).returncode == 0
+def test_finished_records_outlive_code_that_does_not_run(finished):
+    tree = finished
     folder, source = tree / "results/runs/mine", tree / "resireduce/share.py"
-    finished = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
+    records = {path: path.read_bytes() for path in folder.glob("cells/*.json")}
     text = source.read_text()
     source.write_text(f"{text}def oops(:\n")
     done = call(tree, *MINE)
     assert done.returncode == 2
     assert done.stderr == f"error: resireduce/share.py, line {text.count(chr(10)) + 1}: invalid syntax\n"
-    assert {path: path.read_bytes() for path in finished} == finished
+    assert {path: path.read_bytes() for path in records} == records
     source.write_text(f"{text}# a comment\n")
-    (tree / "fail.txt").write_text(" ".join(path.stem for path in finished))
+    (tree / "fail.txt").write_text(" ".join(path.stem for path in records))
     assert call(tree, *MINE).returncode != 0
-    assert not any(path.exists() for path in finished)
+    assert not any(path.exists() for path in records)
     assert {path.name: path.read_bytes() for path in folder.glob("earlier/*.json")} == {
-        path.name: content for path, content in finished.items()
+        path.name: content for path, content in records.items()
     }
 
 
@@ -296,7 +283,7 @@ def test_a_folder_that_cannot_be_written_stops_the_run(tree):
 
 
 def test_cells_over_horovod_need_it_before_anything_runs(tree):
-    code = tree / "benchmarks/training/horovod.py"
+    code = tree / "benchmarks/core/devices.py"
     code.write_text(code.read_text().replace('find_spec("horovod")', 'find_spec("there_is_none")'))
     (tree / "my.yaml").write_text("matrix: [{model: vgg-digits, backend: [torch, horovod]}]")
     done = call(tree, *MINE)

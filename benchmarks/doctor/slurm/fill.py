@@ -1,17 +1,17 @@
 """Values filled into the text of a site file, so that explanations, and lines of others, stay."""
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.nodes import MappingNode, Node, ScalarNode
 
-from benchmarks.cluster.site import site_file
-from benchmarks.workflow.content import ROOT
+from benchmarks.core.paths import ROOT
+from benchmarks.launching.slurm.site import site_file
 from resireduce.errors import ConfigError
 
-KEY = re.compile(r"^(?P<indent> *)(?P<key>[^\s#'\"-][^:#]*|'[^']*'|\"[^\"]*\") *:(?= |$)(?P<value>.*)$")
+UNKNOWN_FORM = "the file is written in a way that cannot be filled in; give the name of a new file"
 Values = Mapping[str, Any]
 
 
@@ -33,12 +33,10 @@ def fill(text: str, partitions: Mapping[str, Values], site: Values) -> str:
     Partitions and keys that are not named stay as they are. Raises ConfigError if the text is written in a way that
     values cannot be filled into.
     """
-    before = _load(text)
-    lines = text.splitlines()
-    for name, values in partitions.items():
-        lines = _set_in(lines, ["partitions", name], values)
-    lines = _set_in(lines, ["site"], site)
-    filled = "\n".join(lines) + "\n"
+    before, filled = _load(text), text if text.endswith("\n") else f"{text}\n"
+    for path, values in [*((("partitions", name), own) for name, own in partitions.items()), (("site",), site)]:
+        for key, value in values.items():
+            filled = _set(filled, (*path, key), value)
     wanted = {**before, "site": {**(before.get("site") or {}), **site}}
     old = before.get("partitions") or {}
     new = {name: {**(old.get(name) or {}), **values} for name, values in partitions.items()}
@@ -48,15 +46,14 @@ def fill(text: str, partitions: Mapping[str, Values], site: Values) -> str:
     except ConfigError:
         same = False
     if not same:
-        raise ConfigError("write: the file is written in a way that cannot be filled in; give the name of a new file")
+        raise ConfigError(f"write: {UNKNOWN_FORM}")
     return filled
 
 
 def shown(partitions: Mapping[str, Values], site: Values) -> str:
     """Return the values alone, as the file would have them."""
     return yaml.safe_dump(
-        {"partitions": {name: dict(values) for name, values in partitions.items()}, "site": dict(site)},
-        sort_keys=False,
+        {"partitions": {name: dict(values) for name, values in partitions.items()}, "site": dict(site)}, sort_keys=False
     ).rstrip()
 
 
@@ -70,92 +67,52 @@ def _load(text: str) -> dict[str, Any]:
     return values
 
 
-def _set_in(lines: list[str], path: list[str], values: Values) -> list[str]:
-    """Set values of the mapping at a path of keys; keys that are not there are added."""
-    begin, end, indent = 0, len(lines), 0
-    for key in path:
-        at = _find(lines, begin, end, indent, key)
-        if at is None:
-            at = _end_of(lines, begin, end)
-            lines = [*lines[:at], f"{' ' * indent}{_dump(key)}:", *lines[at:]]
-            end += 1
-        else:
-            opened = _open(lines, at, indent)
-            end += len(opened) - len(lines)
-            lines = opened
-        begin, end = at + 1, _section_end(lines, at + 1, end, indent)
-        indent = _indent(lines, begin, end, indent + 2)
-    for key, value in values.items():
-        at = _find(lines, begin, end, indent, key)
-        line = f"{' ' * indent}{key}: {_dump(value)}"
-        if at is None:
-            at = _end_of(lines, begin, end)
-            lines = [*lines[:at], line, *lines[at:]]
-            end += 1
-        else:
-            after = _section_end(lines, at + 1, end, indent)
-            comment = _comment(KEY.sub(r"\g<value>", lines[at]))
-            lines = [*lines[:at], line + comment, *lines[after:]]
-            end -= after - at - 1
-    return lines
+def _set(text: str, path: Sequence[str], value: Any) -> str:
+    """Return the text with a value at a path of keys; those that are not there are added, behind the others."""
+    node: Any = yaml.compose(text, yaml.SafeLoader)
+    column, at = -2, 0
+    for depth, key in enumerate(path):
+        is_last, entries = depth == len(path) - 1, _entries(node, path[depth - 1])
+        if isinstance(node, MappingNode) and node.flow_style:
+            return _set(_opened(text, node, column + 2), path, value)
+        if key not in entries:
+            column = node.value[0][0].start_mark.column if entries else column + 2
+            at = _line_end(text, _end(node) if entries else at)
+            text = f"{text[:at]}\n{' ' * column}{_dump(key)}:{f' {_dump(value)}' if is_last else ''}{text[at:]}"
+            return text if is_last else _set(text, path, value)
+        name, node = entries[key]
+        column, at = name.start_mark.column, name.end_mark.index
+    comment = text[at : node.start_mark.index].strip(" \n:")  # of a list that begins on the next line
+    return f"{text[:at]}: {_dump(value)}{f'  {comment}' if comment else ''}{text[_end(node) :]}"
 
 
-def _find(lines: list[str], begin: int, end: int, indent: int, key: str) -> int | None:
-    """The line of a key of that indentation."""
-    for at in range(begin, end):
-        match = KEY.match(lines[at])
-        if match and len(match["indent"]) == indent and str(yaml.safe_load(match["key"])) == key:
-            return at
-    return None
+def _entries(node: Node, key: str) -> dict[str, tuple[Node, Node]]:
+    """The keys and values in what a key has, by key. Raises ConfigError if it has something, and that is no mapping."""
+    if not isinstance(node, MappingNode) and node.value:
+        raise ConfigError(f"write: {key} is no mapping; give the name of a new file")
+    return {name.value: (name, value) for name, value in node.value}
 
 
-def _open(lines: list[str], at: int, indent: int) -> list[str]:
-    """Write what a key has on its own line, {} or more, below it."""
-    match = KEY.match(lines[at])
-    assert match is not None
-    comment = _comment(match["value"])
-    value = match["value"].removesuffix(comment)
-    values = yaml.safe_load(value) if value.strip() else None
-    if value.strip() and not isinstance(values, dict) and values is not None:
-        raise ConfigError(f"write: {match['key']} is no mapping; give the name of a new file")
-    head = lines[at][: match.end("key")] + ":" + comment
-    below = [f"{' ' * (indent + 2)}{_dump(key)}: {_dump(item)}" for key, item in (values or {}).items()]
-    return [*lines[:at], head, *below, *lines[at + 1 :]]
+def _opened(text: str, node: Node, column: int) -> str:
+    """Return the text with what a key has on its own line, {} or more, on lines of its own below it."""
+    begin, end = node.start_mark.index, node.end_mark.index
+    if not column or "\n" in text[begin:end]:
+        raise ConfigError(f"write: {UNKNOWN_FORM}")
+    values, line_end = yaml.safe_load(text[begin:end]), _line_end(text, end)
+    below = "".join(f"\n{' ' * column}{_dump(key)}: {_dump(item)}" for key, item in values.items())
+    return f"{text[:begin].rstrip()}{text[end:line_end]}{below}{text[line_end:]}"
 
 
-def _comment(value: str) -> str:
-    """The comment behind a value, with the space before it: it begins with # after a space, outside of quotes."""
-    quote = ""
-    for at, letter in enumerate(value):
-        if letter in "'\"" and quote in ("", letter):
-            quote = "" if quote else letter
-        elif letter == "#" and not quote and (at == 0 or value[at - 1] == " "):
-            return value[len(value[:at].rstrip()) :]
-    return ""
+def _end(node: Any) -> int:
+    """Where the last value in a node ends: the end of the node itself lies behind comments, too."""
+    if isinstance(node, ScalarNode) or node.flow_style:
+        return int(node.end_mark.index)
+    last = node.value[-1]
+    return _end(last[1] if isinstance(node, MappingNode) else last)
 
 
-def _section_end(lines: list[str], begin: int, end: int, indent: int) -> int:
-    """The line after the last one that lies deeper; comments and empty lines before the next key are that key's."""
-    last = begin
-    for at in range(begin, end):
-        text = lines[at].strip()
-        deep = len(lines[at]) - len(lines[at].lstrip()) > indent
-        if text and not deep and not text.startswith("#"):
-            break
-        if text and deep:
-            last = at + 1 if not text.startswith("#") else last
-    return last
-
-
-def _end_of(lines: list[str], begin: int, end: int) -> int:
-    while end > begin and not lines[end - 1].strip():
-        end -= 1
-    return end
-
-
-def _indent(lines: list[str], begin: int, end: int, usual: int) -> int:
-    """Of the first key of a section."""
-    return next((len(match["indent"]) for line in lines[begin:end] if (match := KEY.match(line))), usual)
+def _line_end(text: str, at: int) -> int:
+    return text.index("\n", at)
 
 
 def _dump(value: Any) -> str:

@@ -7,30 +7,32 @@ it has said what it could.
 import json
 import math
 import os
+import shutil
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cluster.job import seconds_left
-from benchmarks.cluster.placement import Placement
-from benchmarks.cluster.step import command
+from benchmarks.core.devices import DEVICE_VARIABLE, has_nvidia
+from benchmarks.core.files import finite, load_json, save_json
+from benchmarks.core.paths import ROOT
 from benchmarks.doctor.child import Ended, Job, run_together
 from benchmarks.doctor.finding import NOT_RUN
-from benchmarks.doctor.known import last_words
-from benchmarks.doctor.slurm.cells import train_cells
-from benchmarks.doctor.slurm.containers import look
-from benchmarks.doctor.slurm.programs import asking
+from benchmarks.doctor.known_faults import last_words
+from benchmarks.doctor.slurm.slurm_programs import Ask, asking
 from benchmarks.doctor.slurm.trial import TRIAL, Trial
-from benchmarks.files import finite, load_json, save_json
-from benchmarks.training.devices import DEVICE_VARIABLE
+from benchmarks.doctor.slurm.trial_cell import train_cells
+from benchmarks.launching.containers.runtime_options import RUNTIMES
+from benchmarks.launching.slurm.job import seconds_left
+from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.step import command
 from resireduce.errors import ConfigError
 
 RANKS_SECONDS, DOCTOR_SECONDS, PROGRAM_SECONDS = 120.0, 120.0, 20.0
 KEPT = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
-"""Of Slurm's variables what Snakemake leaves its jobs: what works here is to work there."""
+"""Variables of Slurm that Snakemake leaves its jobs: what works here is to work there."""
 NODE_CHECKS = ("packages", "home", "disk", "memory", "limits", "shared-memory", "gpu", "driver", "nvml")
 """Checks of one machine that make sense within the job."""
 PARTS = ("node", "ranks", "doctor", "cells")
@@ -81,7 +83,7 @@ def _ranks(folder: Path, trial: Trial) -> dict[str, Any]:
     meeting = folder / "meeting"
     meeting.mkdir()
     placement = Placement(trial.nodes, trial.tasks_per_node)
-    ended = run(command(meeting, placement, 1, "benchmarks.doctor.slurm.rank"), RANKS_SECONDS)
+    ended = run(command(meeting, placement, 1, "benchmarks.doctor.slurm.trial_rank"), RANKS_SECONDS)
     count = trial.nodes * trial.tasks_per_node
     files = [meeting / f"rank{rank}.json" for rank in range(count)]
     reports = [load_json(file) for file in files if file.exists()]
@@ -108,6 +110,35 @@ def _has_cuda() -> bool:
         return not version("torch").endswith("+cpu") and os.environ.get(DEVICE_VARIABLE) != "cpu"
     except PackageNotFoundError:
         return False
+
+
+IMAGES = ROOT / "results/cache/images"
+
+
+def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Path = IMAGES) -> list[dict[str, Any]]:
+    """Return name, version, and an error or what was tried, of each program that is on PATH."""
+    found = []
+    for name in RUNTIMES[1:]:
+        if which(name):
+            version = ask([name, "--version"])
+            tried, error = _apptainer(ask, images) if name == "apptainer" else _engine(ask, name)
+            said = (version.text.strip().splitlines() or [name])[0] if version.error is None else name
+            found.append({"name": name, "version": said, "tried": tried, "error": version.error or error})
+    return found
+
+
+def _engine(ask: Ask, name: str) -> tuple[str, str | None]:
+    """Return what docker's daemon answers; podman has none, and says what it would run containers with."""
+    return "it answers", ask([name, "info"]).error
+
+
+def _apptainer(ask: Ask, images: Path) -> tuple[str | None, str | None]:
+    """Run an image of the suite, with the node's GPUs if it has some; if none was made yet nothing is tried."""
+    sif = next(iter(sorted(images.glob("*.sif"))), None)
+    if sif is None:
+        return None, None
+    nv = ["--nv"] if has_nvidia() else []
+    return f"exec {' '.join([*nv, sif.name])}", ask(["apptainer", "exec", *nv, str(sif), "true"]).error
 
 
 if __name__ == "__main__":

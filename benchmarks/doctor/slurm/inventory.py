@@ -5,9 +5,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks.cluster.job import seconds_left
-from benchmarks.doctor.slurm.parse import gpus, number, records, settings
-from benchmarks.doctor.slurm.programs import Ask
+from benchmarks.doctor.slurm.slurm_programs import Ask, gpus, number, records, settings
+from benchmarks.launching.slurm.job import seconds_left
 
 UNUSABLE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVAL", "INVALID_REG"),
@@ -65,7 +64,7 @@ class Partition:
     """Infinite without a limit."""
     max_nodes: int | None
     max_memory_mb: int | None
-    """Of a job on one node."""
+    """Most memory that a job may have on one node."""
     nodes: tuple[Node, ...]
 
     @property

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.doctor.slurm.programs import Ask
+from benchmarks.doctor.slurm.slurm_programs import Ask
 
 LOOK_SECONDS = 2.0
 SQUEUE_FORMAT = "%i|%T|%r|%N"

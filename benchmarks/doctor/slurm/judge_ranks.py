@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.doctor.slurm.rank import HELD, NOT_HELD
 from benchmarks.doctor.slurm.trial import Trial
+from benchmarks.doctor.slurm.trial_rank import HELD, NOT_HELD
 
 LATENCY_SECONDS = 60.0
 """How long Snakemake waits for a file by the profile (latency-wait)."""

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from benchmarks.cluster.site import Site
 from benchmarks.doctor.slurm.inventory import Partition, Shape
-from benchmarks.doctor.slurm.settings import PROFILE
+from benchmarks.doctor.slurm.slurm_settings import PROFILE
+from benchmarks.launching.slurm.site import Site
 
 SHARE = 0.95
-"""Of a node's memory: the rest is for Snakemake, which runs on the first node of each job, and for the system."""
+"""Share of a node's memory that a job asks for: the rest is for Snakemake, on its first node, and for the system."""
 LEAST_MB = 1000
 """For a rank, where a node has so much, even if the last tries then ask for more than there is."""
 MOST_CPUS = 16

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.core.paths import ROOT
 from benchmarks.doctor.finding import Finding, not_run
 from benchmarks.doctor.slurm.inventory import Partition
-from benchmarks.workflow.content import ROOT
 
 JOB_NAME = "resireduce-doctor"
 MINUTES = 10
@@ -17,7 +17,7 @@ RANKS = 2
 MOST_RANKS = 128
 """In all: a cell can have no more."""
 RANK_MB = 2000
-"""Of memory: what torch takes, and some."""
+"""Memory of a rank in MB: what torch takes, and some."""
 TRIAL, LOG = "trial.json", "job.log"
 
 
@@ -29,7 +29,7 @@ class Trial:
     nodes: int
     tasks_per_node: int
     gpus: int
-    """Of each node, all of them; 0: it has none."""
+    """GPUs of each node, all of them; 0: it has none."""
     gres: str
     """Name of the GPUs: gpu, or gpu:TYPE where there are several types."""
     memory_mb: int

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmarks.cluster.site import Site
+from benchmarks.core.files import save_json, save_text
 from benchmarks.doctor.finding import Finding
 from benchmarks.doctor.slurm.inventory import Partition
 from benchmarks.doctor.slurm.jobs import Rejected, Submitted, cancel, submit, wait
-from benchmarks.doctor.slurm.judge import has_failed, judge, judge_rejected, load
-from benchmarks.doctor.slurm.programs import Ask
+from benchmarks.doctor.slurm.judge_trials import has_failed, judge, judge_rejected, load
 from benchmarks.doctor.slurm.proposal import Tried
+from benchmarks.doctor.slurm.slurm_programs import Ask
 from benchmarks.doctor.slurm.trial import TRIAL, Trial, command, plan, script
-from benchmarks.files import save_json, save_text
+from benchmarks.launching.slurm.site import Site
 
 Planned = tuple[Partition, Trial]
 

@@ -1,0 +1,78 @@
+"""What goes into a bundle: files of the run and of the project, and texts that are made for it."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.bundle.stage import INPUTS, OUTPUTS, files_of
+from benchmarks.core.paths import ROOT, RUNS
+from benchmarks.core.record import CellResult, RecordError
+from resireduce.errors import ConfigError
+
+PROJECT = (
+    "LICENSE",
+    "CITATION.cff",
+    "constraints.txt",
+    "pyproject.toml",
+    "benchmarks/pyproject.toml",
+    "containers/*.lock",
+    "containers/*.in",
+    "containers/images.lock.json",
+    "results/paper/*",
+    "results/reference/*.json",
+)
+"""What every bundle has of the project: licence, citation, versions, published numbers, claims, measurements."""
+Content = Path | bytes
+
+
+def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
+    """Return what a bundle holds by its path there, but for README, crate and manifest.
+
+    folder: of the run; report: the folder of its fresh report; name: of the run.
+    """
+    found: dict[str, Content] = {f"{RUNS}/{name}/{path}": file for path, file in files_of(folder, INPUTS).items()}
+    found |= {f"{RUNS}/{name}/{path}": file for path, file in files_of(report, OUTPUTS).items()}
+    for pattern in PROJECT:
+        found |= {path.relative_to(ROOT).as_posix(): path for path in sorted(ROOT.glob(pattern)) if path.is_file()}
+    return found | {f"source/{path}": text.encode() for path, text in source_texts().items()}
+
+
+def source_texts() -> dict[str, str]:
+    """Return the state of the code: its commit, and what of it was not committed. Without git, that this is so."""
+    commit = _git("rev-parse", "HEAD")
+    if commit is None:
+        return {"commit.txt": "not known: not a git checkout\n"}
+    texts = {"commit.txt": commit, "status.txt": _git("status", "--porcelain") or ""}
+    return texts | {"changes.diff": _git("diff", "--no-color", "--no-ext-diff", "HEAD") or ""}
+
+
+def check_records(folder: Path) -> None:
+    """Raise ConfigError, one line, for a record that is broken: no bundle with it could be verified."""
+    for path in sorted((folder / "cells").glob("*.json")):
+        if (problem := record_problem(path)) is not None:
+            raise ConfigError(f"run: {problem}; delete the record, or run its cell again, and then bundle")
+
+
+def record_problem(path: Path) -> str | None:
+    """Return what is wrong with the record in a file, one line; None if nothing is."""
+    try:
+        record = CellResult.load(path)
+    except RecordError as error:
+        return str(error)
+    expected = path.name.removesuffix(".json").removesuffix(".failed")
+    return None if record.cell.name == expected else f"{path}: the record is of another cell, {record.cell.name}"
+
+
+def counts(folder: Path) -> dict[str, Any]:
+    """Return how many records there are of finished and of failed cells."""
+    names = [path.name for path in (folder / "cells").glob("*.json")]
+    failed = sum(name.endswith(".failed.json") for name in names)
+    return {"finished": len(names) - failed, "failed": failed}
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(("git", "-C", str(ROOT), *arguments), capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode(errors="backslashreplace")

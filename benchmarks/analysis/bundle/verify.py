@@ -1,0 +1,101 @@
+"""`python -m benchmarks verify`: does a bundle hold what it says, and do its records make its tables?"""
+
+import argparse
+import tempfile
+from pathlib import Path
+from zipfile import BadZipFile, ZipFile
+
+from benchmarks.analysis.bundle.contents import record_problem
+from benchmarks.analysis.bundle.pack import BundleError, Manifest
+from benchmarks.analysis.bundle.stage import OUTPUTS, differences, files_of, fresh_report
+from benchmarks.analysis.bundle.unpack import unpack
+from benchmarks.core.paths import ROOT, RUNS
+from benchmarks.core.progress import counted
+from benchmarks.core.provenance import provenance
+from resireduce.errors import ConfigError
+
+MOST_SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.epilog = "Exit status: 0 verified, 1 something differs, 2 wrong use."
+    parser.add_argument("bundle", type=Path, help="a zip that `make bundle` made")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Say what differs, and return the exit status; ConfigError, one line, if there is no such file."""
+    if not args.bundle.is_file():
+        raise ConfigError(f"bundle: {args.bundle} is not a file; give a zip that `make bundle` made")
+    with tempfile.TemporaryDirectory(prefix="resireduce-verify-") as folder:
+        try:
+            with ZipFile(args.bundle) as bundle:
+                manifest, problems = unpack(bundle, Path(folder))
+        except (BadZipFile, UnicodeDecodeError) as error:
+            return _failed(args.bundle, [f"it is no zip: {error}"])
+        except BundleError as error:
+            return _failed(args.bundle, [str(error)])
+        for note in notes(manifest, Path(folder)):
+            print(f"Note: {_printable(note)}")
+        problems += invalid_records(Path(folder) / RUNS / manifest.run)
+        problems += differing_tables(Path(folder) / RUNS / manifest.run, manifest.run)
+    if problems:
+        return _failed(args.bundle, problems)
+    tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
+    made = f"{tables} tables and report.html made again; of figures only the SHA-256"
+    print(f"Verified: {args.bundle}: {len(manifest.files)} files, run {manifest.run}, {made}")
+    return 0
+
+
+def notes(manifest: Manifest, folder: Path) -> list[str]:
+    """Return what may make tables differ and is no fault of the bundle: other code, other published numbers."""
+    here = provenance()
+    found = []
+    if manifest.commit != here["commit"]:
+        found.append(
+            f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}; if tables differ, "
+            f"verify with that commit"
+        )
+    elif manifest.dirty or here["dirty"]:
+        found.append("the bundle or this checkout has changes that were not committed")
+    for path in sorted((folder / "results/paper").glob("*")):
+        own = ROOT / "results/paper" / path.name
+        if not own.is_file() or own.read_bytes() != path.read_bytes():
+            found.append(f"results/paper/{path.name} is not this checkout's, which tables are made with here")
+    return found
+
+
+def invalid_records(run: Path) -> list[str]:
+    """Return records that are broken, or of another cell than their name says."""
+    paths = sorted((run / "cells").glob("*.json")) if run.is_dir() else []
+    found = [problem for path in counted("checked records", paths, len(paths)) if (problem := record_problem(path))]
+    return [problem.replace(f"{run}/", "") for problem in found]
+
+
+def differing_tables(run: Path, name: str) -> list[str]:
+    """Make all tables from the records again, and return what differs: file and first line of it."""
+    if not run.is_dir():
+        return [f"{RUNS}/{name}: the run is not there"]
+    try:
+        with fresh_report(run, name) as report:
+            old, new = files_of(run, OUTPUTS), files_of(report, OUTPUTS)
+            problems = [f"{path}: no table that this code makes" for path in old.keys() - new.keys()]
+            problems += [f"{path}: missing, this code makes it" for path in new.keys() - old.keys()]
+            problems += differences(old, new).values()
+    except ConfigError as error:
+        return [f"tables cannot be made: {error}"]
+    return sorted(problems)
+
+
+def _printable(text: str) -> str:
+    """Text with what moves a terminal's cursor or changes its colours made visible: names in a zip may hold it."""
+    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
+
+
+def _failed(bundle: Path, problems: list[str]) -> int:
+    for problem in problems[:MOST_SHOWN]:
+        print(f"DIFFERS: {_printable(problem)}")
+    if len(problems) > MOST_SHOWN:
+        print(f"... and {len(problems) - MOST_SHOWN} more")
+    print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")
+    return 1

@@ -1,0 +1,150 @@
+"""What all figures share: colours, shapes, labels, models side by side, and a legend that shows and hides."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import altair as alt
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import SCHEME_WORDS, short_labels
+from benchmarks.analysis.table import CELL_COLUMNS, Record
+from benchmarks.core.cell import Cell
+
+Row = dict[str, Any]
+"""What a mark is drawn from: model, panel (title of it) and tip (exact values), a line each, beside its own."""
+Specification = dict[str, Any]
+MOST, MOST_IN_ALL = 40, 120
+"""Rows of one model in a figure, and of all; the table has all."""
+NEAR = 9
+"""Pixels between the outermost marks and the edge."""
+INK = "currentColor"
+"""Black in files, the text's colour on the page, also where that is dark."""
+NO_COMPRESSION, PUBLISHED = "no compression", "published"
+CROSS = "M-.8-.5-.5-.8 0-.3.5-.8.8-.5.3 0 .8.5.5.8 0 .3-.5.8-.8.5-.3 0z"
+STAR = "M0-1 .26-.34 1-.3.42.13.6.8 0 .42-.6.8-.42.13-1-.3-.26-.34z"
+HEXAGON = "M-1 0-.5-.87H.5L1 0 .5.87H-.5z"
+SERIES = {
+    "baseline": ("circle", INK),
+    "w+2d": ("triangle-up", "#d55e00"),
+    "w": ("triangle-down", "#0083c4"),
+    "2d": ("square", "#008f6b"),
+    "none": (CROSS, "#b8579a"),
+    "a": ("triangle-left", "#0083c4"),
+    "d": ("triangle-right", "#008f6b"),
+    "member": (STAR, "#9a7400"),
+    "partial": ("cross", "#b8579a"),
+    NO_COMPRESSION: (HEXAGON, "#7a858f"),
+    PUBLISHED: ("diamond", "#cc4125"),
+}
+"""Shape and colour of each scheme, and of what the paper states."""
+OWN = ("wedge", "#6a51a3")
+"""Shape and colour of a scheme that somebody has added."""
+REFERENCE: dict[str, Any] = {"color": INK, "strokeDash": [4, 3], "opacity": 0.75, "aria": False}
+CONFIG: dict[str, Any] = {
+    "font": "sans-serif",
+    "view": {"stroke": None},
+    "axis": {"labelColor": INK, "titleColor": INK, "domainColor": INK, "tickColor": INK, "titleFontWeight": "normal"}
+    | {"gridColor": "#8888", "gridWidth": 0.5, "labelLimit": 230, "aria": False, "titleFontSize": 11},
+    "axisY": {"grid": False, "ticks": False, "domain": False},
+    "header": {"labelColor": INK, "labelAnchor": "start", "labelFontWeight": "bold", "labelFontSize": 12}
+    | {"labelExpr": "split(datum.label, '\\n')", "labelLimit": 460},
+    "legend": {"labelColor": INK, "orient": "top", "title": None, "columns": 6, "labelLimit": 0, "aria": False},
+    "text": {"color": INK, "fontSize": 11},
+    "rule": {"color": INK},
+}
+
+
+def series_of(record: Record) -> str:
+    """Return what a setting is shown or hidden by."""
+    return NO_COMPRESSION if record["compressor"] == "none" else str(record["scheme"])
+
+
+def by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
+    """Return the records of each model, in their order."""
+    return grouped((record["model"], record) for record in records)
+
+
+def labels_of(records: Sequence[Record]) -> list[str]:
+    """Return what each setting is called among the others: the paper's line where it has one; no two are alike."""
+    if "line" in records[0]:
+        several = len({one["world_size"] for one in records}) > 1
+        labels = [f"{one['line']}, {one['world_size']} ranks" if several else one["line"] for one in records]
+    else:
+        labels = short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])
+    # A name that is there twice would be one row: spaces without width tell them apart.
+    return [label + "\N{ZERO WIDTH SPACE}" * labels[:place].count(label) for place, label in enumerate(labels)]
+
+
+def shown_of(records: Sequence[Record], known: Callable[[Record], bool]) -> dict[str, tuple[list[Record], str]]:
+    """Return the records to draw of each model of which any is known, and the title of its panel."""
+    models = {model: its for model, its in by_model(records).items() if any(map(known, its))}
+    most = max(8, min(MOST, MOST_IN_ALL // max(1, len(models))))
+    mores = {model: f", and {len(its) - most} more: see the table" * (len(its) > most) for model, its in models.items()}
+    return {model: (its[:most], model + mores[model]) for model, its in models.items()}
+
+
+def metric_words(record: Record) -> str:
+    """Return the name of a record's metric, and which way is better."""
+    better = {True: ", higher is better", False: ", lower is better"}.get(record["higher_is_better"], "")
+    return f"{record['metric_name'] or record.get('unit') or 'metric'}{better}"
+
+
+def exact() -> dict[str, Any]:
+    """Return the channels that give a mark its exact values: where it is pointed at, and for those who do not see."""
+    return {"tooltip": alt.Tooltip("tip:N"), "description": alt.Description("tip:N")}
+
+
+def schemes(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the channels that tell schemes apart by shape and colour, and streamed gradients by open marks."""
+    drawn = {row["series"] for row in rows}
+    names = sorted(drawn, key=lambda name: (list(SERIES).index(name) if name in SERIES else len(SERIES), name))
+    words = alt.Legend(labelExpr=f"{dict(SCHEME_WORDS)}[datum.label] || datum.label")
+    shapes, colours = (
+        alt.Scale(domain=names, range=[SERIES.get(name, OWN)[which] for name in names]) for which in (0, 1)
+    )
+    return {
+        "shape": alt.Shape("series:N").scale(shapes).legend(words),
+        "stroke": alt.Stroke("series:N").scale(colours).legend(words),
+        "fill": alt.Fill("series:N").scale(colours).legend(words),
+        "fillOpacity": alt.condition("datum.gradients == 'kept'", alt.value(1), alt.value(0)),
+    }
+
+
+def side_by_side(
+    rows: Sequence[Row],
+    layers: Sequence[alt.Chart],
+    *,
+    hides: str,
+    columns: int = 2,
+    width: int = 290,
+    height: int | alt.Step = 150,
+) -> Specification:
+    """Return the figure: a panel for each title among the rows; model and, where rows have one, view can be chosen.
+
+    hides: the column of the rows by which a click on the legend shows what it names alone, or more with shift.
+    """
+    shown = alt.selection_point(name="shown", fields=[hides], bind="legend")
+    first, *others = layers
+    facet = alt.Facet("panel:N", title=None).sort(list(dict.fromkeys(row["panel"] for row in rows)))
+    chart = (
+        alt.layer(first.add_params(shown), *others)
+        .properties(width=width, height=height)
+        .facet(facet=facet, columns=columns, data=alt.InlineData(values=list(rows)))
+        .resolve_scale(x="independent", y="independent")
+        .transform_filter(shown)
+        .configure(**CONFIG)
+    )
+    for name, words in (("view", "Show "), ("model", "Model ")):
+        choices = list(dict.fromkeys(row[name] for row in rows if name in row))
+        if len(choices) > 1:
+            chart = _chosen(chart, name, words, choices)
+    return chart.to_dict()
+
+
+def _chosen(chart: alt.FacetChart, name: str, words: str, choices: list[str]) -> alt.FacetChart:
+    """With a choice: of views one is shown, the first at first; of models all at first."""
+    if name == "view":
+        bind: Any = alt.binding_radio(options=choices, name=words)
+        return chart.add_params(alt.param("view", value=choices[0], bind=bind)).transform_filter("datum.view == view")
+    bind = alt.binding_select(options=[None, *choices], labels=["all", *choices], name=words)
+    return chart.add_params(alt.param("model", bind=bind)).transform_filter("!model || datum.model == model")

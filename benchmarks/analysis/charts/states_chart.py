@@ -1,0 +1,137 @@
+"""Figures of the four states, as parts of a bar: at a step boundary and at the fullest moment, or tensor by tensor."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import altair as alt
+
+from benchmarks.analysis.charts.look import INK, REFERENCE, Row, Specification, exact, labels_of, shown_of, side_by_side
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import mebibytes, percent
+from benchmarks.analysis.table import Record
+from benchmarks.analysis.tables.items_table import group_title
+from benchmarks.core.record import STATE_FIELDS
+
+PARTS = {
+    "P parameters": (STATE_FIELDS[0], "#607d8b"),
+    "G gradients": (STATE_FIELDS[1], "#e69f00"),
+    "R residuals": (STATE_FIELDS[2], "#cc4125"),
+    "O optimizer states": (STATE_FIELDS[3], "#a8d0e6"),
+    "F in flight": ("in_flight_bytes", "#8883"),
+}
+PEAK = "fullest moment of a step"
+BOUNDARY, FULLEST = "step boundary", "fullest moment"
+LETTERS_FROM = 0.05
+"""Share of the longest bar: parts that are shorter have no letter."""
+LARGEST = 10
+"""Groups of alike tensors of one model."""
+SHARE = 0.01
+"""Share of the largest group, below which there is no bar to be seen."""
+
+
+def memory_chart(records: Sequence[Record]) -> Specification | None:
+    """Return the figure of the memory table's records, in per cent of the baseline; None if none has a baseline."""
+    rows = list(_memory_rows(records))
+    if not rows:
+        return None
+    base = alt.Chart().mark_rule(**REFERENCE).encode(x=alt.XDatum(100))
+    peak = alt.Chart().mark_point(shape="diamond", filled=True, size=60, color=INK, opacity=1)
+    peak = peak.transform_filter(f"datum.part == '{PEAK}'").encode(x="at:Q", y=_rows_axis(), **exact())
+    layers = [*_bars("% of baseline, kept"), base, peak, _texts("width")]
+    return side_by_side(rows, layers, hides="part", width=230, height=alt.Step(20))
+
+
+def _memory_rows(records: Sequence[Record]) -> Iterator[Row]:
+    for model, (its, panel) in shown_of(records, lambda one: one["normalised"] is not None).items():
+        longest = max(one["peak_normalised"] or 0 for one in its)
+        for number, (record, label) in enumerate(zip(its, labels_of(its), strict=True)):
+            common = {"model": model, "panel": panel, "row": number, "label": label}
+            if record["normalised"] is None:
+                text = "no baseline" if record["seeds"] else "missing"
+                yield from (common | {"view": view, "text": text} for view in (BOUNDARY, FULLEST))
+                continue
+            common["tip"] = _tip(record, label)
+            peak = percent(record["peak_normalised"])
+            for view in (BOUNDARY, FULLEST):
+                for place, (part, (column, _)) in enumerate(PARTS.items()):
+                    share = record[column] / record["baseline_total_bytes"]
+                    row = {"view": view, "part": part, "place": place, "share": round(100 * share, 4)}
+                    row["letter"] = part[0] if share >= LETTERS_FROM * longest else ""
+                    if view == FULLEST or place < len(STATE_FIELDS):
+                        yield common | row
+            both = f"{percent(record['normalised'])}, peak {peak}"
+            at = round(100 * record["peak_normalised"], 4)
+            yield common | {"view": BOUNDARY, "part": PEAK, "at": at, "text": both}
+            yield common | {"view": FULLEST, "part": PEAK, "at": at, "text": peak}
+
+
+def _tip(record: Record, label: str) -> str:
+    whole = record["baseline_total_bytes"]
+    states = [
+        f"{part}: {mebibytes(record[column])} MiB ({percent(record[column] / whole)})"
+        for part, (column, _) in PARTS.items()
+    ]
+    total = f"Total: {mebibytes(record['total_bytes'])} MiB, normalised {percent(record['normalised'])}"
+    fullest = f"Fullest moment: {percent(record['peak_normalised'])}"
+    return "\n".join([f"{record['model']}, {label}", *states, total, fullest])
+
+
+def items_chart(records: Sequence[Record]) -> Specification | None:
+    """Return the figure of tensors: of each group of alike ones two bars, the baseline's above; None for no tensors."""
+    rows = [row for model in dict.fromkeys(one["model"] for one in records) for row in _item_rows(records, model)]
+    if not rows:
+        return None
+    layers = [*_bars("MiB, before (baseline, kept) and after", offset=True), _texts("at", offset=True)]
+    return side_by_side(rows, layers, hides="part", columns=1, width=560, height=alt.Step(34))
+
+
+def _item_rows(records: Sequence[Record], model: str) -> Iterator[Row]:
+    shown = [record for record in records if record["shown"] and record["model"] == model]
+    groups = grouped((record["alike"], record) for record in shown)
+    largest = sorted(groups.values(), key=lambda group: -sum(_bytes(group, "baseline_")))[:LARGEST]
+    most = sum(_bytes(largest[0], "baseline_")) if largest else 0
+    for number, group in enumerate(one for one in largest if sum(_bytes(one, "baseline_")) >= SHARE * most):
+        label = group_title(group[0]["alike"], group)
+        panel = f"{model}: {group[0]['scheme']}, {group[0]['gradients']}"
+        for when, prefix in (("before", "baseline_"), ("after", "")):
+            held = dict(zip(list(PARTS)[: len(STATE_FIELDS)], _bytes(group, prefix), strict=True))
+            tip = "\n".join([f"{label}, {when}", *(f"{part}: {count:,} bytes" for part, count in held.items())])
+            common = {"model": model, "panel": panel, "row": number, "label": label, "when": when, "tip": tip}
+            for place, (part, count) in enumerate(held.items()):
+                letter = part[0] if count >= LETTERS_FROM * most else ""
+                yield common | {"part": part, "place": place, "share": count / 2**20, "letter": letter}
+            yield common | {"at": sum(held.values()) / 2**20, "text": when}
+
+
+def _bytes(group: Sequence[Record], when: str) -> list[int]:
+    return [sum(record[f"{when}{name}"] for record in group) for name in STATE_FIELDS]
+
+
+def _bars(title: str, offset: bool = False) -> list[alt.Chart]:
+    """The parts, which close up where one is hidden, each with its letter for those who see no colours."""
+    parts = dict(list(PARTS.items())[: len(STATE_FIELDS)] if offset else [*PARTS.items(), (PEAK, ("", INK))])
+    groups: list[Any] = ["panel", "label", *(["when"] if offset else [])]
+    base = alt.Chart().transform_filter("datum.part && datum.share != null")
+    base = base.transform_stack(["left", "right"], "share", groups, sort=[alt.SortField("place")])
+    base = base.transform_calculate(middle="(datum.left + datum.right) / 2").encode(**_place(offset))
+    colour = alt.Color("part:N").scale(domain=list(parts), range=[colour for _, colour in parts.values()])
+    bars = base.mark_bar(stroke="white", strokeWidth=0.6)
+    return [
+        bars.encode(x=alt.X("left:Q", title=title), x2="right:Q", color=colour, **exact()),
+        base.mark_text(color="black", fontSize=10, aria=False).encode(x="middle:Q", text="letter:N"),
+    ]
+
+
+def _texts(where: str, offset: bool = False) -> alt.Chart:
+    """Words to the right of all, or at the end of a bar."""
+    x = alt.value("width") if where == "width" else alt.X(f"{where}:Q")
+    chart = alt.Chart().mark_text(align="left", dx=5, aria=False).transform_filter("datum.text")
+    return chart.encode(x=x, text="text:N", **_place(offset))
+
+
+def _place(offset: bool) -> Row:
+    return {"y": _rows_axis()} | ({"yOffset": alt.YOffset("when:N").sort(["before", "after"])} if offset else {})
+
+
+def _rows_axis() -> alt.Y:
+    return alt.Y("label:N", title=None, sort=alt.EncodingSortField("row", op="min"))

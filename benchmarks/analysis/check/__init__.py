@@ -1,0 +1,1 @@
+"""A run compared with committed measurements: `python -m benchmarks check`."""

@@ -1,0 +1,76 @@
+"""Make a run the reference, and say why."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.check.check_screen import text_of
+from benchmarks.analysis.check.compare import Outcome, duplicates
+from benchmarks.analysis.check.reference import Reference, path_of, provenance_of
+from benchmarks.analysis.check.reference_rows import rows_of
+from benchmarks.analysis.load_run import Run
+from benchmarks.core.provenance import provenance
+from resireduce.errors import ConfigError
+
+MOST_LINES = 200
+"""Lines about what changed in one entry of the history, at most; how many more there were is its last line."""
+
+
+def check_acceptable(run: Run) -> None:
+    """Raise ConfigError, one line, for a run that is incomplete, ambiguous or mixed."""
+    known = provenance_of(run.results.values())
+    several = [name for name in ("device", "torch") if isinstance(known[name], list)]
+    problems = [
+        *(f"{hole.name} is {hole.status}" for hole in run.holes.values()),
+        *(f"{cell.name} is there twice, also as {name}" for cell, name in duplicates(run)),
+        *run.notes,
+        *(f"its records are of several: {name} {known[name]}" for name in several),
+        *([] if run.results else ["it has no records"]),
+    ]
+    if problems:
+        more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
+        raise ConfigError(
+            f"accept: {run.folder} cannot be a reference: {problems[0]}{more}; run it to its end first, with one setup"
+        )
+
+
+def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: Sequence[Outcome]) -> Reference:
+    """Write the run's measurements as the reference and return it; its history tells the reason and what changed.
+
+    Raises ConfigError, one line, as check_acceptable does, and if the run lacks settings or seeds of the reference.
+    """
+    check_acceptable(run)
+    lost = [one for one in outcomes if one.quantity == "record" and one.verdict == "problem"]
+    if lost:
+        raise ConfigError(
+            f"accept: {lost[0].label} is in {path} and not in {run.folder}, as are {len(lost) - 1} others; accept a "
+            "run of all, or delete the reference to begin anew"
+        )
+    rows = rows_of(run)
+    here = provenance()
+    entry: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "reason": " ".join(reason.split()),
+        "commit": here["commit"],
+        "dirty": here["dirty"],
+        "changes": [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes),
+    }
+    history = [*(old.history if old else []), entry]
+    reference = Reference(target_of(path, old), rows, provenance_of(run.results.values()), history)
+    reference.save()
+    return reference
+
+
+def changes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return what is not as in the reference, a line each."""
+    told = [f"{one.label}: {text_of(one)}" for one in outcomes if one.verdict not in ("same", "skipped")]
+    more = [f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
+    return [*told[:MOST_LINES], *more]
+
+
+def target_of(path: Path, old: Reference | None) -> Path:
+    """Return the file to write: that which was read; else the one that path names, or cpu.json in its folder."""
+    if old is not None:
+        return old.path
+    return path / "cpu.json" if path.is_dir() else path_of(path)

@@ -1,0 +1,78 @@
+"""How far a run may be from its reference, by what is compared and by what both were measured on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.analysis.check.reference_rows import PEAKS, QUANTITY_WORDS
+from benchmarks.analysis.labels import percent
+
+CPU = "cpu"
+GPU_BYTES = 0.0025
+"""Relative, of the model states on a GPU."""
+INEXACT_PEAKS = 0.05
+"""Relative, of the fullest moment on a GPU, and with another release of torch: its temporaries are torch's."""
+GPU_SAVING = 0.0025
+"""Share of the baseline: a quarter of a point."""
+INEXACT_PEAK_SAVING = 0.02
+UNEVEN = ("dgc", "dgc-momentum", "dgc-simple", "threshold")
+"""Compressors whose messages are as long as the values make them: so are the bytes in flight."""
+THROUGHPUT = 0.15
+"""Relative, of the ratio to the baseline: on shared cores it varies by a tenth."""
+METRIC = 0.03
+"""Relative; machines and versions of torch add up in other orders."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """What holds between one reference and one run."""
+
+    exact_bytes: bool
+    """Both on a CPU."""
+    same_device: bool
+    same_torch: bool
+    """Whether torch is of the same release, such as 2.13."""
+    same_machine: bool
+    """Whether processor or GPU, torch and Python are the same: metrics then agree in every digit."""
+
+    @classmethod
+    def between(cls, reference: Mapping[str, Any], run: Mapping[str, Any]) -> "Bands":
+        """Return the bands of two provenances, as `reference.provenance_of` makes them."""
+        same = {name: reference.get(name) == run.get(name) for name in ("device", "torch", "python", "cpu")}
+        return cls(
+            exact_bytes=reference.get("device") == run.get("device") == CPU,
+            same_device=same["device"],
+            same_torch=_release(reference.get("torch")) == _release(run.get("torch")),
+            same_machine=all(same.values()),
+        )
+
+    def of(self, quantity: str, compressor: str = "topk") -> float | None:
+        """Return the band of a quantity, absolute for savings and else relative; None if it is not compared."""
+        exact_peaks = self.exact_bytes and self.same_torch and compressor not in UNEVEN
+        if quantity == "saving":
+            return 0.0 if self.exact_bytes else GPU_SAVING
+        if quantity == "throughput_ratio":
+            return THROUGHPUT if self.same_device else None
+        if quantity == "metric":
+            return METRIC
+        if quantity in (*PEAKS, "peak_saving"):
+            inexact = INEXACT_PEAK_SAVING if quantity == "peak_saving" else INEXACT_PEAKS
+            return None if not self.same_device else 0.0 if exact_peaks else inexact
+        return 0.0 if self.exact_bytes else GPU_BYTES
+
+    def words(self) -> list[str]:
+        """Say what is compared, and how exactly, in a line each."""
+        names = {"total_bytes": "model states"}
+        told = ("total_bytes", "peak_states_bytes", "throughput_ratio", "metric")
+        lines = [f"{names.get(one, QUANTITY_WORDS[one])} {_how(self.of(one))}" for one in told]
+        return [*lines[:-1], lines[-1] + (", and exactly, which is told" if self.same_machine else "")]
+
+
+def _how(band: float | None) -> str:
+    if band is None:
+        return "not compared (another device)"
+    return "to the byte" if band == 0 else f"within {percent(band)}" if band > 0.005 else f"within {100 * band:g} %"
+
+
+def _release(version: object) -> tuple[str, ...] | None:
+    return tuple(version.split(".")[:2]) if isinstance(version, str) else None

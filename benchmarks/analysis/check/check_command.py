@@ -1,0 +1,140 @@
+"""`python -m benchmarks check`: does a run still show what the committed measurements show? Imports no torch."""
+
+import argparse
+import gc
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr
+from pathlib import Path
+
+from benchmarks.analysis.check.accept import accept, changes, check_acceptable
+from benchmarks.analysis.check.bands import Bands
+from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdict_text
+from benchmarks.analysis.check.compare import Outcome, compare
+from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
+from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.files import save_bytes, writable
+from benchmarks.core.prepared import find_root
+from benchmarks.core.progress import counted
+from benchmarks.core.record import CellResult
+from benchmarks.core.run_config import get_cells, write_specs
+from benchmarks.launching.outcomes import to_result
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+
+EPILOG = "Exit status: 0 as the reference or better, 1 worse or without valid records, 2 wrong use."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.epilog = EPILOG
+    parser.add_argument("--run", required=True, type=Path, help="the run's folder, e.g. results/runs/memory")
+    text = "file of committed measurements, folder of such files, or another run's folder"
+    parser.add_argument("--reference", required=True, type=Path, help=text)
+    parser.add_argument("--junit", metavar="FILE", type=Path, help="write the outcome as a JUnit file too")
+    text = "make the run the reference, which keeps the reason; with exit status 0"
+    parser.add_argument("--accept", metavar="REASON", help=text)
+    text = "train the cells of this config first, those of one rank in this process, into the run's folder"
+    parser.add_argument("--measure", metavar="CONFIG", type=Path, help=text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compare, say what differs, and return the exit status; ConfigError, one line, for wrong use."""
+    _check_options(args)
+    if args.measure is not None:
+        measure(args.measure, args.run)
+    started = time.monotonic()
+    run = load_run(args.run)
+    device = provenance_of(run.results.values())["device"]
+    first = args.accept is not None and not _exists(args.reference, device)
+    reference = None if first else find_reference(args.reference, device if isinstance(device, str) else None)
+    outcomes = [] if reference is None else compare(reference, run)
+    _say(run, reference, outcomes)
+    if args.junit is not None:
+        save_bytes(junit(outcomes, run.name, time.monotonic() - started), args.junit)
+    if args.accept is not None:
+        return _accept(args, run, reference, outcomes)
+    return 1 if any(one.fails for one in outcomes) else 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError before any work."""
+    if args.accept is not None and not args.accept.strip():
+        raise ConfigError("accept: '' is no reason; say why the measurements may change: --accept 'why'")
+    if args.accept is None and not args.reference.exists() and not path_of(args.reference).exists():
+        raise ConfigError(f"reference: {args.reference} is not there; give one of results/reference, or --accept 'why'")
+    if args.junit is not None:
+        writable("junit", args.junit)
+
+
+def _exists(path: Path, device: object) -> bool:
+    """Whether there is a reference that --accept would replace."""
+    return path_of(path).is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:
+    if reference is None:
+        return
+    now = provenance_of(run.results.values())
+    print(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
+    print(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
+    for name in ("device", "torch"):
+        if now[name] != reference.provenance.get(name):
+            print(f"Note: {name} is {now[name]}, that of the reference {reference.provenance.get(name)}")
+    for note in run.notes:
+        print(f"Note: {note}")
+    text = diff_text(outcomes)
+    print("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))
+
+
+def _accept(args: argparse.Namespace, run: Run, old: Reference | None, outcomes: list[Outcome]) -> int:
+    if old is not None and old.path.is_dir():
+        raise ConfigError(f"accept: {old.path} is a run; give a file of results/reference as --reference")
+    check_acceptable(run)
+    if old is not None and not changes(outcomes):
+        print(f"Nothing differs: {old.path} stays as it is")
+        return 0
+    new = accept(run, args.accept, args.reference, old, outcomes)
+    print(f"Accepted: {new.path} has {len(new.rows)} settings, and why: {new.history[-1]['reason']}")
+    return 0
+
+
+def measure(config_file: Path, folder: Path) -> None:
+    """Write a record for every cell of a config into a run's folder, replacing those that are there.
+
+    Cells with backend local are trained in this process, one after another: a process for each would take most of the
+    time. Their speed, and what the process has resident, say nothing.
+    The others are trained as always, by `python -m benchmarks run`. No cell starts from pretrained weights here: bytes
+    do not depend on them. Raises ConfigError, one line, for a config that cannot be used.
+    """
+    config = read_config(config_file)
+    cells = get_cells(config)
+    write_specs(str(folder), config, cells.values())
+    (folder / "logs").mkdir(exist_ok=True)
+    for cell in counted("measured cells", cells.values(), len(cells)):
+        _measure_one(cell, folder)
+
+
+def _measure_one(cell: Cell, folder: Path) -> None:
+    record, log = folder / f"cells/{cell.name}.json", folder / f"logs/{cell.name}.log"
+    for old in (record, record.with_suffix(".failed.json")):
+        old.unlink(missing_ok=True)
+    with log.open("w", encoding="utf-8") as file:
+        if cell.backend == "local":
+            with redirect_stderr(file):
+                _train_here(cell).save(record)
+        else:
+            command = [sys.executable, "-m", "benchmarks", "run", "--cell", str(folder / f"specs/{cell.name}.json")]
+            subprocess.run([*command, "--output", str(record)], stdout=file, stderr=file, check=False)
+
+
+def _train_here(cell: Cell) -> CellResult:
+    from resireduce.comm.local import LocalCommunicator
+
+    started = time.monotonic()
+    outcome = load("benchmarks.training.rank:run_rank")(cell, LocalCommunicator(), None, find_root())
+    gc.collect()  # what a cell leaves is not the next one's
+    return to_result(cell, [outcome], time.monotonic() - started, None)

@@ -1,0 +1,159 @@
+"""Compare a run with a reference: one outcome for each setting and quantity, and one for each cell that has none."""
+
+import math
+from dataclasses import dataclass, replace
+
+from benchmarks.analysis.check.bands import Bands
+from benchmarks.analysis.check.reference import Reference, provenance_of
+from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
+from benchmarks.analysis.load_run import Run, strays
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import STATE_FIELDS
+
+SAVINGS = ("saving", "peak_saving")
+BYTES = (*STATE_FIELDS, "total_bytes", *PEAKS)
+QUANTITIES = (*SAVINGS, *BYTES, "throughput_ratio", "metric")
+FAILING = ("problem", "worse")
+TOLD = (*FAILING, "changed", "new", "better")
+"""Verdicts that are shown, the worst first; the others are same and skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What the comparison of one thing says."""
+
+    name: str
+    """Name of the cell or setting."""
+    label: str
+    """Name for people: "w+2d, kept on vgg-digits"."""
+    quantity: str
+    """One of QUANTITIES; "record" for what has none or is new."""
+    verdict: str
+    """One of TOLD, same, skipped."""
+    old: float | None = None
+    new: float | None = None
+    reason: str = ""
+    """Why it is a problem, new, or skipped."""
+    severity: float = 0.0
+    """Share of the baseline's bytes for bytes and savings, else the relative change; 0 or more."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether it makes the check fail."""
+        return self.verdict in FAILING
+
+
+def compare(reference: Reference, run: Run) -> list[Outcome]:
+    """Return all outcomes, in the order of the reference, then of the run."""
+    rows = rows_of(run)
+    bands = Bands.between(reference.provenance, provenance_of(run.results.values()))
+    usual = usual_of([*reference.rows, *rows])
+    found = _problems(run, usual)
+    for setting, old in reference.rows.items():
+        label, new = label_of(setting, usual), rows.get(setting)
+        found += _missing(run, old, label)
+        if new is not None:
+            found += [_quantity(old, new, quantity, bands, label) for quantity in QUANTITIES]
+    reason = "not in the reference"
+    found += [
+        Outcome(name=one.name, label=label_of(one, usual), quantity="record", verdict="new", reason=reason)
+        for one in rows
+        if one not in reference.rows
+    ]
+    return found
+
+
+def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
+    """Cells of the run without a measurement, and records that are there twice."""
+    found = [
+        _problem(cell, usual, f"{hole.status}: {hole.reason}; to fill it: {hole.command}")
+        for cell, hole in run.holes.items()
+    ]
+    found += [_problem(cell, usual, reason) for cell, reason in _uneven(run)]
+    return found + [
+        _problem(cell, usual, f"there twice: cells/{cell.name}.json and cells/{other} are records of it")
+        for cell, other in duplicates(run)
+    ]
+
+
+def _uneven(run: Run) -> list[tuple[Cell, str]]:
+    """Cells whose model states are not those of the setting's first seed: the seed with most would hide them."""
+    found = []
+    for results in run.settings().values():
+        for one in results[1:]:
+            for name in STATE_FIELDS:
+                first, other = getattr(results[0], name), getattr(one, name)
+                if first != other:
+                    text = f"{name} is {other:,}, that of seed {results[0].cell.seed} {first:,}"
+                    found.append((one.cell, f"{text}; model states do not depend on seeds, run the wrong one again"))
+                    break
+    return found
+
+
+def _problem(cell: Cell, usual: Cell | None, reason: str) -> Outcome:
+    label = label_of(replace(cell, seed=0), usual) + (f", seed {cell.seed}" if cell.seed else "")
+    return _no_record(cell.name, label, reason)
+
+
+def _no_record(name: str, label: str, reason: str) -> Outcome:
+    return Outcome(name=name, label=label, quantity="record", verdict="problem", reason=reason, severity=math.inf)
+
+
+def duplicates(run: Run) -> list[tuple[Cell, str]]:
+    """Return cells of which a file of another name is a record too, and that file's name."""
+    known = set(run.cells)
+    return [(result.cell, path.name) for path, result in strays(run) if result.cell in known]
+
+
+def _missing(run: Run, old: Row, label: str) -> list[Outcome]:
+    """Seeds of a row that the run's config does not name: what it names and lacks is a problem already."""
+    named = {cell.seed for cell in run.cells if replace(cell, seed=0) == old.setting}
+    lacking = [seed for seed in old.seeds if seed not in named]
+    if not lacking:
+        return []
+    what = f"seeds {', '.join(map(str, lacking))} are" if named else "it is"
+    reason = f"missing: {what} in the reference and not in the run's config"
+    return [_no_record(old.setting.name, label, reason)]
+
+
+def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: str) -> Outcome:
+    old, new = getattr(old_row, quantity), getattr(new_row, quantity)
+    band = bands.of(quantity, old_row.setting.compressor)
+    outcome = Outcome(name=old_row.setting.name, label=label, quantity=quantity, verdict="skipped", old=old, new=new)
+    if old is None:
+        return replace(outcome, reason=_why_none(quantity))
+    if new is None:
+        reason = f"the reference has it, the run has not: {_why_none(quantity)}"
+        return replace(outcome, verdict="problem", reason=reason, severity=math.inf)
+    if quantity == "metric" and (unlike := _unlike(old_row, new_row)):
+        return replace(outcome, verdict="problem", reason=unlike, severity=math.inf)
+    if band is None:
+        return replace(outcome, reason="measured on another device")
+    relative = abs(new - old) if quantity in SAVINGS else abs(new - old) / abs(old) if old else float(new != old)
+    if relative <= band:
+        told = quantity == "metric" and bands.same_machine and new != old
+        return replace(outcome, verdict="changed" if told else "same", severity=relative)
+    whole = old_row.baseline_total_bytes
+    severity = abs(new - old) / whole if quantity in BYTES and whole else relative
+    return replace(outcome, verdict="worse" if _is_worse(quantity, old_row, new - old) else "better", severity=severity)
+
+
+def _is_worse(quantity: str, row: Row, difference: float) -> bool:
+    """More bytes are; a smaller saving, ratio or metric is, unless the metric is better when lower."""
+    more_is_worse = quantity in BYTES or (quantity == "metric" and row.higher_is_better is False)
+    return (difference > 0) == more_is_worse
+
+
+def _unlike(old: Row, new: Row) -> str | None:
+    """Why metrics of two rows cannot be compared; None if they can."""
+    if old.metric_name != new.metric_name:
+        return f"it was the {old.metric_name} and is the {new.metric_name}"
+    if old.higher_is_better != new.higher_is_better:
+        return f"higher_is_better was {old.higher_is_better} and is {new.higher_is_better}"
+    return None
+
+
+def _why_none(quantity: str) -> str:
+    if quantity in SAVINGS:
+        return "there is no record of its baseline"
+    return f"fewer than {SHORT_STEPS} steps say nothing of it"

@@ -1,0 +1,118 @@
+"""Committed measurements: one file of JSON, one setting a line, and why each change was accepted."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.analysis.check.reference_rows import Row, rows_of
+from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import first_twice
+from benchmarks.core.files import load_json, save_text
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+
+FORMAT = 1
+KEYS = {"format", "made_by", "provenance", "history", "rows"}
+MADE_BY = "python -m benchmarks check --accept"
+FACTS = ("device", "torch", "python", "cpu", "commit", "dirty")
+"""Where measurements come from: what decides how exactly they can be compared, and the code."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a run is compared with."""
+
+    path: Path
+    rows: dict[Cell, Row]
+    provenance: dict[str, Any]
+    """FACTS of the records; a fact of which they have several is a list."""
+    history: list[dict[str, Any]] = field(default_factory=list)
+    """For each time that it was accepted: date, reason, commit, and what changed, in lines."""
+
+    @property
+    def device(self) -> str | None:
+        """What it was measured on: cpu, or the name of a GPU."""
+        found = self.provenance.get("device")
+        return found if isinstance(found, str) else None
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a reference. Raises ConfigError, one line, for what is no reference, is broken, or has a row twice."""
+        try:
+            values = load_json(path)
+        except OSError as error:
+            raise ConfigError(f"reference: {path}: {error.strerror}") from None
+        except ValueError as error:
+            raise ConfigError(f"reference: {path} is broken: {error}; restore it from the repository") from None
+        if not isinstance(values, dict) or values.get("made_by") != MADE_BY:
+            raise ConfigError(f"reference: {path} holds none; give a file that --accept wrote, or a run's folder")
+        if values.get("format") != FORMAT or values.keys() != KEYS:
+            raise ConfigError(f"reference: {path} has format {values.get('format')!r}; this code reads {FORMAT}")
+        try:
+            rows = [Row.from_dict(row) for row in values["rows"]]
+            if twice := first_twice(row.setting for row in rows):
+                raise ConfigError(f"{twice.name} is there twice")
+            return cls(path, {row.setting: row for row in rows}, dict(values["provenance"]), list(values["history"]))
+        except (ConfigError, TypeError, ValueError) as error:
+            raise ConfigError(f"reference: {path}: {error}; restore it from the repository") from None
+
+    def save(self) -> None:
+        """Write it in one move, a row on a line, so that a change of one setting is a change of one line."""
+        head = {"format": FORMAT, "made_by": MADE_BY, "provenance": self.provenance, "history": self.history}
+        lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self.rows.values()]
+        text = json.dumps(head, indent=1, allow_nan=False).removesuffix("\n}")
+        save_text(text + ',\n "rows": [\n' + ",\n".join(f"  {line}" for line in lines) + "\n ]\n}\n", self.path)
+
+
+def find_reference(path: Path, device: str | None) -> Reference:
+    """Return what lies at path: a file, also without its .json; a run's folder; or a folder of files, one a device.
+
+    Raises ConfigError, one line, if there is none, or several of them are of the run's device.
+    """
+    if path.is_dir():
+        if (path / "config.json").exists() or (path / "cells").is_dir():
+            return reference_of(load_run(path))
+        found = [Reference.load(file) for file in sorted(path.glob("*.json")) if _is_reference(file)]
+        fitting = [one for one in found if one.device == device] or found
+        if len(fitting) != 1:
+            names = ", ".join(one.path.name for one in fitting) or "none"
+            raise ConfigError(f"reference: {path} should hold one of device {device!r}, it has: {names}; name the file")
+        return fitting[0]
+    return Reference.load(path_of(path))
+
+
+def path_of(path: Path) -> Path:
+    """Return the file that a path without suffix means."""
+    return path if path.suffix == ".json" or path.is_file() else path.with_name(path.name + ".json")
+
+
+def reference_of(run: Run) -> Reference:
+    """Return a run's own measurements as a reference."""
+    return Reference(run.folder, rows_of(run), provenance_of(run.results.values()))
+
+
+def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
+    """Return FACTS of records, each once; of several values all, sorted."""
+    found: dict[str, set[Any]] = {name: set() for name in FACTS}
+    for result in results:
+        packages = result.provenance.get("packages")
+        known = result.provenance | {"torch": packages.get("torch") if isinstance(packages, dict) else None}
+        for name, values in found.items():
+            value = known.get(name)
+            # A record may have anything there, also what no set takes.
+            values.add(str(value) if isinstance(value, list | dict) else value)
+    return {
+        name: (next(iter(values)) if len(values) == 1 else sorted(values, key=str)) if values else None
+        for name, values in found.items()
+    }
+
+
+def _is_reference(path: Path) -> bool:
+    try:
+        values = load_json(path)
+    except (OSError, ValueError):
+        return True  # it is said of it what is wrong
+    return isinstance(values, dict) and values.get("made_by") == MADE_BY

@@ -1,0 +1,39 @@
+"""`python -m benchmarks claims`: what the records of a run show of each claim, of the paper's and of our own."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.show import to_json, to_screen
+from benchmarks.analysis.load_run import Run, load_run
+from resireduce.errors import ConfigError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--run",
+        type=Path,
+        action="append",
+        default=[],
+        help="a run's folder, e.g. results/runs/smoke; of several the first one's record of a cell counts",
+    )
+    parser.add_argument("--json", action="store_true", help="print the ledger as JSON, a list of claims")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the ledger; 0 whatever the verdicts. A folder that is not there has no results yet, which is said."""
+    found = ledger(*(_load(path) for path in args.run))
+    print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
+    return 0
+
+
+def _load(path: Path) -> Run:
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"run: {str(path)!r} is not a folder; give one of results/runs")
+    try:
+        return load_run(path)
+    except ConfigError as error:
+        print(f"note: {error}; nothing of it counts", file=sys.stderr)
+        return Run(path, [], {}, {}, [])

@@ -1,0 +1,90 @@
+"""The records that claims are judged by: one run or several put together, and what is odd about them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from benchmarks.analysis.claims.planned import unsound
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.load_run import Hole, Run, strays
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import BYTE_FIELDS, CellResult
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was measured, what is missing, and which records contradict each other."""
+
+    results: dict[Cell, CellResult]
+    holes: dict[Cell, Hole]
+    twice: dict[Cell, str]
+    """Cells of which there is another record with other values: which one is right is not known."""
+
+    @cached_property
+    def by_model(self) -> dict[str, list[Cell]]:
+        """All cells by model, in the order of their names, whatever that of runs and matrices is."""
+        cells = sorted((*self.results, *self.holes), key=lambda one: one.name)
+        return grouped((cell.model, cell) for cell in cells)
+
+
+def gather(runs: Sequence[Run]) -> Evidence:
+    """Put runs together, whatever their order: a hole counts only where no run filled it.
+
+    Of a cell that several runs have the record measured first counts; with other values there, its claims are open.
+    A record that cannot be one is a hole.
+    """
+    found: dict[Cell, list[tuple[str, CellResult]]] = {}
+    holes: dict[Cell, Hole] = {}
+    twice: dict[Cell, str] = {}
+    for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
+        twice |= _twice(run)
+        for cell, result in run.results.items():
+            if problem := unsound(result):
+                holes[cell] = Hole(cell.name, "broken", problem, "delete its record, and run it again")
+            else:
+                found.setdefault(cell, []).append((run.name, result))
+        for cell, hole in run.holes.items():
+            holes.setdefault(cell, hole)
+    results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
+    twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)}
+    twice |= _copies(results)
+    return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
+
+
+def _when(record: tuple[str, CellResult]) -> tuple[str, str, str]:
+    name, result = record
+    return str(result.provenance.get("date")), name, repr(result.step_seconds)
+
+
+def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator[str]:
+    """What runs that have other values for one cell are told."""
+    name, first = records[0]
+    for other, result in records[1:]:
+        if _measured(first) != _measured(result):
+            yield f"{name} and {other} have other values of {cell.name}; give one of them"
+
+
+def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
+    """Records that one training left under several names: no two take as long, step by step."""
+    alike = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
+    texts: dict[Cell, str] = {}
+    for cells in alike.values():
+        names = " and ".join(sorted(cell.name for cell in cells))
+        text = f"{names} took the same seconds in every step: one training, not {len(cells)}"
+        texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
+    return texts
+
+
+def _twice(run: Run) -> dict[Cell, str]:
+    """Files under other names that hold a record of one of the run's cells, and not the same one."""
+    return {
+        other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
+        for path, other in strays(run)
+        if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)
+    }
+
+
+def _measured(result: CellResult) -> tuple[object, ...]:
+    """What two records of one cell must share; times and peaks differ by themselves."""
+    history = tuple(tuple(pair) for pair in result.metric_history)
+    return result.metric_name, result.metric, history, *(getattr(result, name) for name in BYTE_FIELDS[:5])

@@ -1,0 +1,93 @@
+"""Fields of an entry of claims.yaml, checked: each returns plain values, or raises a ConfigError of one line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.analysis.claims.claim import Counts, Margin
+from benchmarks.analysis.claims.consistency import ARITHMETIC
+from benchmarks.analysis.claims.kinds import KINDS
+from benchmarks.analysis.published import Published
+from benchmarks.core.checks import is_number, known_keys, mapping
+from resireduce.errors import ConfigError, choose, is_count
+
+NUMBERED = {"throughput": ("margin",), "duration": ("margin",), "overlap": ("at_most", "ratio")}
+"""Limits without which these kinds decide nothing."""
+BOUNDED = ("share", "saving", "maximum")
+
+
+def limits(where: str, kind: str, test: Any, published: Mapping[str, Published]) -> dict[str, Any]:
+    """Return what decides: numbers, `relative` yes or no, and for a margin perhaps a number that the paper states."""
+    known_keys(where, test, ("kind", "why", *KINDS[kind].limits))
+    for name in KINDS[kind].limits:
+        _limit(f"{where}: {name}", name, test.get(name), published)
+    for name in NUMBERED.get(kind, ()):
+        if test.get(name) is None:
+            raise ConfigError(f"{where}: {name}: missing; kind {kind} needs {', '.join(NUMBERED[kind])}")
+    if kind in BOUNDED and all(test.get(name) is None for name in KINDS[kind].limits):
+        raise ConfigError(f"{where}: tolerance: missing; kind {kind} needs tolerance, at_least or at_most")
+    return {name: value for name, value in test.items() if name != "kind"}
+
+
+def _limit(where: str, name: str, value: Any, published: Mapping[str, Published]) -> None:
+    if value is None or (name == "relative" and isinstance(value, bool)):
+        return
+    if name == "margin" and isinstance(value, str):
+        choose(where, value, published)
+    elif name == "relative" or not is_number(value):
+        allowed = "true or false" if name == "relative" else "a number"
+        raise ConfigError(f"{where}: {value!r} is not allowed; give {allowed}")
+
+
+def arithmetic(
+    where: str, test: Mapping[str, Any], published: Mapping[str, Published], counts: Mapping[str, Counts]
+) -> dict[str, Any]:
+    """Return what a claim of kind consistency names: its arithmetic, and the numbers and models it takes."""
+    name = choose(f"{where}: arithmetic", test.get("arithmetic"), ARITHMETIC)
+    _, needs = ARITHMETIC[name]
+    known_keys(where, dict(test), ("kind", "why", "arithmetic", "tolerance", *needs))
+    for need in needs:
+        if need not in test:
+            raise ConfigError(f"{where}: {need}: missing; arithmetic {name} needs {', '.join(needs)}")
+        for one in _flat(test[need]):
+            choose(f"{where}: {need}", one, counts if need == "model" else published)
+    return dict(test)
+
+
+def stated(where: str, kind: str, ids: Any, published: Mapping[str, Published]) -> dict[str, Published]:
+    """Return what the paper states, by role; an id alone is the value."""
+    if ids is None:
+        return {}
+    given = ids if isinstance(ids, dict) else {"value": ids}
+    known_keys(where, given, KINDS[kind].published)
+    return {role: published[choose(f"{where}: {role}", name, published)] for role, name in given.items()}
+
+
+def roles(where: str, given: Any) -> dict[str, dict[str, Any]]:
+    """Return criteria by role; what stands under `all` belongs to every role."""
+    roles = mapping(where, given)
+    common = mapping(f"{where}: all", roles.get("all") or {})
+    own = {str(role): mapping(f"{where}: {role}", one) for role, one in roles.items() if role != "all"}
+    return {role: {**common, **one} for role, one in own.items()}
+
+
+def margin(where: str, given: Any, published: Mapping[str, Published]) -> Margin:
+    """Return what the margin of a metric is derived from."""
+    known_keys(where, given, ("against", "tested", "percent", "why"))
+    sides = {name: published[choose(f"{where}: {name}", given.get(name), published)] for name in ("against", "tested")}
+    if not isinstance(given.get("percent", False), bool):
+        raise ConfigError(f"{where}: percent: {given['percent']!r} is not allowed; give true or false")
+    return Margin(**sides, percent=given.get("percent", False))
+
+
+def element_counts(where: str, given: Any) -> Counts:
+    """Return the elements of a model at full size."""
+    names = ("parameters", "residuals", "saved", "copies")
+    known_keys(where, given, (*names, "source"))
+    for name in names:
+        if not is_count(given.get(name)):
+            raise ConfigError(f"{where}: {name}: {given.get(name)!r} is not allowed; give a whole number")
+    return Counts(**{name: given[name] for name in names})
+
+
+def _flat(given: Any) -> list[Any]:
+    return [one for item in given for one in _flat(item)] if isinstance(given, list) else [given]

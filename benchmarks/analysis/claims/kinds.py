@@ -1,0 +1,80 @@
+"""The kinds of tests, by name: a new one is one function and one line here."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from benchmarks.analysis.claims.claim import Criteria
+from benchmarks.analysis.claims.identical import identical
+from benchmarks.analysis.claims.memory_claims import enough_bytes, maximum, saving, share, with_streamed
+from benchmarks.analysis.claims.not_worse import better, not_worse
+from benchmarks.analysis.claims.overlap import overlap
+from benchmarks.analysis.claims.select import Case, Enough, all_but_control
+from benchmarks.analysis.claims.speed import duration, throughput
+from benchmarks.analysis.claims.verdict import Verdict
+
+CONSISTENCY = "consistency"
+"""The kind that needs no cells: `benchmarks.analysis.claims.consistency`."""
+PAIR = ("tested", "against")
+BOUNDS = ("tolerance", "at_least", "at_most")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What a test compares and what decides it."""
+
+    judge: Callable[[Case], Verdict]
+    roles: tuple[str, ...]
+    """Roles of cells that a claim must describe."""
+    limits: tuple[str, ...]
+    """Names in a claim's `test`, beside `kind` and `why`."""
+    measured: str
+    """The entry of `benchmarks.analysis.claims.select.FREE`: which fields of a cell do not matter."""
+    bears: str = "nothing"
+    """The entry of `benchmarks.analysis.claims.judge.BEARING`: which differences of origin leave it open."""
+    together: bool = False
+    """Whether all groups and models are one comparison; else each is judged by itself, and all must show the claim."""
+    more_roles: Callable[[Mapping[str, Criteria]], Mapping[str, Criteria]] = dict
+    """The roles of a claim, and those of cells that it can be worked out from."""
+    enough: Enough = all_but_control
+    """Whether a group with cells of these roles is judged."""
+    published: tuple[str, ...] = ("value",)
+    """What of the paper's numbers it knows; `tested` and `against` give a difference, `low` and `high` a range."""
+
+
+def _of_bytes(judge: Callable[[Case], Verdict], roles: tuple[str, ...] = PAIR, together: bool = False) -> Kind:
+    return Kind(
+        judge=judge,
+        roles=roles,
+        limits=BOUNDS,
+        measured="memory",
+        together=together,
+        more_roles=with_streamed,
+        enough=enough_bytes,
+    )
+
+
+KINDS: dict[str, Kind] = {
+    "share": _of_bytes(share, ("tested",), together=True),
+    "saving": _of_bytes(saving),
+    "maximum": _of_bytes(maximum, together=True),
+    "not_worse": Kind(
+        judge=not_worse,
+        roles=(*PAIR, "control"),
+        limits=("margin", "relative"),
+        measured="metric",
+        bears="digits",
+        published=("value", *PAIR),
+    ),
+    "better": Kind(
+        judge=better,
+        roles=PAIR,
+        limits=("tolerance", "relative"),
+        measured="metric",
+        bears="digits",
+        published=("value", "low", "high"),
+    ),
+    "identical": Kind(judge=identical, roles=PAIR, limits=(), measured="metric", bears="digits"),
+    "throughput": Kind(judge=throughput, roles=PAIR, limits=("margin", "noise"), measured="speed", bears="times"),
+    "duration": Kind(judge=duration, roles=PAIR, limits=("margin", "noise"), measured="metric", bears="times"),
+    "overlap": Kind(judge=overlap, roles=("tested",), limits=("at_most", "ratio"), measured="observation"),
+}

@@ -1,0 +1,160 @@
+"""Read results/paper/claims.yaml. What is wrong is said in one line: the claim, the field, the value, the cure."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.claims.claim import Book, Claim, Scope
+from benchmarks.analysis.claims.fields import arithmetic, element_counts, limits, margin, roles, stated
+from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
+from benchmarks.analysis.published import load_published
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import is_number, known_keys, mapping, several
+from benchmarks.core.config_reader import read_yaml
+from benchmarks.core.paths import ROOT
+from benchmarks.core.workloads import WORKLOADS
+from resireduce.errors import ConfigError, choose
+
+CLAIMS_FILE = ROOT / "results/paper/claims.yaml"
+TOP = ("noise", "margins", "counts", "stand_ins", "claims")
+FIELDS = ("id", "source", "statement", "each", "models", "published", "cells", "test", "command", "small")
+SMALL_FIELDS = ("of", "statement", "cells", "test", "command")
+ITSELF = "python -m benchmarks claims"
+
+
+@lru_cache
+def load_claims(path: Path = CLAIMS_FILE) -> Book:
+    """Return all claims in the file's order. Raises ConfigError, one line, for what cannot be used."""
+    values = read_yaml(path)
+    try:
+        return _book(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _book(values: dict[str, Any]) -> Book:
+    known_keys("claims.yaml", values, TOP)
+    for key in TOP:
+        if not values.get(key):
+            raise ConfigError(f"{key}: missing; allowed: {', '.join(TOP)}, all of them")
+    shared = _shared(values)
+    claims: dict[str, Claim] = {}
+    for number, entry in enumerate(several("claims", values["claims"]), start=1):
+        name = entry.get("id") if isinstance(entry, dict) else None
+        where = f"claim {name!r}" if name else f"claims entry {number}"
+        for claim in _claims(where, known_keys(where, entry, FIELDS), shared):
+            if claim.id in claims:
+                raise ConfigError(f"{where}: id: {claim.id!r} is there twice; give each claim an id of its own")
+            claims[claim.id] = claim
+    return replace(shared, claims=tuple(claims.values()))
+
+
+def _shared(values: Mapping[str, Any]) -> Book:
+    """What stands before the claims, checked: a book of none, which all entries refer to."""
+    if not is_number(values["noise"]):
+        raise ConfigError(f"noise: {values['noise']!r} is not allowed; give a number above 0")
+    given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
+    published = load_published()
+    for model, small in given["stand_ins"].items():
+        choose("stand_ins: model", model, WORKLOADS)
+        choose(f"stand_ins: {model}", small, WORKLOADS)
+    return Book(
+        claims=(),
+        noise=float(values["noise"]),
+        margins={name: margin(f"margins: {name}", one, published) for name, one in given["margins"].items()},
+        counts={name: element_counts(f"counts: {name}", one) for name, one in given["counts"].items()},
+        stand_ins=given["stand_ins"],
+        published=published,
+    )
+
+
+def _claims(where: str, entry: dict[str, Any], shared: Book) -> list[Claim]:
+    """Return the claim of an entry, or one for each model that it is stated of."""
+    for name in ("id", "source", "statement", "test"):
+        if not entry.get(name):
+            raise ConfigError(f"{where}: {name}: missing; give it")
+    if not isinstance(entry["id"], str):
+        raise ConfigError(f"{where}: id: {entry['id']!r} is not allowed; give a text")
+    kind = choose(f"{where}: test: kind", mapping(f"{where}: test", entry["test"]).get("kind"), (*KINDS, CONSISTENCY))
+    if kind == CONSISTENCY:
+        return [_consistency(where, entry, shared)]
+    if ("each" in entry) == ("models" in entry):
+        raise ConfigError(f"{where}: each: give either `each`, one claim a model, or `models`, one claim of all")
+    if "models" in entry:
+        models = tuple(several(f"{where}: models", entry["models"]))
+        return [_claim(where, entry, entry["id"], models, entry.get("published"), shared)]
+    each = mapping(f"{where}: each", entry["each"])
+    return [_claim(where, entry, f"{entry['id']}-{model}", (model,), ids, shared) for model, ids in each.items()]
+
+
+def _claim(where: str, entry: Mapping[str, Any], name: str, models: tuple[str, ...], ids: Any, shared: Book) -> Claim:
+    kind = str(entry["test"]["kind"])
+    numbers = stated(f"{where}: published", kind, ids, shared.published)
+    paper = _scope(where, kind, entry, models, shared)
+    small = _small(where, kind, entry, paper, shared)
+    text = " to ".join(f"{numbers[role].value:g}" for role in ("value", "low", "high") if role in numbers)
+    return Claim(
+        id=name,
+        source=str(entry["source"]),
+        kind=kind,
+        published=numbers,
+        paper=_worded(where, paper, {"published": text}),
+        small=_worded(f"{where}: small", small, {"published": text}) if small else None,
+    )
+
+
+def _small(where: str, kind: str, entry: Mapping[str, Any], paper: Scope, shared: Book) -> Scope | None:
+    """The scope of the small models: the paper's, on as many ranks as there are, and what `small` says otherwise."""
+    where = f"{where}: small"
+    given = known_keys(where, entry.get("small") or {}, SMALL_FIELDS)
+    if not given or not set(given.get("of", paper.models)) & set(paper.models):
+        return None
+    other = roles(f"{where}: cells", given.get("cells") or {})
+    cells = {
+        role: {name: value for name, value in criteria.items() if name != "world_size"} | other.get(role, {})
+        for role, criteria in paper.roles.items()
+    }
+    test = {name: value for name, value in entry["test"].items() if name != "why"}
+    test |= mapping(f"{where}: test", given.get("test") or {})
+    models = dict.fromkeys(shared.stand_ins[choose(f"{where}: of", one, shared.stand_ins)] for one in paper.models)
+    merged = {"statement": entry["statement"], "command": entry.get("command"), **given, "cells": cells, "test": test}
+    return _scope(where, kind, merged, tuple(models), shared)
+
+
+def _scope(where: str, kind: str, entry: Mapping[str, Any], models: tuple[str, ...], shared: Book) -> Scope:
+    cells = roles(f"{where}: cells", entry.get("cells"))
+    for role in KINDS[kind].roles:
+        if role not in cells:
+            raise ConfigError(f"{where}: cells: {role}: missing; kind {kind} has {', '.join(KINDS[kind].roles)}")
+    for role, criteria in cells.items():
+        choose(f"{where}: cells", role, KINDS[kind].roles)
+        for model in models:
+            try:
+                Cell.from_dict({**criteria, "model": model})
+            except ConfigError as error:
+                raise ConfigError(f"{where}: cells: {role}: {error}") from None
+    command = entry.get("command")
+    if not isinstance(command, str) or not command.strip():
+        raise ConfigError(f"{where}: command: {command!r} is not allowed; give what runs its cells")
+    test = limits(f"{where}: test", kind, entry["test"], shared.published)
+    return Scope(statement=str(entry["statement"]), models=models, roles=cells, limits=test, command=command)
+
+
+def _consistency(where: str, entry: Mapping[str, Any], shared: Book) -> Claim:
+    test = arithmetic(f"{where}: test", entry["test"], shared.published, shared.counts)
+    scope = Scope(statement=str(entry["statement"]), models=(), roles={}, limits=test, command=ITSELF)
+    number = shared.published.get(str(test.get("stated")))
+    paper = _worded(where, scope, {"published": f"{number.value:g}" if number else ""})
+    return Claim(id=str(entry["id"]), source=str(entry["source"]), kind=CONSISTENCY, paper=paper)
+
+
+def _worded(where: str, scope: Scope, values: Mapping[str, str]) -> Scope:
+    """The scope with its statement's {model}, {published} and {limits} filled in."""
+    known = {"model": ", ".join(scope.models), **scope.limits, **values}
+    try:
+        return replace(scope, statement=scope.statement.format(**known))
+    except (KeyError, IndexError, ValueError) as error:
+        allowed = ", ".join(sorted(known.keys() - {"why"}))
+        raise ConfigError(f"{where}: statement: {error} in braces is not known; allowed: {allowed}") from None

@@ -1,0 +1,164 @@
+"""Claims about bytes: the share of residuals, savings, and the largest saving over several models.
+
+Model states are arithmetic, so any number of ranks, steps and samples will do, and all must agree. Parameters,
+gradients and optimizer states must be those of the plan (`analysis.claims.planned`), so that a saving comes from
+residuals, and from gradients that are streamed, alone. What no cell was to measure is filled in where it follows, and
+the reason says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.analysis.claims.claim import Criteria
+from benchmarks.analysis.claims.planned import load_planned, unplanned
+from benchmarks.analysis.claims.select import Case, Comparison, check_there
+from benchmarks.analysis.claims.verdict import Undecided, Verdict, number, shown
+from benchmarks.analysis.grouping import grouped
+from benchmarks.core.record import STATE_FIELDS, CellResult
+
+UNIT = "%"
+STREAMED = ", streamed"
+"""Ends the name of a role whose cells stand in for those with kept gradients."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of one role, the records they come from, and what of them was not measured."""
+
+    total: int
+    residuals: int
+    records: tuple[CellResult, ...]
+    assumed: str = ""
+
+
+def share(case: Case) -> Verdict:
+    """Judge the share of residuals in the model states: each model's must be as published, within the tolerance."""
+    known = {_label(case, one): states(case, one, "tested") for one in case.comparisons}
+    shares = {label: 100 * one.residuals / one.total for label, one in known.items()}
+    return _judge(case, shares, sum(shares.values()) / len(shares), known)
+
+
+def saving(case: Case) -> Verdict:
+    """Judge the saving of model states against the other role."""
+    values, known = savings(case)
+    return _judge(case, values, next(iter(values.values())), known)
+
+
+def maximum(case: Case) -> Verdict:
+    """Judge the largest saving over several models: "up to" is the value that one reaches and none exceeds.
+
+    A model reaches what all its groups reach.
+    """
+    values, known = savings(case)
+    labels = [(one.model, _label(case, one)) for one in case.comparisons]
+    by_model = grouped((model, (values[label], label)) for model, label in labels).values()
+    reached, most = max(map(min, by_model)), max(map(max, by_model))
+    return _judge(case, {label: value for value, label in (reached, most)}, most[0], known)
+
+
+def savings(case: Case) -> tuple[dict[str, float], dict[str, States]]:
+    """Return the saving of each model and group in per cent, and what it comes from."""
+    values, known = {}, {}
+    for one in case.comparisons:
+        tested, against = (states(case, one, role) for role in ("tested", "against"))
+        values[_label(case, one)] = 100 * (1 - tested.total / against.total)
+        texts = dict.fromkeys(text for text in (tested.assumed, against.assumed) if text)
+        records = (*tested.records, *against.records)
+        known[_label(case, one)] = States(tested.total, tested.residuals, records, "; ".join(texts))
+    return values, known
+
+
+def _label(case: Case, one: Comparison) -> str:
+    """The model, and the group if it has several."""
+    alone = [other.model for other in case.comparisons].count(one.model) == 1
+    return one.model if alone else f"{one.model} ({one.group})"
+
+
+def with_streamed(roles: Mapping[str, Criteria]) -> dict[str, Criteria]:
+    """Return the roles, and of those with kept gradients the same with streamed ones, which can stand in for them.
+
+    Never the other way round: that a streamed cell holds no gradients is what its claims say.
+    """
+    kept = {role: criteria for role, criteria in roles.items() if criteria.get("gradients", "kept") == "kept"}
+    return {**roles, **{role + STREAMED: {**one, "gradients": "streamed"} for role, one in kept.items()}}
+
+
+def enough_bytes(roles: Mapping[str, Criteria], there: set[str]) -> bool:
+    """Return whether a group has each role, or what it can be worked out from."""
+    own = [role for role in roles if not role.endswith(STREAMED)]
+    return all({role, role + STREAMED} & there or (role == "against" and _is_full(roles[role])) for role in own)
+
+
+def _is_full(criteria: Criteria) -> bool:
+    """Whether a role is the baseline in float32, whose states are those of the plan."""
+    return {name: value for name, value in criteria.items() if name != "world_size"} == {"scheme": "baseline"}
+
+
+def states(case: Case, comparison: Comparison, role: str) -> States:
+    """Return the bytes of a role: measured; of a role that no cell has, those of a streamed cell or of the plan.
+
+    A cell that failed, is broken or was not run yet is not replaced: Undecided, with the reason.
+    """
+    if comparison.holes.get(role):
+        check_there(comparison, role)
+    if records := comparison.results.get(role):
+        return _equal(tuple(records.values()), exact=role == "against")
+    if records := comparison.results.get(role + STREAMED):
+        streamed = _equal(tuple(records.values()), exact=role == "against")
+        total = streamed.total + int(streamed.records[0].parameters_bytes or 0)
+        text = "kept gradients by arithmetic, as large as the parameters"
+        return States(total, streamed.residuals, streamed.records, text)
+    planned = load_planned().get(comparison.model)
+    if role == "tested" or planned is None or not _is_full(case.scope.roles[role]):
+        check_there(comparison, role)
+    assert planned is not None
+    residuals = planned.residuals_bytes["baseline"]
+    return States(planned.total_bytes, residuals, (), f"full residuals by arithmetic, {residuals:,} bytes")
+
+
+def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
+    """The states that all seeds share and that can be this model's; if exact, residuals are not more than planned.
+
+    Bytes are arithmetic, so a seed that differs means that something is wrong: Undecided.
+    """
+    for name in (*STATE_FIELDS, "total_bytes"):
+        values = sorted({int(getattr(record, name) or 0) for record in records})
+        if len(values) > 1:
+            text = f"{name} differs between seeds: {values[0]:,} and {values[-1]:,}; model states do not depend on them"
+            raise Undecided(text, unit=UNIT, results=records)
+    if problem := unplanned(records[0], exact=exact):
+        raise Undecided(problem, unit=UNIT, results=records)
+    return States(int(records[0].total_bytes or 0), int(records[0].residuals_bytes or 0), records)
+
+
+def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping[str, States]) -> Verdict:
+    """Compare values in per cent with what is published or with the limits of the claim."""
+    published, limits = case.published(), case.limits
+    low, high = None, None
+    if published is not None and "tolerance" in limits:
+        low, high = published - limits["tolerance"], published + limits["tolerance"]
+        says = f"{published:g} % within {limits['tolerance']:g} points"
+    else:
+        low, high = limits.get("at_least"), limits.get("at_most")
+        ends = {"at least": low, "at most": high}
+        says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if end is not None)
+    outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
+    text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())
+    text += f", {says}" if published is None else f"; published {published:g} %, {_against(value, published)}"
+    assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
+    records = tuple(record for state in known.values() for record in state.records)
+    return Verdict(
+        status=shown(not outside),
+        reason=text + (f" ({assumed})" if assumed else ""),
+        value=value,
+        published=published,
+        unit=UNIT,
+        tolerance=says,
+        seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
+        results=records,
+    )
+
+
+def _against(value: float, published: float) -> str:
+    difference = round(value - published, 2)
+    return f"{abs(difference):.2f} points {'more' if difference >= 0 else 'less'}"

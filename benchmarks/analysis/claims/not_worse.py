@@ -1,0 +1,142 @@
+"""Is a metric kept? Not worse by more than a margin, with confidence, and on a task that can tell.
+
+Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not reproduced
+if it lies wholly above, else inconclusive. Where training without residuals does not lose more than the margin, which
+its whole interval must show, the same test would pass anything: inconclusive.
+"""
+
+from dataclasses import replace
+
+from benchmarks.analysis.claims.margins import Derived, loss_between, margin_of, seeds_needed
+from benchmarks.analysis.claims.paired import BOTH, Loss, mean_loss
+from benchmarks.analysis.claims.select import Case, Comparison
+from benchmarks.analysis.claims.verdict import (
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    Bounds,
+    Undecided,
+    Verdict,
+    below,
+    number,
+    written,
+)
+from benchmarks.analysis.statistics import p_beyond
+from benchmarks.core.record import CellResult
+
+CONTROL = "control"
+
+
+def not_worse(case: Case) -> Verdict:
+    """Judge whether tested keeps the metric of against; control is training without residuals."""
+    found = case.only
+    try:
+        loss = mean_loss(case, found)
+    except Undecided as why:
+        return replace(why.verdict, published=published_loss(case))
+    margin = _margin(case, loss)
+    status, records = below(loss.bounds, margin.value), found.records(*BOTH)
+    reason = f"loss {written(loss.mean, loss.bounds, loss.unit)}, margin {number(margin.value)}"
+    if status == REPRODUCED:
+        tells, text, more = _control(case, found, margin)
+        status, reason = (REPRODUCED if tells else INCONCLUSIVE), f"{reason}; {text}"
+        records += more
+    return Verdict(
+        status=status,
+        reason=reason,
+        value=loss.mean,
+        interval=loss.bounds,
+        published=published_loss(case),
+        unit=loss.unit,
+        tolerance=f"95 % interval of the loss below {number(margin.value)} {loss.unit} = {margin.reason}; without "
+        "residuals above it",
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(margin.value, loss.spread),
+        p_value=p_beyond(loss.estimate, margin.value),
+        results=records,
+    )
+
+
+def _margin(case: Case, loss: Loss) -> Derived:
+    name = _metric_name(case.only)
+    if case.limits.get("margin") is None and name not in case.book.margins:
+        reason = f"metric_name: {name!r} has no margin; claims.yaml has those of {', '.join(case.book.margins)}"
+        raise Undecided(reason, results=case.only.records(*BOTH))
+    return margin_of(case.book, case.limits, name, loss.level)
+
+
+def published_loss(case: Case) -> float | None:
+    """Return the loss that follows from what the paper states of the two sides, in the unit that is judged."""
+    if (value := case.published()) is not None:
+        return value
+    stated = case.claim.published
+    if not case.is_paper or not set(BOTH) <= set(stated):
+        return None
+    return round(loss_between(stated["against"], stated["tested"], bool(case.limits.get("relative")))[0], 4)
+
+
+def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str, tuple[CellResult, ...]]:
+    """Whether the records can tell, why, and the control's: it goes through the same checks as what is tested."""
+    if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
+        return False, f"the control, no residuals, is missing: {case.scope.command}", ()
+    try:
+        lost = mean_loss(case, found, CONTROL, "against")
+    except Undecided as why:
+        # One that diverged where full residuals finished has lost all.
+        return why.verdict.status == NOT_REPRODUCED, f"control, no residuals: {why}", why.verdict.results
+    text = f"control: without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
+    records = found.records(CONTROL, "against")
+    if lost.bounds[0] > margin.value:
+        return True, text, records
+    return False, f"{text}, not seen to be above the margin: these records cannot tell", records
+
+
+def better(case: Case) -> Verdict:
+    """Judge whether the 95 % interval of the gain lies above zero, and not all of it outside of what is published."""
+    try:
+        loss, stated = mean_loss(case, case.only), _stated(case)
+    except Undecided as why:
+        gain = -why.verdict.value if why.verdict.value is not None else None
+        return replace(why.verdict, value=gain, published=case.published())
+    within = (-loss.bounds[1], -loss.bounds[0])
+    status = below(loss.bounds, 0.0)
+    reason, says = f"gain {written(-loss.mean, within, loss.unit)}", "95 % interval of the gain above 0"
+    if stated is not None:
+        span = f"{number(stated[0])} to {number(stated[1])}"
+        says += f", and not all of it outside of {span}"
+        reason += f", published {span}"
+        if status == REPRODUCED and (within[1] < stated[0] or within[0] > stated[1]):
+            status, reason = NOT_REPRODUCED, f"{reason}: better, but not by as much as published"
+            reason = reason.replace("not by as much as", "by more than") if within[0] > stated[1] else reason
+    return Verdict(
+        status=status,
+        reason=reason,
+        value=-loss.mean,
+        interval=within,
+        published=case.published(),
+        unit=loss.unit,
+        tolerance=says,
+        seeds=loss.estimate.n,
+        seeds_needed=seeds_needed(_gain_of_note(case, loss), loss.spread),
+        p_value=p_beyond(loss.estimate, 0.0),
+        results=case.only.records(*BOTH),
+    )
+
+
+def _gain_of_note(case: Case, loss: Loss) -> float:
+    """A gain as large as the margin of a loss: 0 for a metric that has none."""
+    name = _metric_name(case.only)
+    return margin_of(case.book, case.limits, name, loss.level).value if name in case.book.margins else 0.0
+
+
+def _metric_name(found: Comparison) -> str:
+    return str(found.results["against"][found.seeds(*BOTH)[0]].metric_name)
+
+
+def _stated(case: Case) -> Bounds | None:
+    """The range of gains that the paper states, of its own models."""
+    low, high = case.published("low"), case.published("high")
+    if low is not None and high is not None:
+        return low, high
+    value, tolerance = case.published(), case.limits.get("tolerance")
+    return None if value is None or tolerance is None else (value - tolerance, value + tolerance)

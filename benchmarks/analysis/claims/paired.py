@@ -1,0 +1,121 @@
+"""Losses of a metric, paired by seed, as the tests of accuracy share them.
+
+A loss is in points of the metric, or in per cent of the other side's, and positive for worse whichever way the metric
+counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ at all are no seeds.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
+from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
+from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
+from benchmarks.core.record import CellResult
+
+BOTH = ("tested", "against")
+SAME = 1e-12
+"""Relative: what differs by less differs by rounding alone."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Mean loss over seeds, its interval, and the mean metric that it is compared with."""
+
+    estimate: Interval
+    bounds: Bounds
+    unit: str
+    level: float
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return self.estimate.mean
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation between seeds."""
+        error = float(self.estimate.half_width or 0) / t_quantile((1 + CONFIDENCE) / 2, self.estimate.n - 1)
+        return error * math.sqrt(self.estimate.n)
+
+
+def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:
+    """Return by how much tested is worse than against, by seed; relative losses in per cent."""
+    values = {}
+    for seed in found.seeds(tested, against):
+        one, other = found.results[tested][seed], found.results[against][seed]
+        loss = float(other.metric or 0) - float(one.metric or 0)
+        loss = loss if other.higher_is_better else -loss
+        values[seed] = 100 * loss / float(other.metric or 1) if relative else loss
+    return values
+
+
+def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss:
+    """Return the loss with its interval. Raises Undecided, with the reason, where there is none.
+
+    That is: missing cells, a diverged one, metrics that are not alike, fewer than two seeds, or seeds without spread.
+    """
+    check_diverged(found, tested, against)
+    common_seeds(found, tested, against)
+    relative = bool(case.limits.get("relative"))
+    values = losses(found, tested, against, relative)
+    records = found.records(tested, against)
+    if odd := _unlike(records):
+        raise Undecided(odd, results=records)
+    others = [found.results[against][seed] for seed in values]
+    unit = "%" if relative else unit_of(others[0])
+    mean = interval(list(values.values()))
+    assert mean is not None
+    within = bounds(mean)
+    if within is None:
+        text = f"{'worse' if mean.mean > 0 else 'better'} by {number(abs(mean.mean))} {unit}" if mean.mean else "equal"
+        text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
+        raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
+    level = sum(float(one.metric or 0) for one in others) / len(others)
+    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
+        raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
+    return Loss(mean, within, unit, level)
+
+
+def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
+    """Return which seeds of a role trained alike to the last digit; None if each trained otherwise."""
+    for role in roles:
+        known: dict[str, int] = {}
+        for seed in found.seeds(role):
+            record = found.results[role][seed]
+            other = known.setdefault(str([list(pair) for pair in record.metric_history]), seed)
+            if other != seed:
+                name = role_name(record.cell.name)
+                return f"seeds {other} and {seed} of {name} have the same history: they are not two trainings"
+    return None
+
+
+def _equal_losses(values: dict[int, float], level: float) -> str | None:
+    if max(values.values()) - min(values.values()) > SAME * abs(level):
+        return None
+    same = number(next(iter(values.values())), 4)
+    return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
+
+
+def _unlike(records: Sequence[CellResult]) -> str | None:
+    """Return why metrics of records cannot be subtracted; None if they can."""
+    for name in ("metric_name", "higher_is_better"):
+        values = dict.fromkeys(str(getattr(record, name)) for record in records)
+        if len(values) > 1:
+            return f"{name} is not the same in all records: {', '.join(values)}"
+    return None
+
+
+def check_diverged(found: Comparison, tested: str, against: str) -> None:
+    """Raise Undecided, as not reproduced, for a cell that diverged where the other one of its seed finished."""
+    for seed, hole in sorted(found.holes.get(tested, {}).items()):
+        if hole.status == "diverged" and seed in found.results.get(against, {}):
+            record = found.results[against][seed]
+            reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
+            seeds = len(found.seeds(tested, against))
+            raise Undecided(reason, NOT_REPRODUCED, seeds=seeds, results=(record,))
+
+
+def unit_of(record: CellResult) -> str:
+    """Return what a difference of the metric is counted in."""
+    return "ppl" if record.metric_name == "perplexity" else "points"

@@ -1,0 +1,190 @@
+"""Whether a record can have been measured: by its cell, its recipe, itself, and what `plan` says. No torch.
+
+The plan is the committed table of what models hold. `CellResult` refuses what no table could show; this refuses what no
+training can have left, which is no evidence.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from statistics import median
+
+from benchmarks.analysis.reading import STRETCHES
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import BYTE_FIELDS, CellResult
+from benchmarks.core.sample_counts import planned_steps, steps_per_second
+from benchmarks.core.workloads import WORKLOADS
+
+STATES_FILE = ROOT / "results/paper/states.json"
+"""Written by `python -m benchmarks states`; a test compares it with `plan`."""
+
+
+FEEDBACK = ("topk", "qsgd", "dgc", "none")
+"""Compressors of the claims: they leave the residual as a scheme has it, and the optimizer its momentum."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Bytes of one model: what no residual scheme changes, and residuals by `setting_name`."""
+
+    parameters_bytes: int
+    gradients_bytes: int
+    """Kept ones; streamed ones are gone between two steps."""
+    optimizer_states_bytes: int
+    residuals_bytes: Mapping[str, int]
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all states with kept gradients and full residuals."""
+        dense = self.parameters_bytes + self.gradients_bytes + self.optimizer_states_bytes
+        return dense + self.residuals_bytes["baseline"]
+
+
+def setting_name(scheme: str, residual_dtype: str | None) -> str:
+    """Return the name of a setting in the table."""
+    return f"{scheme} {residual_dtype}" if residual_dtype else scheme
+
+
+@lru_cache
+def load_planned(path: Path = STATES_FILE) -> dict[str, Planned]:
+    """Return the table by model."""
+    return {model: Planned(**entry) for model, entry in load_json(path)["models"].items()}
+
+
+def planned_residuals(cell: Cell) -> int | None:
+    """Return the bytes of residuals that a cell's scheme has; None for settings that the table does not have."""
+    if cell.scheme == "none":
+        return 0
+    planned = load_planned().get(cell.model)
+    if planned is None or cell.options:
+        return None
+    return planned.residuals_bytes.get(setting_name(cell.scheme, cell.residual_dtype))
+
+
+def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
+    """Return which bytes of a record cannot be those of its model; None if all can.
+
+    Only residuals may differ from the plan, and only upwards: a scheme that saves less than it should is a result,
+    one that stores less than it has to is an error of measurement. exact: not upwards either, for what a saving is
+    measured against.
+    """
+    planned = load_planned().get(record.cell.model)
+    if planned is None:
+        return f"{record.cell.model}: what it holds is not in {STATES_FILE.name}"
+    if problem := _unplanned_parts(record, planned):
+        return problem
+    least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
+    if least is None:
+        return f"residuals_bytes of {record.cell.name} have no plan in {STATES_FILE.name}"
+    if held < least or (exact and held > least):
+        return f"residuals_bytes of {record.cell.name} is {held:,}, by plan {least:,}"
+    return None
+
+
+def mislabelled(record: CellResult) -> str | None:
+    """Return which bytes of a record are not those of its cell, so that it is another cell's; None if all are.
+
+    Of schemes and models without a plan nothing is said.
+    """
+    planned, residuals = load_planned().get(record.cell.model), planned_residuals(record.cell)
+    if planned and (problem := _unplanned_parts(record, planned)):
+        return problem
+    if residuals in (None, record.residuals_bytes) or record.cell.compressor not in FEEDBACK:
+        return None
+    return f"residuals_bytes of {record.cell.name} is {record.residuals_bytes:,}, by plan {residuals:,}"
+
+
+def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
+    """What of the states that no residual scheme changes is not as planned."""
+    for name in ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes"):
+        gone = name == "gradients_bytes" and record.cell.gradients == "streamed"
+        value = 0 if gone else getattr(planned, name)
+        if getattr(record, name) != value:
+            return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
+    return None
+
+
+SHARES = ("accuracy", "top1", "f1", "exact_match")
+"""Metrics in per cent of what is right; perplexity is the other kind, of which less is better and 1 is the least."""
+ROUNDING = 0.01
+"""Relative difference that a speed may have from the times that it is worked out from."""
+THINNED = 0.5
+"""As ROUNDING, where only means of stretches of steps are at hand, whose median is not that of the steps."""
+ITEMISED = "model_state_itemised"
+
+
+def unsound(record: CellResult) -> str | None:
+    """Return why a finished record cannot have been measured, in one line; None if it can."""
+    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, _wrong_times)
+    return next((problem for check in checks for problem in check(record)), None)
+
+
+def _wrong_steps(record: CellResult) -> Iterator[str]:
+    if record.steps < 1:
+        yield "steps: 0, so nothing was trained"
+    planned, at_least = planned_steps(record.cell)
+    if planned and (record.steps < planned or (record.steps > planned and not at_least)):
+        yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
+
+
+def _wrong_history(record: CellResult) -> Iterator[str]:
+    history = record.metric_history
+    if not history or any(value is None for pair in history for value in pair):
+        yield "metric_history: empty or null, so the metric was never evaluated"
+        return
+    taken = [int(step or 0) for step, _ in history]
+    if taken != sorted(set(taken)) or taken[0] < 1 or taken[-1] != record.steps:
+        yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {record.steps}"
+    if history[-1][1] != record.metric:
+        yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
+    if (expected := _evaluations(record)) is not None and len(history) != expected:
+        yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
+
+
+def _evaluations(record: CellResult) -> int | None:
+    """How many there are in a whole training; None where the recipe does not say."""
+    workload = WORKLOADS[record.cell.model]
+    if workload.evaluate_every:
+        return math.ceil(record.steps / workload.evaluate_every)
+    return None if record.cell.steps else workload.epochs
+
+
+def _wrong_metric(record: CellResult) -> Iterator[str]:
+    name, values = record.metric_name, [float(pair[1] or 0) for pair in record.metric_history]
+    if name in SHARES and not (record.higher_is_better and min(values) >= 0 and max(values) <= 100):
+        yield f"{name}: from 0 to 100 and higher is better; here up to {max(values):g}, {record.higher_is_better}"
+    if name == "perplexity" and (record.higher_is_better or min(values) < 1):
+        yield f"perplexity: 1 or more and lower is better; here from {min(values):g}, {not record.higher_is_better}"
+
+
+def _wrong_ranks(record: CellResult) -> Iterator[str]:
+    if int(record.peak_states_bytes or 0) != int(record.total_bytes or 0) + int(record.in_flight_bytes or 0):
+        yield f"peak_states_bytes: {record.peak_states_bytes} is not total_bytes and in_flight_bytes together"
+    own = [getattr(record, name) for name in BYTE_FIELDS]
+    if record.per_rank and own not in [[rank.get(name) for name in BYTE_FIELDS] for rank in record.per_rank]:
+        yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
+    if record.provenance.get("threads") not in (None, record.cell.threads):
+        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
+    if record.per_rank and len(record.per_rank) != record.cell.world_size:
+        yield f"per_rank: {len(record.per_rank)} ranks, its cell has {record.cell.world_size}"
+    for rung in record.ladder:
+        if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
+            yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
+
+
+def _wrong_times(record: CellResult) -> Iterator[str]:
+    seconds, speed = record.step_seconds, float(record.steps_per_second or 0)
+    thinned = len(seconds) == STRETCHES and record.steps >= 2 * STRETCHES
+    if (len(seconds) != record.steps and not thinned) or min(seconds) <= 0:
+        yield f"step_seconds: {len(seconds)} that took time are needed for {record.steps} steps"
+        return
+    counted = 1 / median(seconds) if thinned else steps_per_second(seconds)
+    taken = sum(seconds) * (record.steps // STRETCHES if thinned else 1)
+    if abs(speed - counted) > (THINNED if thinned else ROUNDING) * counted:
+        yield f"steps_per_second: {speed:.4g}, by its step_seconds {counted:.4g}"
+    if float(record.wall_seconds or 0) < (1 - ROUNDING) * taken:
+        yield f"wall_seconds: {record.wall_seconds:.4g} is less than its steps took, {taken:.4g}"

@@ -1,0 +1,190 @@
+"""Which cells of a run a claim compares: those of its roles, alike in all else, group by group; a case of them all."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.analysis.claims.claim import Book, Claim, Criteria, Scope
+from benchmarks.analysis.claims.evidence import Evidence
+from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.load_run import Hole
+from benchmarks.core.cell import CELL_FIELDS, Cell
+from benchmarks.core.record import CellResult
+
+SHAPE = ("data", "steps", "batch_per_rank", "length")
+"""What of a cell makes less than a whole training of it, where it is not the default."""
+PLACES = ("world_size", "nodes", "backend")
+FREE: dict[str, tuple[str, ...]] = {
+    "memory": (*PLACES, "observe", *SHAPE),
+    "metric": PLACES,
+    "speed": (*PLACES, *SHAPE),
+    "observation": PLACES,
+}
+"""By what is measured: fields that may have any value, unless a claim names one; the same in all cells of a group."""
+TO_COME = ("not run", "unfinished")
+"""Statuses of holes that the same command still fills; any other is an outcome."""
+Enough = Callable[[Mapping[str, Criteria], set[str]], bool]
+"""From a claim's roles, and those that a group has cells of, whether it is judged."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Cells of one model, alike but for their roles, by role and seed."""
+
+    model: str
+    results: Mapping[str, Mapping[int, CellResult]]
+    holes: Mapping[str, Mapping[int, Hole]]
+    group: str = ""
+    """What is the same in them, and may be other in another group."""
+
+    def seeds(self, *roles: str) -> list[int]:
+        """Return the seeds that all these roles finished, in order."""
+        return sorted(set.intersection(*(set(self.results.get(role, {})) for role in roles)))
+
+    def records(self, *roles: str) -> tuple[CellResult, ...]:
+        """Return the records of the seeds that these roles have in common, role by role."""
+        return tuple(self.results[role][seed] for role in roles for seed in self.seeds(*roles))
+
+    def missing(self, *roles: str) -> str:
+        """Say which seeds of these roles are missing, and why; nothing if none is."""
+        holes = (pair for role in roles for pair in sorted(self.holes.get(role, {}).items()))
+        why = grouped(
+            (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.reason})", seed) for seed, hole in holes
+        )
+        return "; ".join(f"seed {', '.join(map(str, seeds))} {text}" for text, seeds in why.items())
+
+
+def all_but_control(roles: Mapping[str, Criteria], there: set[str]) -> bool:
+    """Return whether a group has all roles; that the control is missing is a verdict, too."""
+    return all(role in there or role == "control" for role in roles)
+
+
+def role_name(name: str) -> str:
+    """Return what of a cell's name says which side of a comparison it is: compressor, scheme and gradients."""
+    return "/".join(name.split(".")[1:4])
+
+
+def select(
+    evidence: Evidence,
+    model: str,
+    roles: Mapping[str, Criteria],
+    free: Sequence[str],
+    *,
+    enough: Enough,
+    on_gpus: bool = False,
+) -> tuple[Comparison, ...]:
+    """Return a comparison for each group of cells that are alike in the free fields and have roles enough.
+
+    Where no group has, the one that has most: what it lacks is then the verdict. on_gpus: what a CPU measured is a
+    hole.
+    """
+    groups: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
+    for role, criteria in roles.items():
+        for cell in _matching(evidence, model, criteria, free):
+            key = tuple(getattr(cell, name) for name in free)
+            groups.setdefault(key, {}).setdefault(role, []).append(cell)
+    made = []
+    for key in sorted(groups, key=str):
+        named = [f"{name} {value}" for name, value in zip(free, key, strict=True) if value not in (None, ())]
+        made.append(_comparison(evidence, model, ", ".join(named), groups[key], on_gpus))
+    whole = [one for one in made if enough(roles, set(one.results))]
+    return tuple(whole) or (max(made, key=_roles_there, default=Comparison(model, {}, {})),)
+
+
+def _matching(evidence: Evidence, model: str, criteria: Criteria, free: Sequence[str]) -> Iterator[Cell]:
+    """Yield the cells of a role: its criteria, and defaults where neither it names a field nor the field is free."""
+    wanted = Cell(model=model, **criteria)
+    strict = [name for name in CELL_FIELDS if name in criteria or name not in (*free, "seed")]
+    for cell in evidence.by_model.get(model, []):
+        if all(getattr(cell, name) == getattr(wanted, name) for name in strict):
+            yield cell
+
+
+def on_cpu(record: CellResult) -> bool:
+    """Whether a record was measured on a CPU, or on nothing that it names."""
+    return record.provenance.get("device") in (None, "cpu")
+
+
+def lesser(evidence: Evidence, model: str, roles: Mapping[str, Criteria], free: Sequence[str]) -> str:
+    """Say what was measured that would be of these roles, were it a whole training; "" if nothing was."""
+    if "data" in free:
+        return ""
+    whole = {cell for one in roles.values() for cell in _matching(evidence, model, one, free)}
+    cells = {cell for one in roles.values() for cell in _matching(evidence, model, one, (*free, *SHAPE))}
+    texts = []
+    for cell in sorted((cells - whole) & evidence.results.keys(), key=lambda one: one.name):
+        given = [f"{name} {getattr(cell, name)}" for name in SHAPE if getattr(cell, name) is not None]
+        texts.append(f"{evidence.results[cell].steps} steps ({', '.join(given)})")
+    return f"of {model} there is no whole training, only {', '.join(dict.fromkeys(texts))}" if texts else ""
+
+
+def _comparison(
+    evidence: Evidence, model: str, named: str, group: Mapping[str, list[Cell]], on_gpus: bool
+) -> Comparison:
+    results: dict[str, dict[int, CellResult]] = {role: {} for role in group}
+    holes: dict[str, dict[int, Hole]] = {role: {} for role in group}
+    for role, cells in group.items():
+        for cell in cells:
+            if cell in evidence.holes:
+                holes[role][cell.seed] = evidence.holes[cell]
+            elif on_gpus and on_cpu(evidence.results[cell]):
+                holes[role][cell.seed] = Hole(cell.name, "measured on a CPU", "the claim is of GPUs", "")
+            else:
+                results[role][cell.seed] = evidence.results[cell]
+    return Comparison(model, results, holes, named)
+
+
+def _roles_there(one: Comparison) -> tuple[int, int, int]:
+    finished = [len(seeds) for seeds in one.results.values()]
+    return sum(map(bool, finished)), len(one.results), sum(finished)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One scope of a claim and a comparison for each of its models."""
+
+    book: Book
+    claim: Claim
+    scope: Scope
+    comparisons: tuple[Comparison, ...]
+    is_paper: bool
+    """Whether the published value is tested, and not only its direction on small models."""
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The limits of this scope."""
+        return self.scope.limits
+
+    @property
+    def only(self) -> Comparison:
+        """The comparison of a claim about one model."""
+        return self.comparisons[0]
+
+    def published(self, role: str = "value") -> float | None:
+        """Return what the paper states for a role; None if it states nothing, or not of these models."""
+        one = self.claim.published.get(role)
+        return one.value if one is not None and self.is_paper else None
+
+
+def check_there(comparison: Comparison, *roles: str) -> None:
+    """Raise Undecided, with the reason, unless each of these roles has finished a cell.
+
+    What failed has an outcome and leaves the claim inconclusive; what was not run yet leaves it not run.
+    """
+    empty = [role for role in roles if not comparison.results.get(role)]
+    holes = [hole for role in empty for hole in comparison.holes.get(role, {}).values()]
+    if failed := [hole for hole in holes if hole.status not in TO_COME]:
+        raise Undecided(f"{failed[0].name}: {failed[0].status}, {failed[0].reason}")
+    if holes:
+        raise Undecided(f"{holes[0].name}: {holes[0].status}", NOT_RUN)
+    if empty:
+        raise Undecided(f"no cells of {comparison.model} for it ({empty[0]})", NOT_RUN)
+
+
+def common_seeds(comparison: Comparison, *roles: str) -> list[int]:
+    """Return the seeds that all these roles finished, one at least. Raises Undecided, with the reason, if none is."""
+    check_there(comparison, *roles)
+    if seeds := comparison.seeds(*roles):
+        return seeds
+    raise Undecided(f"no seed in common; {comparison.missing('tested', 'against')}".rstrip("; "))

@@ -1,0 +1,118 @@
+"""The ledger as files, and compactly on the screen."""
+
+import csv
+import io
+import json
+import textwrap
+from collections.abc import Sequence
+
+from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow, number
+from benchmarks.analysis.grouping import grouped
+
+WIDTH = 118
+SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
+LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
+HONEST = "what a laptop can show of each claim; published values themselves were not tested"
+COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
+COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
+COLUMNS += ("command", "hardware", "cells")
+MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
+
+
+def to_json(judged: Sequence[LedgerRow]) -> str:
+    """Return the ledger as a list in JSON."""
+    return json.dumps([one.to_dict() for one in judged], indent=1, allow_nan=False) + "\n"
+
+
+def to_csv(judged: Sequence[LedgerRow]) -> str:
+    """Return a row a claim; empty where there is nothing."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in judged:
+        low, high = one.interval or ("", "")
+        plain = {**one.to_dict(), "interval_low": low, "interval_high": high, "cells": " ".join(one.cells)}
+        writer.writerow(["" if plain[name] is None else plain[name] for name in COLUMNS])
+    return text.getvalue()
+
+
+def to_markdown(judged: Sequence[LedgerRow]) -> str:
+    """Return a table of all claims."""
+    lines = ["# Claims", "", f"{counts(judged)}.", "", f"| {' | '.join(MARKDOWN_HEAD)} |", "|---|---|---:|---:|---|"]
+    for one in judged:
+        status = f"{one.status} (small models)" if one.scope == "small models" else one.status
+        why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
+        why += f"; 80 % power with {one.seeds_needed} seeds" if one.seeds_needed else ""
+        cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def counts(judged: Sequence[LedgerRow]) -> str:
+    """Return how many claims have each status."""
+    found = [f"{sum(one.status == status for one in judged)} {status}" for status in STATUSES]
+    return f"{len(judged)} claims: {', '.join(found)}"
+
+
+def to_screen(judged: Sequence[LedgerRow]) -> str:
+    """Return counts, a line for each claim that was tested, and what fills the others, by command."""
+    lines = [counts(judged), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
+    for scope, label in LABELS.items():
+        tested = [one for one in judged if one.scope == scope and one.status != "not run"]
+        if tested:
+            lines += ["", label + _honestly(scope, tested), *map(_line, tested)]
+    return "\n".join([*lines, *_not_run(judged)])
+
+
+def _honestly(scope: str, tested: Sequence[LedgerRow]) -> str:
+    if scope != "small models":
+        return ""
+    one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
+    return f"{one_seed}: {HONEST}"
+
+
+def _line(one: LedgerRow) -> str:
+    """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
+    short = one.reason.partition(". On ")[0]
+    if one.command == "python -m benchmarks claims":
+        short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
+    return textwrap.shorten(f"{SYMBOLS[one.status]} {one.id:<36}".replace(" ", "\0") + f" {short}", WIDTH).replace(
+        "\0", " "
+    )
+
+
+def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
+    """Commands and the claims they fill."""
+    lines = ["", "Not run. What fills them:"] if waiting(judged) else []
+    for command, names in waiting(judged).items():
+        lines += textwrap.wrap(
+            f"- {command}  ({len(names)}: {families(names)})", WIDTH, subsequent_indent="    ", break_on_hyphens=False
+        )
+    return lines
+
+
+def waiting(judged: Sequence[LedgerRow]) -> dict[str, list[str]]:
+    """Return the ids of claims that were not run, by the command that measures them."""
+    return grouped((one.command, one.id) for one in judged if one.status == "not run")
+
+
+def families(names: Sequence[str]) -> str:
+    """Return the names, with a star for those that begin with the same two words or more."""
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        words = name.split("-")
+        heads = ("-".join(words[:count]) for count in range(len(words) - 1, 1, -1))
+        head = next((head for head in heads if sum(one.startswith(f"{head}-") for one in names) > 1), name)
+        alike.setdefault(head, []).append(name)
+    return ", ".join(f"{head}-*" if len(found) > 1 else found[0] for head, found in alike.items())
+
+
+def _measured(one: LedgerRow) -> str:
+    if one.value is None:
+        return ""
+    within = f" [{number(one.interval[0])}, {number(one.interval[1])}]" if one.interval else ""
+    return f"{number(one.value)}{within} {one.unit or ''}".strip()
+
+
+def _published(one: LedgerRow) -> str:
+    return "" if one.published is None else f"{number(one.published)} {one.unit or ''}".strip()

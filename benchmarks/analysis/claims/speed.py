@@ -1,0 +1,91 @@
+"""Claims about time: the loss of throughput, and the time of a whole training, against the other side.
+
+Over seeds the interval is Student's t of the paired losses. With one seed of each, throughput has its interval from
+the means of successive blocks of steps ("batch means": neighbouring steps depend on each other, blocks hardly do; Law,
+"Simulation modeling and analysis", section 9.5): it holds for these two runs, which the reason says. On a CPU there is
+none: what else runs on its cores differs more from one run to the next than within one.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import mean, stdev
+
+from benchmarks.analysis.claims.margins import margin_of
+from benchmarks.analysis.claims.paired import BOTH
+from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, on_cpu
+from benchmarks.analysis.claims.verdict import INCONCLUSIVE, Verdict, below, bounds, number, written
+from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, t_quantile
+from benchmarks.core.record import CellResult
+
+BLOCKS = 10
+UNIT = "%"
+
+
+def throughput(case: Case) -> Verdict:
+    """Judge the loss of steps per second: its whole interval must lie below the margin."""
+    return _judge(case, "steps_per_second")
+
+
+def duration(case: Case) -> Verdict:
+    """Judge by how much longer a whole training takes."""
+    return _judge(case, "wall_seconds")
+
+
+def _judge(case: Case, name: str) -> Verdict:
+    found = case.only
+    seeds = common_seeds(found, *BOTH)
+    loss, how = _loss(found, seeds, name)
+    margin, within = margin_of(case.book, case.limits), bounds(loss)
+    word = "loss of throughput" if name == "steps_per_second" else "longer by"
+    reason = f"{word} {written(loss.mean, within, UNIT)}, margin {number(margin.value)}; {how}"
+    return Verdict(
+        status=below(within, margin.value) if within and loss.half_width else INCONCLUSIVE,
+        reason=reason if within is None or loss.half_width else f"{reason}, which have no spread to judge by",
+        value=loss.mean,
+        interval=within,
+        published=case.published(),
+        unit=UNIT,
+        tolerance=f"95 % interval of the loss below {margin.value:g} % ({margin.reason})",
+        seeds=len(seeds),
+        p_value=p_beyond(loss, margin.value, degrees=None if len(seeds) > 1 else BLOCKS - 1),
+        results=found.records(*BOTH),
+    )
+
+
+def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval, str]:
+    """The loss in per cent, and what its interval comes from."""
+    pairs = [tuple(found.results[role][seed] for role in BOTH) for seed in seeds]
+    values = [_loss_of(one, other, name) for one, other in pairs]
+    if len(values) >= 2:
+        over_seeds = interval(values)
+        assert over_seeds is not None
+        return over_seeds, f"over {len(values)} seeds"
+    if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
+        return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
+    return Interval(values[0], None, 1), "n = 1: no interval"
+
+
+def _loss_of(one: CellResult, other: CellResult, name: str) -> float:
+    """In per cent; a time that is longer and a speed that is lower are losses."""
+    ratio = float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf)
+    return 100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio)
+
+
+def _block_interval(one: CellResult, other: CellResult) -> Interval | None:
+    """The loss from the mean seconds of blocks of steps; None for too few steps."""
+    blocks = [_block_means(result.step_seconds) for result in (one, other)]
+    if not all(blocks):
+        return None
+    (mine, mine_error), (others, others_error) = ((mean(b), stdev(b) / math.sqrt(BLOCKS)) for b in blocks)
+    ratio = others / mine
+    # Of a ratio of two independent means, to first order.
+    error = ratio * math.hypot(mine_error / mine, others_error / others)
+    return Interval(100 * (1 - ratio), 100 * t_quantile((1 + CONFIDENCE) / 2, BLOCKS - 1) * error, 1)
+
+
+def _block_means(seconds: Sequence[float]) -> list[float]:
+    """Means of BLOCKS equal stretches; [] for less than two steps in each, or none that took time."""
+    size = len(seconds) // BLOCKS
+    if size < 2 or min(seconds) <= 0:
+        return []
+    return [mean(seconds[size * i : size * (i + 1)]) for i in range(BLOCKS)]

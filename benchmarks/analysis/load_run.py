@@ -1,0 +1,107 @@
+"""Read a run's folder: what was measured, and what is missing and why."""
+
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.reading import Hole, read_cells, try_load
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json
+from benchmarks.core.matrix import IMAGE_KEYS, expand
+from benchmarks.core.progress import Report
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+
+__all__ = ["Hole", "Run", "load_run", "strays"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The records of one folder; only cells of its config count, so that left-overs of an older matrix do not."""
+
+    folder: Path
+    cells: list[Cell]
+    results: dict[Cell, CellResult]
+    """Finished cells, status ok."""
+    holes: dict[Cell, Hole]
+    notes: list[str]
+    """What is odd about the folder."""
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.folder.name
+
+    def settings(self) -> dict[Cell, list[CellResult]]:
+        """Return the results of cells that differ in their seed only, in the matrix's order; [] where none finished."""
+        return self._settings
+
+    def seeds(self) -> dict[Cell, tuple[int, ...]]:
+        """Return the seeds that each setting is to be run with, in the matrix's order."""
+        return {setting: tuple(cell.seed for cell in cells) for setting, cells in self._cells.items()}
+
+    def hole_of(self, setting: Cell) -> Hole | None:
+        """Return the first missing cell of a setting."""
+        return next((self.holes[cell] for cell in self._cells.get(setting, []) if cell in self.holes), None)
+
+    def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what make returned when it was first asked for by this name: for what all rows of a table look up."""
+        if name not in self._made:
+            self._made[name] = make()
+        return self._made[name]
+
+    # Once: every row of a table looks for its baseline in it.
+    @cached_property
+    def _settings(self) -> dict[Cell, list[CellResult]]:
+        return {
+            setting: [self.results[cell] for cell in cells if cell in self.results]
+            for setting, cells in self._cells.items()
+        }
+
+    @cached_property
+    def _cells(self) -> dict[Cell, list[Cell]]:
+        return grouped((replace(cell, seed=0), cell) for cell in self.cells)
+
+    @cached_property
+    def _made(self) -> dict[Hashable, Any]:
+        return {}
+
+
+def load_run(folder: Path, say: Report | None = None) -> Run:
+    """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all.
+
+    Of each step and each rank only what tables need is kept (`benchmarks.analysis.reading.slim`).
+
+    say: takes a line on how far it is, every few seconds, where that takes long.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
+    if not (folder / "config.json").exists() and not (folder / "cells").is_dir():
+        raise ConfigError(f"run: {str(folder)!r} holds no run (no config.json, no cells); give one of results/runs")
+    cells, notes = _expected(folder)
+    found = read_cells(folder, cells, say)
+    results = {cell: one for cell, one in found.items() if isinstance(one, CellResult)}
+    holes = {cell: one for cell, one in found.items() if isinstance(one, Hole)}
+    return Run(folder, cells, results, holes, notes)
+
+
+def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
+    """Yield the records in files that no cell of the run is called by; what is none, of another version say, is not."""
+    names = {f"{cell.name}.json" for cell in run.cells}
+    for path in sorted(run.folder.glob("cells/*.json")):
+        if path.name not in names and not path.name.endswith(".failed.json") and (found := try_load(path)):
+            yield path, found
+
+
+def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
+    """Return the cells of the run's config; without a readable one, those of the records, and a note that says so."""
+    try:
+        config = load_json(folder / "config.json")
+        return expand({key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}), []
+    except (OSError, ValueError, AttributeError) as error:
+        note = f"config.json cannot be read ({error}): what is missing is not known."
+        cells = [result.cell for result in map(try_load, sorted(folder.glob("cells/*.json"))) if result]
+        return list(dict.fromkeys(cells)), [note]

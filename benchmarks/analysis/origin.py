@@ -1,0 +1,61 @@
+"""Where the records of a run come from: each fact once, or all its values where the records differ."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.core.record import CellResult
+
+WORDS = {
+    "commit": "Commit",
+    "dirty": "Uncommitted changes",
+    "python": "Python",
+    "packages": "Packages",
+    "system": "System",
+    "cpu": "Processor",
+    "cores": "Cores",
+    "device": "Device",
+    "driver": "Driver",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "image_digest": "Image",
+    "process_group": "Process group",
+    "backend": "Backend",
+    "horovod": "Horovod",
+    "ranks_per_host": "Ranks by host",
+    "threads": "Threads a rank",
+    "data_hash": "Data (SHA-256)",
+    "weights_hash": "Weights started from (SHA-256)",
+    "date": "Measured",
+}
+SOFTWARE = ("commit", "python", "packages", "device", "driver", "cuda", "nccl", "image_digest")
+
+
+def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]]:
+    """Return (fact, its different values); hashes differ by model, so theirs name it."""
+    found: dict[str, dict[str, None]] = {}
+    for result in results:
+        for key, value in result.provenance.items():
+            if key in WORDS and value is not None:
+                found.setdefault(key, {})[_text(key, value, result)] = None
+    if "date" in found:
+        found["date"] = dict.fromkeys([f"{min(found['date'])} to {max(found['date'])}"])
+    return [(word, list(found[key])) for key, word in WORDS.items() if key in found]
+
+
+def is_mixed(results: Iterable[CellResult]) -> bool:
+    """Say whether the records come from different commits or software versions, so that they compare less well."""
+    return len({str([result.provenance.get(key) for key in SOFTWARE]) for result in results}) > 1
+
+
+def _text(key: str, value: Any, result: CellResult) -> str:
+    if isinstance(value, bool):
+        return _yes_or_no(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_yes_or_no(item)}" for name, item in value.items())
+    by_model = key.endswith("_hash") and value is not None
+    return f"{result.cell.model}: {value}" if by_model else str(value)
+
+
+def _yes_or_no(value: Any) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)

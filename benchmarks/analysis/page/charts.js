@@ -1,0 +1,46 @@
+// Figures: what lies in the page is a still picture. Where scripts run, the same specification answers.
+
+// Only errors are worth a word: a panel from which the legend has taken all marks is none.
+const OPTIONS = { mode: "vega", ast: true, actions: false, renderer: "svg", hover: false, logLevel: 1 };
+const NARROW = 700; // pixels: one panel beside no other
+
+async function bring(figure) {
+  const specification = JSON.parse(figure.querySelector("script").textContent);
+  if (innerWidth < NARROW) specification.layout.columns = 1;
+  await vegaEmbed(figure.querySelector(".drawing"), specification, OPTIONS);
+  figure.dataset.ready = "";
+}
+
+const near = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    near.unobserve(target);
+    bring(target);
+  }
+}, { rootMargin: "50%" });
+
+// --- exact values by keys, and where it is tapped ---
+
+function point(mark) {
+  const { left, width, top, height } = mark.getBoundingClientRect();
+  mark.dispatchEvent(new PointerEvent("pointermove", { bubbles: true, clientX: left + width / 2, clientY: top + height / 2 }));
+}
+
+function step(event, figure) {
+  const marks = all(".role-mark [aria-label]", figure);
+  const place = marks.indexOf(document.activeElement);
+  if (event.key === "Escape") document.getElementById("vg-tooltip-element")?.classList.remove("visible");
+  const by = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1 }[event.key];
+  const next = by && marks[place + by];
+  if (!next) return;
+  next.tabIndex = -1;
+  next.focus();
+  point(next);
+  event.preventDefault();
+}
+
+for (const figure of all(".chart")) {
+  near.observe(figure);
+  figure.addEventListener("keydown", (event) => step(event, figure));
+  figure.addEventListener("click", ({ target }) => { if (target.matches(".role-mark [aria-label]")) point(target); });
+}

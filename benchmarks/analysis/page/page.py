@@ -1,0 +1,88 @@
+"""Render the page: what the run shows, the ledger, tables and figures, what is missing, provenance, deviations."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from benchmarks.analysis.charts.draw import Drawn, library
+from benchmarks.analysis.charts.trade_off import READING as TRADE_OFF_READING
+from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.origin import is_mixed, provenance_rows
+from benchmarks.analysis.page.deviations import deviations
+from benchmarks.analysis.page.html_rows import groups_of, head_of, is_empty, is_of_paper, measured_words
+from benchmarks.analysis.page.ledger_part import SIGNS, by_family, by_test, counts, measured_on, number
+from benchmarks.analysis.page.missing_part import gaps
+from benchmarks.analysis.page.sentences import sentences, why_missing
+from benchmarks.analysis.table import Table
+
+SCRIPTS = ("tables.js", "charts.js")
+HERE = Path(__file__).parent
+FILTERS = {"groups": groups_of, "head": head_of, "number": number, "measured_on": measured_on, "rows": measured_words}
+FILTERS |= {"emphasised": lambda text: Markup(re.sub(r"\*(.+?)\*", r"<em>\1</em>", str(escape(text))))}
+
+
+def render_page(
+    run: Run, tables: Sequence[Table], figures: Mapping[str, Drawn], judged: Sequence[LedgerRow] = ()
+) -> str:
+    """Return the page as HTML, without empty tables; figures by name of their table."""
+    results = list(run.results.values())
+    filled = [table for table in tables if table.body and not is_empty(table)]
+    charts = {name: figure for name, figure in figures.items() if figure.specification}
+    scripts = ["\n" + "\n".join((HERE / name).read_text(encoding="utf-8") for name in SCRIPTS)]
+    scripts = [library(), *scripts] if charts else scripts
+    return rendered(
+        "page.html.j2",
+        run=run,
+        sentences=sentences(run, tables, judged),
+        ledgers=by_test(judged),
+        families=by_family(judged),
+        signs=SIGNS,
+        statuses=STATUSES,
+        counts=counts(judged),
+        own=[table for table in filled if not is_of_paper(table)],
+        paper=[table for table in filled if is_of_paper(table)],
+        unmeasured=[table for table in tables if table.body and is_empty(table)],
+        gaps=gaps(run, tables, judged),
+        charts=charts,
+        same=same_figures(charts),
+        trade_off=TRADE_OFF_READING,
+        holes=list(run.holes.values()),
+        why=why_missing(run),
+        provenance=provenance_rows(results),
+        mixed=is_mixed(results),
+        deviations=deviations(),
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        scripts=[Markup(script) for script in scripts],
+        # Only these scripts may run, and nothing may be fetched: also if a record holds what looks like a script.
+        hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
+    )
+
+
+def rendered(name: str, **values: Any) -> str:
+    """Return a template of this folder with its values filled in; what a page of HTML shows is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=name.endswith(".html.j2"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= FILTERS
+    return environment.get_template(name).render(**values) + "\n"
+
+
+def same_figures(charts: Mapping[str, Drawn]) -> dict[str, str]:
+    """Return by name of a figure that of an earlier one that shows the same, as small models do of two clusters."""
+    names = list(charts)
+    earlier = {
+        name: next((one for one in names[:place] if charts[one].specification == charts[name].specification), None)
+        for place, name in enumerate(names)
+    }
+    return {name: one for name, one in earlier.items() if one}

@@ -1,0 +1,146 @@
+"""Read the records of a run: one each, or many in two processes; with what there is instead where one is missing."""
+
+import os
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from copy import copy
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json
+from benchmarks.core.progress import Progress, Report
+from benchmarks.core.record import CellResult, RecordError
+
+BYTES_ALONE = 100_000_000
+"""Bytes of records that one process reads faster than two have started."""
+CHUNK = 40
+"""Records that a process reads at a time."""
+BULKY = ("ladder", "sampling", "difference", "phase_seconds")
+"""What no table needs of every rank; the record has its own of them."""
+
+AGAIN = " --force"
+"""What the command that fills a hole has more where a damaged record lies in the way."""
+STRETCHES = 400
+"""A multiple of what intervals of a single run's speed are taken over."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """A cell of the matrix without a measurement."""
+
+    name: str
+    status: str
+    reason: str
+    command: str
+    """What fills it, to be typed in the root of the project."""
+
+
+def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, CellResult | Hole]:
+    """Return the record of each cell without its bulk (`slim`), or why there is none; say how far it is."""
+    chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
+    if _bytes_of(folder) < BYTES_ALONE or len(os.sched_getaffinity(0)) < 2:
+        return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
+    try:
+        # Not forked: whoever reads may have threads.
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+            return dict(zip(cells, _told(pool.map(_read_chunk, chunks), len(cells), say), strict=True))
+    except BrokenProcessPool:  # a script that cannot be imported again, or no memory for two
+        return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
+
+
+def _bytes_of(folder: Path) -> int:
+    try:
+        with os.scandir(folder / "cells") as entries:
+            return sum(entry.stat().st_size for entry in entries)
+    except OSError:
+        return 0
+
+
+def _told(chunks: Iterable[list[CellResult | Hole]], total: int, say: Report | None) -> Iterator[CellResult | Hole]:
+    """Pass the chunks' items on."""
+    done, progress = 0, Progress(say or (lambda line: None), "read records", total)
+    for chunk in chunks:
+        yield from chunk
+        done += len(chunk)
+        progress.done(done)
+
+
+def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[CellResult | Hole]:
+    folder, cells = chunk
+    start = "--cores all" if _site_of(folder) is None else "--profile slurm"
+    return [_read(folder, cell, start) for cell in cells]
+
+
+def slim(result: CellResult) -> CellResult:
+    """Return a record without most of its bytes: each rank's ladder, and the seconds of more than 400 single steps."""
+    light = copy(result)  # not checked once more
+    per_rank = [{name: value for name, value in rank.items() if name not in BULKY} for rank in result.per_rank]
+    for name, value in (("step_seconds", thin(result.step_seconds)), ("per_rank", per_rank)):
+        object.__setattr__(light, name, value)
+    return light
+
+
+def thin(seconds: Sequence[float]) -> list[float]:
+    """Return the seconds of all steps, or the means of 400 equal stretches of them, the last steps left over."""
+    size = len(seconds) // STRETCHES
+    if size < 2:
+        return list(seconds)
+    return [sum(seconds[size * i : size * (i + 1)]) / size for i in range(STRETCHES)]
+
+
+def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
+    path = folder / "cells" / f"{cell.name}.json"
+    if not path.exists():
+        return _hole(folder, cell, *_why_missing(folder, cell), start)
+    try:
+        result = CellResult.load(path)
+    except RecordError as error:
+        return _hole(folder, cell, "broken", str(error).removeprefix(f"{path}: "), start, AGAIN)
+    if result.cell != cell:
+        return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
+    if result.status != "ok":
+        return _hole(folder, cell, result.status, str(result.reason), start, AGAIN)
+    return slim(result)
+
+
+def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
+    """Return status and reason of a cell without a record."""
+    failed = folder / "cells" / f"{cell.name}.failed.json"
+    log = folder / "logs" / f"{cell.name}.log"
+    try:
+        record = load_json(failed)
+        status = "unfinished" if dict(record.get("failure", {})).get("interrupted") else str(record["status"])
+        return status, f"{record['reason']} (see {log})"
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return "error", f"{failed.name} cannot be read: {error} (see {log})"
+    if log.exists():
+        return "unfinished", f"stopped before it left a record (see {log})"
+    return "not run", "not run yet"
+
+
+def _site_of(folder: Path) -> str | None:
+    """The file of the cluster that the run was started on, if it was."""
+    try:
+        return load_json(folder / "config.json").get("site")
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:
+    config, target = (shlex.quote(str(folder / path)) for path in ("config.json", f"cells/{cell.name}.json"))
+    command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
+    return Hole(cell.name, status, " ".join(reason.split()), command)
+
+
+def try_load(path: Path) -> CellResult | None:
+    """Return the record in a file; None if it is not one."""
+    try:
+        return CellResult.load(path)
+    except RecordError:
+        return None

@@ -1,0 +1,1 @@
+"""What README and docs say was measured, written from results/reference: `python -m benchmarks readme`."""

@@ -1,0 +1,88 @@
+"""All blocks by the name that their comments have: what makes the text, from which committed measurements."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.margins import margin_and_spread, metrics_of, seeds_needed
+from benchmarks.analysis.labels import ABSENT, markdown_table
+from benchmarks.analysis.readme import precision_block as precision
+from benchmarks.analysis.readme import seeds_block as seeds
+from benchmarks.analysis.readme import smoke
+from benchmarks.analysis.readme.measured import Measured, Row
+from benchmarks.analysis.readme.ways_block import TABLES
+from benchmarks.analysis.statistics import power
+
+Make = Callable[[Measured], str | None]
+"""From measurements to text; None leaves what is there, as nothing was measured yet."""
+
+ORIGINS = (smoke.FIRST, seeds.FILE, "precision")
+
+
+def _beside(name: str, measured: Measured) -> str:
+    return TABLES[name](measured.load("beside"))
+
+
+POWERS = (3, 5, 9)
+"""Numbers of seeds in the table of powers."""
+
+
+def slow_links(measured: Measured) -> str:
+    """Seconds of a step over a slow link, those that wait for messages, and the speed-up."""
+    cells = sorted(measured.load("slow-links")["cells"], key=lambda one: -one["median_step_seconds"])
+    plain = next(one["median_step_seconds"] for one in cells if one["cell"]["compressor"] == "none")
+    rows = []
+    for one in cells:
+        seconds = one["median_step_seconds"]
+        waiting = one["phase_seconds"]["communicate"]
+        rows.append([_link_label(one["cell"]), f"{seconds:.2f}", f"{waiting:.2f}", f"{plain / seconds:.1f}"])
+    return markdown_table(("", "Seconds a step", "of them waiting for messages", "Speed-up"), rows, "lrrr")
+
+
+def _link_label(cell: Row) -> str:
+    if cell["compressor"] == "none":
+        return "no compression"
+    residual = (
+        "" if cell["scheme"] == "none" else ", full residual" if cell["scheme"] == "baseline" else f", {cell['scheme']}"
+    )
+    density = f", density {cell['density']}" if cell["density"] < 1 else ""
+    return f"`{cell['compressor']}`{density}{residual}"
+
+
+def powers(measured: Measured) -> str:
+    """How probably so many seeds show that a metric is kept, by the spread of the small models, and how many do."""
+    book, metrics = load_claims(), metrics_of(measured.load("mini")["rows"])
+    found = [margin_and_spread(book, one, {}) for one in metrics.values()]
+    rows = [[f"of {seeds} seeds", *(f"{100 * power(seeds, m / s):.0f} %" for m, s in found)] for seeds in POWERS]
+    rows[0][0] = f"power {rows[0][0]}"
+    rows.append(["seeds for 80 %", *(str(seeds_needed(margin, spread) or ABSENT) for margin, spread in found)])
+    return markdown_table(("", *metrics), rows, "l" + "r" * len(found))
+
+
+BLOCKS: Mapping[str, Make] = {
+    "residual-share": smoke.residual_share,
+    "streamed": smoke.streamed,
+    "shared": smoke.shared,
+    "both": smoke.both,
+    "control": smoke.control,
+    "floor": smoke.floor,
+    "first-table": smoke.first_table,
+    "second-machine": smoke.second_machine,
+    "second-table": smoke.second_table,
+    "machines-apart": smoke.apart,
+    "price": seeds.price,
+    "streaming-time": seeds.streaming_time,
+    "five-seeds": seeds.five_seeds,
+    "five-seeds-words": seeds.five_seeds_words,
+    "compression-costs": seeds.compression_costs,
+    "residuals-matter": seeds.residuals_matter,
+    "precision": precision.precision_table,
+    "precision-words": precision.precision_words,
+    "settled": precision.settled_words,
+    "settled-claim": precision.settled_claim,
+    "precision-expected": precision.precision_expected,
+    "slow-links": slow_links,
+    "powers": powers,
+    **{f"beside-{name}": partial(_beside, name) for name in TABLES},
+    **{f"origin-{name}": partial(Measured.origin, name=name) for name in ORIGINS},
+}

@@ -1,0 +1,100 @@
+"""The tables of docs/is-it-for-me.md and docs/measuring.md, from the figures of `python -m benchmarks beside`.
+
+Imports no torch.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.analysis.labels import markdown_table
+from benchmarks.core.ways import FORMS, RESIDENT, WAYS
+
+Values = dict[str, Any]
+
+
+def ways(values: Values) -> str:
+    """Every way to train: what it holds, needs and sends, and what it costs."""
+    head = ("", "Held after `step()`", "after `zero_grad()`", "Fullest moment of a step", "Sent a step")
+    rows = []
+    for name, way in WAYS.items():
+        row = _row(values, name, "exact")
+        figures = [_both(row, f"{part}_bytes") for part in ("held", "without_gradients", "peak")]
+        rows.append([way.title, *figures, _mebibytes(row["sent_bytes"]), way.costs])
+    return markdown_table((*head, "What is lost, or asked for"), rows, "lrrrrl")
+
+
+def forms(values: Values) -> str:
+    """Error feedback as others form it, and as it is here: memory beside parameters."""
+    head = ("", "Residuals and gradients", "Fullest moment of a step", "as the kernel counts")
+    rows = []
+    for name, way in FORMS.items():
+        row = _row(values, name, "exact")
+        states, parameters = row["states_bytes"], row["states_bytes"]["parameters"]
+        held = states["residuals"] + states["gradients"]
+        peaks = (row["states_peak_bytes"] - parameters, row["peak_bytes"] - parameters)
+        rows.append([way.title, *(_mebibytes(nbytes) for nbytes in (held, *peaks))])
+    return markdown_table(head, rows, "lrrr")
+
+
+def resident(values: Values) -> str:
+    """What is resident of a process, with glibc's malloc as it is, and as ranks of cells have it."""
+    mallocs = ("Resident, malloc as it is", "as cells have it", "Fullest moment, malloc as it is", "as cells have it")
+    head = ("", "Model states, tensor by tensor", *mallocs)
+    rows = []
+    for name in RESIDENT:
+        plain, settled = (_row(values, name, malloc) for malloc in ("default", "cells"))
+        states = sum(plain["states_bytes"].values())
+        figures = [_both(row, part) for part in ("held_bytes", "peak_bytes") for row in (plain, settled)]
+        rows.append([WAYS[name].title, _times(states, plain["parameters_bytes"]), *figures])
+    return markdown_table(head, rows, "lrrrrr")
+
+
+def int4_more(values: Values) -> str:
+    """What residuals in 4 bits hold beyond training without compression."""
+    return f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P"
+
+
+def streamed_peak(values: Values) -> str:
+    """What the fullest moment of a step adds to what is held, the most of the ways that stream gradients."""
+    return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
+
+
+def combined(values: Values) -> str:
+    """What residuals in 4 bits hold together with 8-bit moments."""
+    return f"{_held(values, 'int4-eight-bit'):.1f} P"
+
+
+STREAMED = ("none-streamed", "baseline", "w+2d", "int4")
+TABLES: dict[str, Callable[[Values], str]] = {
+    "ways": ways,
+    "forms": forms,
+    "resident": resident,
+    "int4-more": int4_more,
+    "streamed-peak": streamed_peak,
+    "combined": combined,
+}
+"""Tables, and figures that the text between them has."""
+
+
+def _held(values: Values, name: str, part: str = "held") -> float:
+    """Bytes of a way as a multiple of the parameters'."""
+    row = _row(values, name, "exact")
+    return float(row[f"{part}_bytes"] / row["parameters_bytes"])
+
+
+def _row(values: Values, name: str, malloc: str) -> Values:
+    found: Values = next(row for row in values["rows"] if (row["name"], row["malloc"]) == (name, malloc))
+    return found
+
+
+def _both(row: Values, part: str) -> str:
+    return _times(row[part], row["parameters_bytes"])
+
+
+def _times(nbytes: int, parameters_bytes: int) -> str:
+    """In MiB, and as a multiple of the parameters."""
+    return f"{_mebibytes(nbytes)} ({nbytes / parameters_bytes:.2f} P)"
+
+
+def _mebibytes(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.0f}" if nbytes >= 10 << 20 else f"{nbytes / 2**20:.1f}"

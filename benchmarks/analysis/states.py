@@ -1,0 +1,58 @@
+"""`python -m benchmarks states`: what `plan` says that models of the claims hold, as the table the ledger checks by."""
+
+import argparse
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.planned import STATES_FILE, setting_name
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import save_json, writable
+from benchmarks.core.registry import MODELS
+from resireduce.scheme import load
+
+SETTINGS = (("baseline", None), ("w", None), ("2d", None), ("w+2d", None), ("baseline", "int4"))
+"""Scheme and residual_dtype of what claims about bytes compare."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--output", type=Path, default=STATES_FILE, help="JSON file (default: the committed one)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the table. It takes minutes: the largest models are gone through tensor by tensor."""
+    writable("output", args.output)
+    save_json({"made_by": "python -m benchmarks states", "models": states(claimed_models())}, args.output)
+    print(args.output)
+    return 0
+
+
+def claimed_models() -> list[str]:
+    """Return all models of claims about bytes, the paper's and those that stand in for them, in order."""
+    scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope]
+    return list(dict.fromkeys(model for scope in scopes for model in scope.models))
+
+
+def states(models: Iterable[str]) -> dict[str, Any]:
+    """Return by model the bytes of parameters and optimizer states, and those of residuals by setting."""
+    found = {}
+    for model in models:
+        whole = load("benchmarks.training.plan_of_cell:plan_of")(Cell(model=model, scheme="baseline"))
+        dense = {f"{name}_bytes": whole[name] for name in ("parameters", "gradients", "optimizer_states")}
+        residuals = {setting_name(*one): residuals_bytes(model, *one) for one in SETTINGS}
+        found[model] = {**dense, "residuals_bytes": residuals}
+    return found
+
+
+def residuals_bytes(model: str, scheme: str, residual_dtype: str | None) -> int:
+    """Return what `plan` says of residuals: they do not depend on the optimizer, so the quickest is taken."""
+    import torch
+
+    from resireduce.plan import plan
+
+    stateless = partial(torch.optim.SGD, lr=0.1)
+    planned = plan(load(MODELS[model]), optimizer=stateless, scheme=scheme, residual_dtype=residual_dtype, world_size=2)
+    return int(planned["residuals"])

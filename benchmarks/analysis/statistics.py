@@ -1,0 +1,80 @@
+"""Means with their 95 % intervals, and what these allow to say.
+
+Intervals are Student's t with n - 1 degrees of freedom: of a mean over seeds, and of the mean of differences between
+two settings seed by seed, which is narrower where a seed moves both alike.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from scipy.special import nctdtr, stdtr, stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The mean of n values, and half the width of its interval; None for fewer than two values."""
+
+    mean: float
+    half_width: float | None
+    n: int
+
+    @property
+    def verdict(self) -> str:
+        """What the interval allows to say of a difference from zero, in a word or three."""
+        if self.half_width is None:
+            return "n = 1"
+        if abs(self.mean) <= self.half_width:
+            return "equal" if self.mean == self.half_width == 0 else "no difference seen"
+        return "higher" if self.mean > 0 else "lower"
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """Return mean and interval of independent values; None for none."""
+    if not values:
+        return None
+    n = len(values)
+    half_width = t_quantile((1 + CONFIDENCE) / 2, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else None
+    return Interval(mean(values), half_width, n)
+
+
+def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
+    """Return the differences values - others for the seeds that both have, in order."""
+    return [values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())]
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Return what stands behind ± in every table: half of the interval of the mean; None for fewer than two values."""
+    found = interval(values)
+    return None if found is None else found.half_width
+
+
+def p_beyond(found: Interval, limit: float, degrees: int | None = None) -> float | None:
+    """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if its interval leaves it out.
+
+    degrees: of freedom, n - 1 if not given. None without an interval.
+    """
+    if found.half_width is None:
+        return None
+    degrees = degrees or found.n - 1
+    error = found.half_width / t_quantile((1 + CONFIDENCE) / 2, degrees)
+    if not error:
+        return float(found.mean == limit)
+    return 2 * float(stdtr(degrees, -abs(found.mean - limit) / error))
+
+
+def t_quantile(probability: float, degrees: int) -> float:
+    """Return the quantile of Student's t."""
+    return float(stdtrit(degrees, probability))
+
+
+def power(n: int, room: float) -> float:
+    """Return how often the interval of n values whose true mean is zero ends below `room` standard deviations.
+
+    That is the chance that a variable of the noncentral t distribution with n - 1 degrees of freedom is above the
+    quantile of the interval.
+    """
+    return float(1 - nctdtr(n - 1, room * math.sqrt(n), t_quantile((1 + CONFIDENCE) / 2, n - 1)))

@@ -1,0 +1,112 @@
+"""What a table is, and what all tables share: settings, their baseline, views by model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import ABSENT, short_labels
+from benchmarks.analysis.load_run import Run
+from benchmarks.core.cell import CELL_FIELDS, Cell
+from benchmarks.core.record import CellResult
+
+CELL_COLUMNS = tuple(name for name in CELL_FIELDS if name != "seed")
+SAME_WORK = ("model", "world_size", "backend", "data", "batch_per_rank", "length", "released")
+"""What a setting and its baseline share in any comparison."""
+BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Records hold raw values, units in the column names; head and body are the view for people."""
+
+    name: str
+    title: str
+    reading: str
+    """How to read it: what is better."""
+    records: list[Record]
+    head: list[str]
+    body: list[list[str]]
+    figure: str = ""
+    """The function from records to the figure's specification, as "module:function": loaded only where one is drawn."""
+    text_columns: int = 1
+    """How many columns at the left are text."""
+    group_starts: tuple[int, ...] = ()
+    """Rows at which another model begins."""
+    notes: list[str] = field(default_factory=list)
+    lacks: tuple[tuple[str, str], ...] = ()
+    """What a run has no records for, each with the command that makes them: the page has one list of all tables'."""
+    fills: str = ""
+    """The note below the table, in files and on a screen, that says how what it lacks is made."""
+    drawn: list[Record] | None = None
+    """What the figure shows, where that is not the records."""
+    columns: tuple[str, ...] = ()
+    """What of the records each column of body shows, "" for none; only where both have the same rows. The page sorts
+    by these, and without them by the numbers that are shown."""
+
+    @property
+    def all_notes(self) -> list[str]:
+        """The notes that stand below it where there is no list of what is missing."""
+        return [*self.notes, *([self.fills] if self.fills else [])]
+
+
+def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
+    """Return the columns that every table begins with: what was run, and how many seeds of it finished."""
+    plain = setting.to_dict()
+    return {**{name: plain[name] for name in CELL_COLUMNS}, "seeds": len(results)}
+
+
+def baseline_results(run: Run, setting: Cell) -> list[CellResult]:
+    """Return the results of what a setting's memory and speed are a share of: top-k, full residual, kept gradients.
+
+    It does the same work. Where that leaves a choice, the density and steps nearest to setting's are taken, all seeds.
+    """
+    nearest = min(
+        finished_like(run, setting, SAME_WORK, BASELINE),
+        key=lambda other: (other.steps != setting.steps, abs(other.density - setting.density)),
+        default=None,
+    )
+    return run.settings()[nearest] if nearest else []
+
+
+def by_seed(results: Sequence[CellResult]) -> dict[int, float]:
+    """Return the metric of each seed."""
+    return {result.cell.seed: float(result.metric) for result in results if result.metric is not None}
+
+
+def finished_like(run: Run, setting: Cell, same: Sequence[str], wanted: dict[str, Any]) -> list[Cell]:
+    """Return the settings that have results, the wanted values, and those that setting has of the fields same."""
+
+    def by_values() -> dict[tuple[Any, ...], list[Cell]]:
+        finished = (other for other, results in run.settings().items() if results)
+        found = (other for other in finished if all(getattr(other, name) == value for name, value in wanted.items()))
+        return grouped((tuple(getattr(other, name) for name in same), other) for other in found)
+
+    known: dict[tuple[Any, ...], list[Cell]] = run.once((*same, *wanted.items()), by_values)
+    return known.get(tuple(getattr(setting, name) for name in same), [])
+
+
+def by_model(
+    run: Run, records: Sequence[Record], text: Callable[[Record], str], headings: dict[str, str]
+) -> tuple[list[str], list[list[str]]]:
+    """Return head and body of a view with a row a scheme and a column a model, of records of all settings.
+
+    text: what it shows of a record; of a setting of which no seed finished it shows the status.
+    """
+    settings = list(run.settings())
+    labels = short_labels(settings)
+    models = list(dict.fromkeys(setting.model for setting in settings))
+    shown = {
+        (label, setting.model): text(record) if record["seeds"] else hole_text(run, setting)
+        for label, setting, record in zip(labels, settings, records, strict=True)
+    }
+    body = [[label, *(shown.get((label, model), ABSENT) for model in models)] for label in dict.fromkeys(labels)]
+    return ["Scheme, gradients", *(headings.get(model, model) for model in models)], body
+
+
+def hole_text(run: Run, setting: Cell) -> str:
+    """Return the status of a setting of which no seed finished: the first missing cell's."""
+    hole = run.hole_of(setting)
+    return hole.status if hole else ABSENT

@@ -1,0 +1,172 @@
+"""The table of tensors: what every tensor holds with the baseline and with a scheme, which explains each saving."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import MINUS, TIMES, short_labels
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.table import Record, Table, baseline_results, setting_record
+from benchmarks.analysis.tables.fold_layers import fold
+from benchmarks.core.cell import Cell
+from benchmarks.core.items import unpack
+from benchmarks.core.record import CellResult
+from resireduce.item import STATES
+
+HEAD = ["Model", "Tensors", "G before", "G after", "R before", "R after", "R saved", "Saved"]
+READING = (
+    "Bytes of one rank, tensor by tensor, at a step boundary: gradients G and residuals R with top-k, full residual "
+    "and kept gradients (before), and with the scheme named (after). A residual that a group shares is listed with the "
+    "group's first tensor; numbers of rows and columns, codes and scales count as residuals. Saved: of all four "
+    "states, parameters and optimizer states with them; the sum is the difference of the totals in the memory table."
+)
+ROWS = 12
+"""Rows of one model that people see, at most; the others are one row."""
+SHARE = 0.001
+"""Share of what a model saves, below which tensors have no row of their own."""
+FEATURED = "w+2d"
+
+
+@dataclass
+class Held:
+    """What one tensor of the model holds, in bytes by state."""
+
+    shape: tuple[int, ...] = ()
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
+    residuals: list[str] = field(default_factory=list)
+    """What its residual is made of, in words."""
+
+
+def items(run: Run) -> Table:
+    """Return the table of a run; empty if no record lists its tensors."""
+    compared, notes = _compared(run)
+    records: list[Record] = []
+    body: list[list[str]] = []
+    starts = []
+    for model in dict.fromkeys(setting.model for setting, *_ in compared):
+        tables = [(one[0], _records(run, *one)) for one in compared if one[0].model == model]
+        setting, shown = min(tables, key=lambda pair: _rank(*pair))
+        for _, its in tables:
+            records += [record | {"shown": its is shown} for record in its]
+        starts.append(len(body))
+        rows = view(shown)
+        rows[0][0] = f"{model}: baseline, kept \N{RIGHTWARDS ARROW} {short_labels([setting])[0]}"
+        body += rows
+    return Table(
+        name="items",
+        title="Memory, tensor by tensor",
+        reading=READING,
+        records=records,
+        head=HEAD,
+        body=body,
+        figure="benchmarks.analysis.charts.states_chart:items_chart",
+        text_columns=2,
+        group_starts=tuple(starts),
+        notes=notes,
+    )
+
+
+def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list[str]]:
+    """Settings with their baseline's result and their own, the first of a scheme's that hold the same; and notes."""
+    found: list[tuple[Cell, CellResult, CellResult]] = []
+    missing = alike = 0
+    for setting, results in run.settings().items():
+        before = _fullest(baseline_results(run, setting))
+        after = _fullest(results)
+        if after is None or before is None:
+            continue
+        if not (before.items and after.items):
+            missing += 1
+        elif before.items["kinds"] == after.items["kinds"]:
+            continue  # the baseline itself, and what holds the same
+        elif any(_same(one, (setting, before, after)) for one in found):
+            alike += 1
+        else:
+            found.append((setting, before, after))
+    notes = [f"Settings of which tables/items.csv has every tensor: {len(found)}."] if found else []
+    if alike:
+        notes.append(f"Left out because they hold the same tensors as one of these of their scheme: {alike}.")
+    if missing:
+        why = "their records, or their baseline's, are from before tensors were listed"
+        notes.append(f"Settings that are not here, because {why}: {missing}.")
+    return found, notes
+
+
+def _same(one: tuple[Cell, CellResult, CellResult], other: tuple[Cell, CellResult, CellResult]) -> bool:
+    return (one[0].model, one[0].scheme) == (other[0].model, other[0].scheme) and all(
+        mine.items["kinds"] == theirs.items["kinds"] for mine, theirs in zip(one[1:], other[1:], strict=True)
+    )
+
+
+def _fullest(results: Iterable[CellResult]) -> CellResult | None:
+    """The seed that holds most, as in the memory table; of equal ones one that lists its tensors."""
+    return max(results, key=lambda result: (result.total_bytes or 0, bool(result.items)), default=None)
+
+
+def held(result: CellResult) -> dict[str, Held]:
+    """Return what each tensor of the model holds, in the order of the record."""
+    found: dict[str, Held] = {}
+    for item in unpack(result.items):
+        one = found.setdefault(item.name, Held(item.shape))
+        one.bytes[item.state] += item.nbytes
+        if item.state == "residuals":
+            shared = f" shared by {len(item.members)}" if item.members else ""
+            one.residuals.append(f"{item.part} {_shape(item.shape, 'x')} {item.dtype}{shared}")
+    return found
+
+
+def _records(run: Run, setting: Cell, before: CellResult, after: CellResult) -> list[Record]:
+    """One record a tensor of the model: all its bytes with the baseline and with the setting."""
+    common = setting_record(setting, run.settings()[setting])
+    old, new, nothing = held(before), held(after), Held()
+    shapes = {name: one.shape for name, one in (new | old).items()}
+    alike = {name: title for title, names in fold(shapes).items() for name in names}
+    records = []
+    for name, shape in shapes.items():
+        was, now = old.get(name, nothing), new.get(name, nothing)
+        record = common | {"tensor": name, "alike": alike[name], "shape": list(shape)}
+        for state in STATES:
+            record |= {f"baseline_{state}_bytes": was.bytes[state], f"{state}_bytes": now.bytes[state]}
+        record["saved_bytes"] = sum(was.bytes.values()) - sum(now.bytes.values())
+        records.append(record | {"baseline_residual": "; ".join(was.residuals), "residual": "; ".join(now.residuals)})
+    return records
+
+
+def _rank(setting: Cell, records: Sequence[Record]) -> tuple[object, ...]:
+    """Least for the setting to show: the paper's own, streamed, else the one that saves most."""
+    unusual = (setting.scheme != FEATURED, setting.compressor != "topk", setting.residual_dtype is not None)
+    saved = sum(record["saved_bytes"] for record in records)
+    return (*unusual, setting.options != (), setting.gradients != "streamed", -saved)
+
+
+def view(records: Sequence[Record]) -> list[list[str]]:
+    """Return a row for each group of alike tensors, by how much they save, one for all others, and the sum."""
+    groups = grouped((record["alike"], record) for record in records)
+    saved = {name: abs(_sum(its, "saved_bytes")) for name, its in groups.items()}
+    by_saving = sorted(groups, key=lambda name: -saved[name])
+    saving = [name for name in by_saving if saved[name] > SHARE * sum(saved.values())][:ROWS]
+    rows = [_row(group_title(name, groups[name]), groups[name]) for name in saving]
+    others = [record for name in by_saving if name not in saving for record in groups[name]]
+    rows += [_row(f"other ({len(others)} tensors)", others)] if others else []
+    return [*rows, _row(f"sum ({len(records)} tensors)", records)]
+
+
+def group_title(name: str, records: Sequence[Record]) -> str:
+    """Return a run's name with how many tensors it is of, and their shape."""
+    count = f"{len(records)} {TIMES} " if len(records) > 1 else ""
+    return f"{name}, {count}{_shape(records[0]['shape'])}"
+
+
+def _row(title: str, records: Sequence[Record]) -> list[str]:
+    states = ("gradients", "residuals")
+    numbers = [_sum(records, f"{when}{state}_bytes") for state in states for when in ("baseline_", "")]
+    numbers += [numbers[2] - numbers[3], _sum(records, "saved_bytes")]
+    return ["", title, *(f"{MINUS if number < 0 else ''}{abs(number):,}" for number in numbers)]
+
+
+def _sum(records: Sequence[Record], column: str) -> int:
+    return sum(record[column] for record in records)
+
+
+def _shape(shape: Sequence[int], by: str = TIMES) -> str:
+    return f" {by} ".join(map(str, shape)) or "1"

@@ -1,0 +1,90 @@
+"""Which models can tell residual schemes apart: measured once, from the records of config/tell.yaml, and committed.
+
+Where training without residuals ends as well as with them, a metric says nothing about a residual scheme.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.origin import provenance_rows
+from benchmarks.analysis.statistics import half_width, paired
+from benchmarks.analysis.table import by_seed
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.paths import ROOT
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+
+TELL_FILE = ROOT / "results/reference/tell.json"
+"""The verdicts that are committed, which the tables use."""
+SEEDS = 3
+"""Seeds needed of each setting."""
+SETTINGS = {
+    "dense": ("none", "none"),
+    "baseline": ("topk", "baseline"),
+    "w+2d": ("topk", "w+2d"),
+    "none": ("topk", "none"),
+}
+"""What is compared: compressor and scheme, gradients kept."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", type=Path, default=Path("results/runs/tell"), help="a run of config/tell.yaml")
+    parser.add_argument("--output", type=Path, help="file for the verdicts (default: tell.json in the run's folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the verdicts and print them. ConfigError if a model lacks records."""
+    run = load_run(args.run)
+    if not run.results:
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=tell")
+    models = {model: measure_tell(run, model) for model in dict.fromkeys(cell.model for cell in run.cells)}
+    output = args.output or args.run / "tell.json"
+    save_json({"models": models, "measured": dict(provenance_rows(run.results.values()))}, output)
+    for model, entry in models.items():
+        means = ", ".join(f"{name} {_with_width(entry[name])}" for name in SETTINGS)
+        verdict = "tells" if entry["tells"] else "does not tell"
+        print(f"{model}: {verdict}: without residuals worse by {_with_width(entry['loss'])} ({means})")
+    print("± is half of a 95 % interval; that of the loss is paired, over its differences seed by seed.")
+    print(output)
+    return 0
+
+
+def measure_tell(run: Run, model: str) -> dict[str, Any]:
+    """A model's metrics, and by how much no residuals are worse than all: it tells if the whole interval is above 0."""
+    results = {name: _results(run, model, *setting) for name, setting in SETTINGS.items()}
+    for name, found in results.items():
+        if len(found) < SEEDS:
+            raise ConfigError(f"{run.folder}: {model}, {name}: {len(found)} seeds are there, needed are {SEEDS}")
+    metrics = {name: by_seed(found) for name, found in results.items()}
+    sides = {name: _summary(list(values.values())) for name, values in metrics.items()}
+    any_result = results["none"][0]
+    sign = 1 if any_result.higher_is_better else -1
+    loss = _summary([sign * one for one in paired(metrics["baseline"], metrics["none"])])
+    tells = loss["mean"] - loss["half_width"] > 0
+    return {"tells": tells, "metric_name": any_result.metric_name, "loss": loss, **sides}
+
+
+def _results(run: Run, model: str, compressor: str, scheme: str) -> list[CellResult]:
+    wanted = (model, compressor, scheme, "kept")
+    return [r for c, r in run.results.items() if (c.model, c.compressor, c.scheme, c.gradients) == wanted]
+
+
+def _summary(values: Sequence[float]) -> dict[str, Any]:
+    return {"mean": mean(values), "half_width": half_width(values), "values": list(values)}
+
+
+def _with_width(side: dict[str, Any]) -> str:
+    return f"{side['mean']:.3f} ± {side['half_width']:.3f}"
+
+
+def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:
+    """Return model -> whether training without residuals ends measurably worse there; {} where it was not measured."""
+    try:
+        return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}

@@ -1,0 +1,37 @@
+"""The tables of a report, by name: a new one is one function and one line here."""
+
+from collections.abc import Callable
+from functools import partial
+
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.paper.load_specs import load_specs
+from benchmarks.analysis.paper.make import make_table
+from benchmarks.analysis.paper.more_columns import with_densities
+from benchmarks.analysis.table import Table
+from benchmarks.analysis.tables.accuracy import accuracy
+from benchmarks.analysis.tables.distribution_table import distributions
+from benchmarks.analysis.tables.items_table import items
+from benchmarks.analysis.tables.memory_table import memory
+from benchmarks.analysis.tables.throughput import throughput
+
+TABLES: dict[str, Callable[[Run], Table]] = {
+    "memory": memory,
+    "items": items,
+    "accuracy": accuracy,
+    "throughput": throughput,
+    "distributions": distributions,
+}
+PAPER_TABLES: dict[str, Callable[[Run], Table]] = {
+    name: partial(make_table, spec=spec) for name, spec in load_specs().items()
+}
+PAPER_TABLES |= {"fig4": lambda run: with_densities(make_table(run, load_specs()["fig4"]), run)}
+"""The tables and figures of the paper."""
+ON_SCREEN = ("memory", "accuracy")
+TRADE_OFF = "trade-off"
+"""The figure of memory against accuracy, which belongs to two tables."""
+FIGURE_FORMS = ("svg", "png", "pdf")
+
+
+def all_tables() -> dict[str, Callable[[Run], Table]]:
+    """Return all tables of a report."""
+    return {**TABLES, **PAPER_TABLES}

@@ -1,1 +1,0 @@
-"""Cells as jobs of a Slurm cluster: what the site is like, what a job asks for, how its ranks are started."""

@@ -1,0 +1,180 @@
+"""One training run of the matrix, as plain validated values. Standard library only."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from benchmarks.core import scheme_options
+from benchmarks.core.checks import integer, known_keys
+from benchmarks.core.registry import OBSERVATIONS
+from benchmarks.core.workloads import WORKLOADS
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+
+LAUNCHED = ("local", "torch", "horovod")
+"""Backends that a cell's ranks can be started with."""
+DATA = ("real", "synthetic")
+"""Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
+
+SHORTEST = 8
+"""Tokens of a text at least: room for a question, an answer and what marks them."""
+NAME_LISTS = ("released", "observe")
+"""Fields of a cell that are themselves lists of names."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One training run. What a cell does not name (learning rate, batch, ...) its model's workload gives."""
+
+    model: str
+    compressor: str = "topk"
+    scheme: str = "baseline"
+    gradients: str = "kept"
+    residual_dtype: str | None = None
+    """None stores residuals in the gradient's own type."""
+    density: float = 0.01
+    """Share of elements sent; with a compressor that sends all it is always 1."""
+    seed: int = 0
+    world_size: int = 2
+    nodes: int | None = None
+    """Machines that its ranks are spread over evenly; None: as few as hold them. More than one needs Slurm."""
+    backend: str = "torch"
+    steps: int | None = None
+    """Optimizer steps; None takes the workload's."""
+    threads: int = 1
+    """CPU threads that a rank computes with, however many CPUs it is given: the order of sums depends on it."""
+    data: str = "real"
+    batch_per_rank: int | None = None
+    """Samples of one rank in a step; None takes the workload's."""
+    length: int | None = None
+    """Tokens of a sample; None takes the workload's."""
+    released: tuple[str, ...] = ()
+    """What the paper's released code did otherwise and this cell does too: names in the workload's `released`."""
+    options: Any = ()
+    """Options of the scheme's residuals, given as a mapping, held so that it can be hashed: `core.scheme_options`."""
+    observe: tuple[str, ...] = ()
+    """What is observed beside the usual measurements: names in `benchmarks.core.registry.OBSERVATIONS`."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the first field that is not allowed."""
+        choose("model", self.model, WORKLOADS)
+        choose("compressor", self.compressor, COMPRESSORS)
+        choose("scheme", self.scheme, SCHEMES)
+        choose("gradients", self.gradients, GRADIENTS)
+        choose("backend", self.backend, LAUNCHED)
+        if self.residual_dtype is not None:
+            choose("residual_dtype", self.residual_dtype, RESIDUAL_DTYPES)
+        object.__setattr__(self, "density", check_share("density", self.density))
+        integer("seed", self.seed, 0, 2**32 - 1)
+        integer("world_size", self.world_size, 1, 128)
+        integer("threads", self.threads, 1, 1024)
+        if self.nodes is not None:
+            integer("nodes", self.nodes, 1, self.world_size)
+        choose("data", self.data, DATA)
+        for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
+            if getattr(self, name) is not None:
+                integer(name, getattr(self, name), 1, most)
+        object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
+        self._check_workload()
+        self._check_combinations()
+        self._check_observations()
+
+    def _check_workload(self) -> None:
+        workload = WORKLOADS[self.model]
+        self._set_names("released", workload.released)
+        if self.data == "synthetic" and not workload.data:
+            raise ConfigError(f"data: 'synthetic' is not allowed for {self.model!r}, whose data are always at hand")
+        if self.length is not None and workload.length is None:
+            raise ConfigError(f"length: {self.length} is not allowed for {self.model!r}; allowed: null")
+        if self.length is not None and workload.positions is not None:
+            integer("length", self.length, SHORTEST, workload.positions)
+
+    def _check_combinations(self) -> None:
+        if not COMPRESSORS[self.compressor].selects:
+            object.__setattr__(self, "density", 1.0)
+        if self.compressor == "none" and self.scheme != "none":
+            raise ConfigError(f"scheme: {self.scheme!r} is not allowed with compressor 'none'; allowed: none")
+        if COMPRESSORS[self.compressor].corrects_momentum and WORKLOADS[self.model].optimizer != "sgd":
+            others = ", ".join(sorted(name for name, one in COMPRESSORS.items() if not one.corrects_momentum))
+            raise ConfigError(
+                f"compressor: {self.compressor!r} takes the place of SGD's momentum; {self.model!r} is trained by "
+                f"{WORKLOADS[self.model].optimizer}; allowed: {others}"
+            )
+        if self.backend == "local" and self.world_size != 1:
+            raise ConfigError(f"world_size: {self.world_size} is not allowed with backend 'local'; allowed: 1")
+        if self.nodes is not None and self.world_size % self.nodes:
+            allowed = ", ".join(str(count) for count in range(1, self.world_size + 1) if self.world_size % count == 0)
+            raise ConfigError(
+                f"nodes: {self.nodes} is not allowed with world_size {self.world_size}, which must be divided evenly; "
+                f"allowed: {allowed}"
+            )
+
+    def _check_observations(self) -> None:
+        self._set_names("observe", OBSERVATIONS)
+        for name in self.observe:
+            if (self.scheme, self.residual_dtype) != ("baseline", None):
+                raise ConfigError(
+                    f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
+                    "residual_dtype null"
+                )
+
+    def _set_names(self, field: str, allowed: Iterable[str]) -> None:
+        """Check a list of names, and put it into one order."""
+        given = getattr(self, field)
+        if not isinstance(given, list | tuple):
+            raise ConfigError(f"{field}: {given!r} is not allowed; give a list of names")
+        object.__setattr__(self, field, tuple(sorted({choose(field, name, allowed) for name in given})))
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """Build a cell from plain values. Raises ConfigError, one line, for what is unknown, missing or not allowed."""
+        known_keys("cell", values, CELL_FIELDS)
+        if "model" not in values:
+            raise ConfigError(f"model: missing; allowed: {', '.join(sorted(WORKLOADS))}")
+        return cls(**values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as plain values, from which from_dict makes the same cell."""
+        lists = {name: list(getattr(self, name)) for name in NAME_LISTS}
+        return asdict(self) | lists | {"options": scheme_options.thaw(self.options)}
+
+    @property
+    def update(self) -> str:
+        """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
+        backward pass they are the floor of what memory training needs."""
+        return "in_backward" if (self.compressor, self.gradients) == ("none", "streamed") else "in_step"
+
+    @property
+    def data_name(self) -> str | None:
+        """Name in `benchmarks.core.registry.DATASETS` of what it trains on; None where the data are always at hand."""
+        return "wikitext-2" if "wikitext-2" in self.released else WORKLOADS[self.model].data
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names in `benchmarks.core.registry.DATASETS` of all that it reads; nothing with synthetic data."""
+        workload = WORKLOADS[self.model]
+        names = (self.data_name, workload.vocabulary, workload.weights) if self.data == "real" else ()
+        return tuple(name for name in names if name)
+
+    @property
+    def name(self) -> str:
+        """Unique name, safe as a file name; the rarer fields are in it only where they are not the default."""
+        parts = [self.model, self.compressor, self.scheme, self.gradients]
+        parts += [self.residual_dtype] if self.residual_dtype else []
+        parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []
+        parts += [f"s{self.seed}"]
+        parts += [f"n{self.world_size}"] if self.world_size != 2 else []
+        parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
+        parts += [self.backend] if self.backend != "torch" else []
+        parts += [f"steps{self.steps}"] if self.steps is not None else []
+        parts += [f"t{self.threads}"] if self.threads != 1 else []
+        parts += [self.data] if self.data != "real" else []
+        parts += [f"b{self.batch_per_rank}"] if self.batch_per_rank is not None else []
+        parts += [f"l{self.length}"] if self.length is not None else []
+        parts += [f"as-{name}" for name in self.released]
+        parts += scheme_options.names(self.options)
+        parts += [f"observe-{name}" for name in self.observe]
+        return ".".join(parts)
+
+
+CELL_FIELDS = tuple(f.name for f in fields(Cell))

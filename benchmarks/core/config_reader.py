@@ -1,0 +1,126 @@
+"""`python -m benchmarks cells`: what a config, and those that it extends, stand for, before anything runs. No torch."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.core.cell import CELL_FIELDS
+from benchmarks.core.checks import known_keys, several, within
+from benchmarks.core.files import once
+from benchmarks.core.matrix import chosen_parts
+from benchmarks.core.run_config import get_cells, get_run_name
+from resireduce.errors import ConfigError
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is there twice, which YAML would let the last one win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        try:
+            once([(self.construct_object(key, deep=True), None) for key, _ in node.value])
+        except (ValueError, TypeError) as error:  # TypeError: a key that is a list or a mapping
+            raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError) as error:  # such as a date with a month 13
+            problem = f"{getattr(node, 'value', '')!r} cannot be read: {error}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--config", type=Path, required=True, help="a YAML file, e.g. benchmarks/config/smoke.yaml")
+    parser.add_argument("--part", help="names of parts, with commas (default: all)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the cells' names, one a line. Raises ConfigError, one line, for a config that cannot be used."""
+    config = read_config(args.config, args.part)
+    with within(args.config):
+        get_run_name(config)
+        print("\n".join(get_cells(config)))
+    return 0
+
+
+def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
+    """Return the mapping in a YAML file, with what it extends put together with it, and with `part` put in if given.
+
+    Raises ConfigError, one line with the place of what is wrong.
+    """
+    config = read_yaml(path)
+    with within(path):
+        config = extend(config, path.parent, read_yaml)
+    return config if part is None else config | {"part": part}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file as it stands there. Raises ConfigError as read_config does."""
+    try:
+        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise ConfigError(f"config: {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"config: {path} is no text: {error}") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise ConfigError(f"config: {path}{where}: {problem}") from None
+    if not isinstance(config, dict):
+        raise ConfigError(f"config: {path} holds no mapping; give run, defaults and matrix or parts")
+    return config
+
+
+EXTENDS = "extends"
+TOGETHER = ("defaults", "matrix", "parts")
+"""What of the two configs is put together; all else is this config's own."""
+
+
+def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """Return config without `extends`: with the matrix and the parts of the config that it names, if it names one.
+
+    The name is a file's, relative to folder, which read reads. Each entry keeps the defaults of its own file, so that
+    its cells are those of that file; defaults are no longer apart. Raises ConfigError, one line, for a file that
+    cannot be read or extends another one itself, and for a part that both have.
+    """
+    config = dict(config)
+    if EXTENDS not in config:
+        return config
+    name = config.pop(EXTENDS)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{EXTENDS}: {name!r} is not allowed; give the name of a file, such as paper.yaml")
+    base = read(folder / name)
+    if EXTENDS in base:
+        raise ConfigError(f"{EXTENDS}: {name} extends {base[EXTENDS]} itself; extend that one, or put them together")
+    theirs, own = _spread(f"{EXTENDS}: {name}: ", base), _spread("", config)
+    if both := sorted(theirs["parts"].keys() & own["parts"].keys(), key=str):
+        raise ConfigError(f"{EXTENDS}: part {both[0]!r} is in {name} too; give it another name here")
+    matrix = [*theirs["matrix"], *own["matrix"]]
+    kept = {key: value for key, value in config.items() if key not in TOGETHER}
+    return kept | ({"matrix": matrix} if matrix else {}) | {"parts": {**theirs["parts"], **own["parts"]}}
+
+
+def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return matrix and parts with all defaults written into their entries."""
+    chosen_parts({key: config[key] for key in config if key == "parts"})  # that parts are mappings
+    usual = known_keys(f"{where}defaults", config.get("defaults") or {}, CELL_FIELDS)
+    matrix = _entries(f"{where}matrix", usual, config["matrix"]) if "matrix" in config else []
+    parts = {}
+    for name, part in (config.get("parts") or {}).items():
+        own = known_keys(f"{where}part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
+        entries = _entries(f"{where}part {name}: matrix", {**usual, **own}, part.get("matrix"))
+        parts[name] = {key: value for key, value in part.items() if key == "title"} | {"matrix": entries}
+    return {"matrix": matrix, "parts": parts}
+
+
+def _entries(where: str, defaults: dict[str, Any], entries: Any) -> list[dict[str, Any]]:
+    return [
+        {**defaults, **known_keys(f"{where} entry {number}", entry, CELL_FIELDS)}
+        for number, entry in enumerate(several(where, entries), start=1)
+    ]

@@ -1,0 +1,87 @@
+"""Hashes of what files hold, and of what pretrained weights depend on: what changed is made anew, not what is newer."""
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.core.paths import CACHE, IMAGES, ROOT
+from benchmarks.core.workloads import WORKLOADS
+from resireduce.errors import ConfigError
+
+LIBRARY = ("resireduce",)
+TRAINING = ("benchmarks/core", "benchmarks/data", "benchmarks/training", "benchmarks/launching")
+"""The rooms that a cell's result comes from."""
+PRETRAINING = (
+    "benchmarks/training/models",
+    "benchmarks/training/tasks",
+    "benchmarks/training/pretrain.py",
+    "benchmarks/workflow/pretrained.smk",
+)
+REPORT = (
+    "benchmarks/analysis",
+    "benchmarks/core",
+    "resireduce/item.py",
+    "results/paper",
+    "results/reference/tell.json",
+    "docs/deviations.md",
+    "benchmarks/config/paper.yaml",
+)
+SUFFIXES = (".py", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", ".yaml")
+
+
+def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
+    """Return 12 hex digits over names and bytes of the source files at or below paths; missing paths hold nothing."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in _sources(root / path):
+            digest.update(f"{file.relative_to(root).as_posix()}\0{file.stat().st_size}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def check_syntax(paths: Iterable[str], root: Path = ROOT) -> None:
+    """Raise ConfigError, one line with the place, for source code at or below paths that is no Python."""
+    for path in paths:
+        for file in _sources(root / path):
+            if file.suffix == ".py":
+                try:
+                    compile(file.read_bytes(), file, "exec")
+                except SyntaxError as error:
+                    raise ConfigError(f"{file.relative_to(root)}, line {error.lineno}: {error.msg}") from None
+
+
+def text_hash(text: str) -> str:
+    """Return 12 hex digits over a text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _sources(path: Path) -> list[Path]:
+    if path.is_file():
+        return [path]
+    return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES and "__pycache__" not in file.parts)
+
+
+PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
+"""What the data and the arithmetic come from."""
+
+
+def get_packages() -> str:
+    """Return the versions of PACKAGES as one line."""
+    return ", ".join(f"{package} {version(package)}" for package in PACKAGES)
+
+
+def get_pretrained(model: str, image_content: str | None = None) -> str | None:
+    """Return the file of the weights a model's cells start from; None if they start from scratch.
+
+    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones: of the packages,
+    or of the content of the image that they are made in.
+    """
+    workload = WORKLOADS[model]
+    if not workload.pretrain_steps:
+        return None
+    recipe = {key: value for key, value in asdict(workload).items() if key.startswith("pretrain_")}
+    made_by = get_packages() if image_content is None else f"image {image_content}"
+    content = text_hash(f"{content_hash(PRETRAINING)} {workload.task} {sorted(recipe.items())} {made_by}")
+    return f"{CACHE if image_content is None else IMAGES}/{model}-{content}.pt"

@@ -1,0 +1,97 @@
+"""From a config (defaults, a list of products, named parts) to the cells of a run. Standard library only."""
+
+from collections.abc import Iterable, Mapping
+from itertools import product
+from math import prod
+from typing import Any
+
+from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
+from benchmarks.core.checks import known_keys, mapping, several, within
+from resireduce.errors import ConfigError, choose
+
+KEYS = ("part", "defaults", "matrix", "parts")
+"""What of a config makes its cells."""
+IMAGE_KEYS = ("runtime", "image", "network")
+"""What of a config says where its cells run."""
+WHOLE = "matrix"
+"""The name of what stands in a config outside of its parts."""
+MOST_CELLS = 100_000
+"""Most cells of an entry: lists whose product nobody meant would fill the memory."""
+
+
+def expand(config: Mapping[str, Any]) -> list[Cell]:
+    """Return the cells of a config, each once, also those that several parts have.
+
+    {"defaults": {field: value}, "matrix": [entry], "parts": {name: {"title", "defaults", "matrix"}}, "part": names}:
+    matrix or parts may be missing; an entry, {field: value or list of values}, stands for the product of its lists;
+    a part's defaults come before the config's; `part` says which of the parts count, none of it means all.
+    Raises ConfigError, one line that names part, entry, field and value.
+    """
+    return list(dict.fromkeys(cell for cells in expand_parts(config).values() for cell in cells))
+
+
+def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
+    """Return the cells of each part that counts, by its name; those outside of parts are `WHOLE`."""
+    known_keys("config", dict(config), KEYS)
+    chosen = chosen_parts(config)
+    usual = known_keys("defaults", config.get("defaults") or {}, CELL_FIELDS)
+    found = {}
+    if chosen is None and ("matrix" in config or not config.get("parts")):
+        found[WHOLE] = _cells("", usual, config.get("matrix"))
+    for name, part in (config.get("parts") or {}).items():
+        if chosen is None or str(name) in chosen:
+            own = known_keys(f"part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
+            found[name] = _cells(f"part {name}: ", {**usual, **own}, part.get("matrix"))
+    return found
+
+
+def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
+    """Return the names in `part`, a text with commas or a list; None if there is none, so that all count."""
+    parts = config.get("parts") or {}
+    for name, part in mapping("parts", parts).items():
+        known_keys(f"part {name}", part, ("title", "defaults", "matrix"))
+    given = config.get("part")
+    if given is None or given == "":
+        return None
+    names = given if isinstance(given, list) else str(given).split(",")
+    return [choose("part", str(name).strip(), [str(known) for known in parts]) for name in names]
+
+
+def _cells(where: str, defaults: dict[str, Any], entries: Any) -> list[Cell]:
+    cells: dict[Cell, None] = {}
+    for number, entry in enumerate(several(f"{where}matrix", entries), start=1):
+        cells.update(dict.fromkeys(_entry_cells(f"{where}matrix entry {number}", defaults, entry)))
+    return list(cells)
+
+
+def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[Cell]:
+    values = {**defaults, **known_keys(where, entry, CELL_FIELDS)}
+    if "model" not in values:
+        raise ConfigError(f"{where}: model: missing; name it here or in defaults")
+    names = [name for name in CELL_FIELDS if name in values]
+    choices = [_choices(where, name, values[name]) for name in names]
+    if (count := prod(map(len, choices))) > MOST_CELLS:
+        raise ConfigError(f"{where}: its lists make {count:,} cells, allowed are {MOST_CELLS:,}; give shorter lists")
+    with within(where):
+        return [Cell(**dict(zip(names, combination, strict=True))) for combination in product(*choices)]
+
+
+def _choices(where: str, name: str, value: Any) -> list[Any]:
+    # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
+    several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
+    choices = value if several else [value]
+    if not choices:
+        raise ConfigError(f"{where}: {name}: [] is not allowed; give a value or a list of at least one")
+    return [_number_from_yaml(where, name, choice) for choice in choices]
+
+
+def _number_from_yaml(where: str, name: str, value: Any) -> Any:
+    """YAML 1.1 reads 1e-3 as text: say so, instead of only that text is no number."""
+    if name == "density" and isinstance(value, str):
+        try:
+            meant = float(value)
+        except ValueError:
+            return value
+        plain = f"{meant:.12f}".rstrip("0")
+        raise ConfigError(f"{where}: {name}: {value!r} is text to YAML; write {plain} without quotes or exponent")
+    return value

@@ -1,0 +1,108 @@
+"""Where a result comes from: code, versions, machine. Imports no torch."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.paths import ROOT
+
+PACKAGES = ("torch", "numpy", "transformers", "scikit-learn", "snakemake", "resireduce")
+DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
+IMAGE_FILE = Path("/etc/resireduce-image.json")
+"""Left in an image by its build; `digest` is that of the image."""
+MAPS = Path("/proc/self/maps")
+CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
+"""What changes a result if it is changed; configs need not be in it, since every cell tells all its fields."""
+OWN_FACTS = ("host", "gpu_uuid", "visible_gpus")
+"""Facts that differ between the ranks of a job."""
+
+
+def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Commit, versions and machine; what cannot be found out is None.
+
+    image: that of the ranks, whose versions count then: `benchmarks.launching.containers.runtime.Runtime.facts`.
+    """
+    return {
+        "commit": _git("rev-parse", "HEAD"),
+        "dirty": None if (changes := _git("status", "--porcelain", "--", *CODE)) is None else bool(changes),
+        **(versions() if image is None else _versions_of(image)),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "device": "cpu",
+        "topology": _output("nvidia-smi", "topo", "-m"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions of this interpreter and of what results depend on."""
+    return {"python": platform.python_version(), "packages": {name: installed_version(name) for name in PACKAGES}}
+
+
+def _versions_of(image: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known of an image in which no rank has told its own."""
+    known = image["versions"]
+    packages = {package: known.get(package) for package in PACKAGES}
+    return {"python": known.get("python"), "packages": packages, "image": dict(image)}
+
+
+def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the ranks of a job ran on: rank 0's facts, and who was where."""
+    hosts = [fact["host"] for fact in facts]
+    shared = {key: value for key, value in facts[0].items() if key not in OWN_FACTS}
+    places = {"hosts": list(dict.fromkeys(hosts)), "ranks_per_host": {host: hosts.count(host) for host in hosts}}
+    each = {"gpu_uuids": "gpu_uuid", "visible_gpus": "visible_gpus", "host_of_rank": "host"}
+    return shared | places | {name: [fact.get(key) for fact in facts] for name, key in each.items()}
+
+
+def image_digest() -> str | None:
+    """Return the digest of the image that this process runs in: of RESIREDUCE_IMAGE_DIGEST, or of IMAGE_FILE."""
+    try:
+        return os.environ.get(DIGEST_VARIABLE) or str(json.loads(IMAGE_FILE.read_text(encoding="utf-8"))["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def loaded_files(name: str, maps: Path = MAPS) -> list[str]:
+    """Return the files of a library that are loaded into this process, each once; none where there is no /proc."""
+    try:
+        lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    found = (line.split(maxsplit=5) for line in lines if name in line)
+    return list(dict.fromkeys(words[5] for words in found if len(words) == 6))
+
+
+def _git(*arguments: str) -> str | None:
+    return _output("git", "-C", str(ROOT), *arguments)
+
+
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package; None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str | None:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or None
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)

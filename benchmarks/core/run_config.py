@@ -1,0 +1,82 @@
+"""What a config says, the name of the run and its cells, and how a run's folder holds it. Imports no torch."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import known_keys
+from benchmarks.core.files import save_bytes, save_json, try_json
+from benchmarks.core.matrix import IMAGE_KEYS, KEYS, expand
+from benchmarks.core.record import CellResult, RecordError
+from resireduce.errors import ConfigError
+
+CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+def get_run_name(config: Mapping[str, Any]) -> str:
+    """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
+    name = str(config.get("run", "smoke"))
+    if not RUN_NAME.fullmatch(name):
+        raise ConfigError(
+            f"run: {name[:120]!r} is not allowed; give a folder name of up to 100 letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
+def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
+    """Return the cells of a config by name. Raises ConfigError, one line, for what is not allowed in config."""
+    known_keys("config", dict(config), CONFIG_KEYS)
+    cells = expand({key: value for key, value in config.items() if key in KEYS})
+    return {cell.name: cell for cell in cells}
+
+
+def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
+    """Return the cell of a name. Raises ConfigError, one line, for one that the config does not have."""
+    if name not in cells:
+        raise ConfigError(
+            f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
+        )
+    return cells[name]
+
+
+def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of config makes the matrix, and the image if there is one, as plain values.
+
+    It is the same config again, whatever file it is read from.
+    """
+    keys = [key for key in CONFIG_KEYS if key in config and (key, config[key]) != ("runtime", "none")]
+    return json.loads(json.dumps({key: config[key] for key in keys}))
+
+
+def check_records(folder: str, cells: Mapping[str, Cell]) -> None:
+    """Raise RecordError, one line with the path, if a record that a run would count as finished cannot be used."""
+    if Path(folder).exists() and not Path(folder).is_dir():
+        raise RecordError(f"{folder} is not a folder; choose another run name")
+    for name, cell in cells.items():
+        path = Path(folder) / f"cells/{name}.json"
+        if path.exists() and (found := CellResult.load(path).cell) != cell:
+            raise RecordError(f"{path}: the record is of another cell, {found.name}; delete it and run again")
+
+
+def keep_earlier(folder: str, names: Iterable[str]) -> None:
+    """Copy the records of cells that will run again, which Snakemake deletes first, to the run's folder `earlier`."""
+    for name in names:
+        record = Path(folder) / f"cells/{name}.json"
+        if record.exists():
+            save_bytes(record.read_bytes(), Path(folder) / f"earlier/{name}.json")
+
+
+def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`.
+
+    Specs that are there are left alone: to flush thousands of files to a shared disk takes minutes.
+    """
+    save_json(get_config(config), Path(folder) / "config.json")
+    for cell in cells:
+        path = Path(folder) / f"specs/{cell.name}.json"
+        if try_json(path) != cell.to_dict():
+            save_json(cell.to_dict(), path)

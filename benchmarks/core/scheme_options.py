@@ -1,0 +1,105 @@
+"""Options of residual schemes in a cell: checked before anything runs, and without torch, which the residuals need.
+
+The residuals in `resireduce/residuals` say what each option does.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.core.checks import is_number
+from benchmarks.core.content import text_hash
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.scheme import ROWS_COLUMNS, SCHEMES, WEIGHTED
+
+Frozen = tuple[tuple[str, Any], ...]
+"""A mapping that can be hashed: its items, sorted by name."""
+SAFE = re.compile(r"[A-Za-z0-9.+-]{1,40}")
+
+
+def _share(field: str, value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return check_share(field, value)
+    if not value or not all(isinstance(pattern, str) for pattern in value):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give a share, or {{pattern of names: share}}")
+    # The first pattern that matches counts, so their order stays.
+    return tuple((pattern, check_share(field, share)) for pattern, share in value.items())
+
+
+def _weight(field: str, value: Any) -> float:
+    if not is_number(value) or not 0 <= value <= 1:
+        raise ConfigError(f"{field}: {value!r} is not allowed; give a number from 0 to 1")
+    return float(value)
+
+
+def _norm(field: str, value: Any) -> int:
+    if isinstance(value, bool) or value not in (1, 2):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give 1 or 2")
+    return int(value)
+
+
+def _yes_or_no(field: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give true or false")
+    return value
+
+
+def _plain(field: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(value.items())
+    if value is not None and not isinstance(value, str | int | float):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give a number, a text, true or false, or a mapping")
+    return value
+
+
+def _one_of(*names: str) -> Callable[[str, Any], str]:
+    return lambda field, value: choose(field, value, names)
+
+
+NORMS, CHOICES = _one_of("residual", "compensated"), _one_of("largest", "softmax")
+CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
+    "resireduce.residuals.average:AverageResidual": {},
+    "resireduce.residuals.full:FullResidual": {},
+    "resireduce.residuals.none:NoResidual": {},
+    WEIGHTED: {"phi": _weight, "norms": NORMS},
+    "resireduce.residuals.member:MemberResidual": {"norm": _norm, "smallest": _yes_or_no},
+    "resireduce.residuals.rows:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
+    ROWS_COLUMNS: {"row_ratio": _share, "column_ratio": _share, "norms": NORMS, "choice": CHOICES},
+    "resireduce.residuals.partial:PartialResidual": {"ratio": _share},
+}
+"""For each residual what its options must be. Those of a residual that is not here the library checks, in the cell."""
+
+
+def freeze(options: Any, scheme: str) -> Frozen:
+    """Return options, a mapping or what this returned, of a scheme in a form that can be hashed.
+
+    Raises ConfigError, one line, for a name that the scheme does not know and for a value that is not allowed.
+    """
+    given = thaw(options) if isinstance(options, tuple) else options
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{row_ratio: 0.25}}")
+    residuals = {SCHEMES[scheme].grouped, SCHEMES[scheme].specific, SCHEMES[scheme].other}
+    known = {name: check for residual in residuals for name, check in CHECKS.get(str(residual), {}).items()}
+    frozen = []
+    for name, value in given.items():
+        if residuals <= CHECKS.keys():
+            choose(f"options of scheme {scheme!r}", name, known)
+        frozen.append((str(name), known.get(name, _plain)(name, value)))
+    return tuple(sorted(frozen))
+
+
+def thaw(options: Frozen) -> dict[str, Any]:
+    """Return frozen options as plain values: what YAML, JSON and `resireduce.distribute` have."""
+    return {name: dict(value) if isinstance(value, tuple) else value for name, value in options}
+
+
+def names(options: Frozen) -> list[str]:
+    """Return each option as a part of a file's name; what cannot be in one is hashed."""
+    return [f"{name}-{text if SAFE.fullmatch(text) else text_hash(text)[:8]}" for name, text in texts(options).items()]
+
+
+def texts(options: Frozen) -> dict[str, str]:
+    """Return the values of options as short texts."""
+    plain = thaw(options)
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in plain.items()}

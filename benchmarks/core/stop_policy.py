@@ -1,0 +1,102 @@
+"""What a cell's ranks are told of stopping and going on: until when, how often to save, and where. Imports no torch."""
+
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.content import LIBRARY, TRAINING, content_hash, get_packages
+from benchmarks.core.files import file_hash, load_json
+
+MANIFEST = "checkpoint.json"
+"""Written last: without it the other files of a checkpoint are no checkpoint."""
+RECORD_SECONDS = 2.0
+"""What the command itself needs at the end: its ranks must have ended so long before the cell's deadline."""
+SAVE_EVERY_SECONDS = 600.0
+"""How often a checkpoint is written unless told: a kill costs ten minutes at most, a shorter cell writes none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """When a cell's ranks stop by themselves, and where they leave what they can go on from."""
+
+    ends_at: float | None = None
+    """Seconds since the epoch at which all ranks must have ended; None: whenever they are done."""
+    save_every_seconds: float | None = None
+    """Time between two checkpoints; None: none but the one before stopping."""
+    folder: Path | None = None
+    """Folder of this cell's checkpoint, on a disk that all ranks see; None: nothing is saved."""
+    content: dict[str, Any] = field(default_factory=dict)
+    """What a checkpoint must have in common with this run to be gone on from, by what it is."""
+    started_at: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read what `to_dict` gave, from JSON."""
+        values = load_json(path)
+        return cls(**{**values, "folder": Path(values["folder"]) if values["folder"] else None})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self) | {"folder": str(self.folder) if self.folder else None}
+
+    @property
+    def seconds_left(self) -> float:
+        """From now until the ranks must have ended; infinite without a deadline."""
+        return float("inf") if self.ends_at is None else self.ends_at - time.time()
+
+
+def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
+    """Where a cell's checkpoint is: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
+    run = output.parent.parent if output.absolute().parent.name == "cells" else output.parent
+    return (given or run / "checkpoints") / cell.name
+
+
+def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What decides, beside the data, how a cell's training goes; the keys are for messages.
+
+    The digest of an image stands for all packages in it, which are not those of this machine.
+    """
+    return {
+        "cell": cell.to_dict(),
+        "resireduce": content_hash(LIBRARY),
+        "benchmarks": content_hash(TRAINING),
+        "packages": f"image {image['digest']}" if image else get_packages(),
+        "pretrained weights": file_hash(weights) if weights else None,
+    }
+
+
+def saved_step(folder: Path | None) -> int | None:
+    """The step that a cell's checkpoint goes on from; None if there is none."""
+    try:
+        return int(load_json(folder / MANIFEST)["step"]) if folder else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def room_for_checkpoint(folder: Path | None) -> Iterator[None]:
+    """Within it the folder is there, to be bound into containers; if nothing was saved it does not stay."""
+    if folder is not None:
+        with suppress(OSError):  # whoever then cannot save says so
+            folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        if folder is not None:
+            with suppress(OSError):  # something is in it
+                folder.rmdir()
+                folder.parent.rmdir()
+
+
+def remove_checkpoint(folder: Path | None) -> None:
+    """Delete a cell's checkpoint, and the folder of checkpoints if it was the last. What cannot be deleted stays."""
+    if folder is not None and folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # another cell has one there, or has just deleted the folder
+            folder.parent.rmdir()

@@ -1,0 +1,78 @@
+"""Check gpu: that torch sees GPUs, has kernels for them, and that a matrix product on each comes out right."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from benchmarks.doctor.finding import Finding, absent, failed, gibibytes, ok
+from benchmarks.doctor.known_faults import GPU_ACCESS, explain
+from benchmarks.doctor.machine_facts import PROBE, Facts, Gpu
+
+NAME = "gpu"
+CUDA_BUILD = "image cuda12, or a torch built for CUDA"
+
+
+def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = os.environ) -> list[Finding]:
+    """Return one finding. needed: no GPU is a failure."""
+    if facts.error:  # also without a need: what crashes or hangs here does so in every rank
+        return [failed(NAME, facts.error, PROBE)]
+    if facts.torch is None:
+        return [absent(NAME, f"torch: {facts.torch_error}", "see check packages", needed)]
+    if facts.cuda is None:
+        return [absent(NAME, f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
+    if not facts.gpus:
+        return [_none(facts, needed, environment.get("CUDA_VISIBLE_DEVICES"))]
+    bad = [_problem(index, gpu, facts) for index, gpu in enumerate(facts.gpus) if _is_bad(gpu, facts)]
+    return bad or [_all_right(facts)]
+
+
+def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
+    """Where the driver answers there should be one: cells would train without it, and nobody would be told."""
+    if visible is not None:
+        cure = "unset CUDA_VISIBLE_DEVICES, or under Slurm ask for a GPU: --gres=gpu:1"
+        return absent(NAME, f"torch sees no GPU among CUDA_VISIBLE_DEVICES='{visible}'", cure, needed)
+    reason = f"torch sees no GPU: {facts.no_gpu or 'there is none'}"
+    answers = facts.libcuda and facts.driver_cuda is not None
+    cure = f"see check driver; in a container {GPU_ACCESS}; without need of a GPU RESIREDUCE_DEVICE=cpu"
+    return absent(NAME, reason, cure, needed or answers)
+
+
+def _is_bad(gpu: Gpu, facts: Facts) -> bool:
+    return gpu.error is not None or not has_kernels(gpu.capability, facts.architectures)
+
+
+def _problem(index: int, gpu: Gpu, facts: Facts) -> Finding:
+    major, minor = gpu.capability
+    name = f"GPU {index}, {gpu.name} (sm_{major}{minor})"
+    if not has_kernels(gpu.capability, facts.architectures):
+        cure = f"another GPU, or a torch with kernels for sm_{major}{minor}"
+        return failed(NAME, f"{name}: torch {facts.torch} has kernels for {' '.join(facts.architectures)} only", cure)
+    known = explain(gpu.error or "")
+    cure = known.cure if known else "another GPU or node; nvidia-smi -q and the kernel's log (dmesg) say more"
+    return failed(NAME, f"{name}: {gpu.error}", cure)
+
+
+def _all_right(facts: Facts) -> Finding:
+    kinds = Counter((gpu.name, gpu.capability, gibibytes(gpu.memory_bytes)) for gpu in facts.gpus)
+    shown = (f"{count} x {name} (sm_{a}{b}, {size})" for (name, (a, b), size), count in kinds.items())
+    return ok(NAME, f"{', '.join(shown)}; matrix products are right")
+
+
+def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+    """Whether code for one of the architectures runs on a GPU of this compute capability."""
+    return any(_runs(architecture, capability) for architecture in architectures)
+
+
+def _runs(architecture: str, capability: tuple[int, int]) -> bool:
+    """Machine code (sm_) runs on its major version from its minor version on, PTX (compute_) on any newer GPU.
+
+    That with a letter (sm_90a) runs on just its own. (CUDA C++ Programming Guide, binary and PTX compatibility.)
+    """
+    match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
+    if not match:
+        return False
+    own = (int(match[2]), int(match[3]))
+    if match[4] or own > capability:
+        return own == capability
+    return match[1] == "compute" or own[0] == capability[0]

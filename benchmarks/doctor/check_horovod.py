@@ -1,0 +1,51 @@
+"""Check horovod: what it was built with, and two processes that its own launcher starts."""
+
+import socket
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+
+from benchmarks.doctor.child import Job, Run, all_reports, judge_ranks, own_environment, run_together
+from benchmarks.doctor.finding import Finding, failed, not_run, ok, warning
+
+NAME = "horovod"
+RANKS = 2
+AGAIN = "horovodrun --check-build and --verbose say more; build it again: make horovod, or the image"
+SHOWN = (("mpi", "MPI"), ("gloo", "Gloo"), ("nccl", "NCCL"))
+WITH_NCCL = "image cuda12, or build Horovod with HOROVOD_GPU_OPERATIONS=NCCL"
+
+
+def check(
+    timeout_seconds: float,
+    gpus: int = 0,
+    installed: bool | None = None,
+    run: Run = run_together,
+    resolve: Callable[..., object] = socket.getaddrinfo,
+) -> list[Finding]:
+    """Return one finding. gpus: how many torch sees; with some, Horovod should have NCCL."""
+    if not (find_spec("horovod") is not None if installed is None else installed):
+        return [not_run(NAME, "it is not installed (make horovod); cells over torch.distributed do without")]
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(RANKS), "-H", f"localhost:{RANKS}"]
+    rank = [sys.executable, "-m", "benchmarks.doctor.trial_ranks", "horovod"]
+    environment = own_environment(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="")
+    ended = run([Job([*launcher, *rank], environment)], timeout_seconds)
+    what = f"all-reduce of {RANKS} processes over Horovod (Gloo)"
+    problem = judge_ranks(NAME, what, ended, RANKS, AGAIN)
+    if problem:
+        return [_nameless(what, resolve) or problem]
+    built = all_reports(ended)[0]["built"]
+    parts = ", ".join(f"{name} {'yes' if built[key] else 'no'}" for key, name in SHOWN)
+    if gpus and not built["nccl"]:
+        return [warning(NAME, f"built without NCCL ({parts}): gradients would go by way of the CPU", WITH_NCCL)]
+    return [ok(NAME, f"{what} is right; built with {parts}")]
+
+
+def _nameless(what: str, resolve: Callable[..., object]) -> Finding | None:
+    """The failure of a machine whose own name has no address: Horovod looks it up, and crashes."""
+    name = socket.gethostname()
+    try:
+        resolve(name, None)
+    except OSError:
+        cure = f"docker or podman run --hostname {name} --add-host {name}:127.0.0.1; elsewhere a line in /etc/hosts"
+        return failed(NAME, f"{what}: it crashes where the machine's name, {name}, has no address", cure)
+    return None

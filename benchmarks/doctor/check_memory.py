@@ -1,0 +1,61 @@
+"""Check memory: what is left of the machine's, or of what this job or container may have."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.doctor.finding import Finding, failed, gibibytes, not_run, ok, warning
+from benchmarks.launching.processes import CGROUPS, MOUNT, memory_groups
+
+NAME = "memory"
+MEMINFO = Path("/proc/meminfo")
+LEAST_BYTES = 2 << 30
+"""Two ranks of a cell of the smoke matrix, torch itself included, and Snakemake beside them."""
+ENOUGH_BYTES = 12 << 30
+"""What README says of `make run RUN=full-size`."""
+NEW_FILES, OLD_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
+"""Limit and usage of a control group of version 2, and of version 1."""
+MORE = "another machine; under Slurm --mem=16G, docker or podman run --memory=16g"
+
+
+def check(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path = MOUNT) -> list[Finding]:
+    """Return one finding: the least of the machine's available memory and of what control groups leave."""
+    if sys.platform != "linux":
+        return [not_run(NAME, f"{sys.platform} does not say how much is available")]
+    left = {f"{meminfo}": _available(meminfo), **dict(_left_in_groups(cgroups, mount))}
+    where = min(left, key=lambda name: left[name])
+    room = left[where]
+    has = f"{gibibytes(room)} available{'' if where == str(meminfo) else f' of this job or container ({where})'}"
+    if room < LEAST_BYTES:
+        return [failed(NAME, f"{has}, {gibibytes(LEAST_BYTES)} is the least", MORE)]
+    if room < ENOUGH_BYTES:
+        return [warning(NAME, f"{has}, models of full size need {gibibytes(ENOUGH_BYTES)}", MORE)]
+    return [ok(NAME, has)]
+
+
+def _available(meminfo: Path) -> int:
+    lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+    return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+
+
+def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:
+    """What this control group and those above it leave, where they have a limit. Both versions are known.
+
+    In a container the mount is the group itself, while its name may still be the host's: then just the mount is there.
+    """
+    with suppress(OSError):
+        for top, own, is_new in memory_groups(cgroups, mount):
+            limit, usage = NEW_FILES if is_new else OLD_FILES
+            for folder in (own, *own.parents):
+                if folder.is_relative_to(top) and (left := _left(folder / limit, folder / usage)) is not None:
+                    yield str(folder), left
+
+
+def _left(limit: Path, usage: Path) -> int | None:
+    """Bytes below the limit. The cache of files counts as used there, so that it is less than could be had."""
+    try:
+        most = limit.read_text(encoding="utf-8").strip()
+        return None if most == "max" else max(0, int(most) - int(usage.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None

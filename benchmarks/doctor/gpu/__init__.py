@@ -1,0 +1,1 @@
+"""What only a GPU can show, stretch by stretch: `python -m benchmarks gpu-check`."""

@@ -1,0 +1,56 @@
+"""Runs a file of tests of the library on a device: `python -m benchmarks.doctor.gpu.contracts FILE OUTPUT`.
+
+The outcome of each test is in the JSON file as soon as it is there: one that hangs or ends the process is named.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.files import save_json
+
+REASON_CHARACTERS = 3000
+DUMP_SECONDS = 60
+"""A test that takes longer is taken to hang, and it is printed where."""
+
+
+class Report:
+    """A plugin of pytest that keeps the outcome of each test, with its time and its reason."""
+
+    def __init__(self, output: Path):
+        self._output, self._started = output, time.monotonic()
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """Note that a test begins. If nothing more comes, it was the last."""
+        self._note(nodeid, {"outcome": "not ended", "seconds": None, "reason": None})
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Note how the set-up of a test, the test itself or its tear-down has ended."""
+        name, failed = report.nodeid, report.outcome == "failed"
+        if report.when == "call" or report.outcome != "passed":
+            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+            reason = said[-REASON_CHARACTERS:] if failed else said[:200] or None
+            self._note(name, {"outcome": report.outcome, "seconds": report.duration, "reason": reason})
+
+    def _note(self, name: str, values: dict[str, Any]) -> None:
+        self.tests[name.partition("::")[2]] = values
+        save_json({"tests": self.tests, "seconds": time.monotonic() - self._started}, self._output)
+
+
+def main() -> int:
+    """Return 0 if no test failed; else the last line printed names those that did."""
+    import pytest
+
+    file, report = sys.argv[1], Report(Path(sys.argv[2]))
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={DUMP_SECONDS}", file]
+    code = pytest.main(options, plugins=[report])
+    failed = [name for name, one in report.tests.items() if one["outcome"] not in ("passed", "skipped")]
+    if failed:
+        print(f"{len(failed)} of {len(report.tests)} tests failed: {', '.join(failed)}")
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The command line of the one-GPU check. Imports no torch."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.core.checks import seconds
+from benchmarks.core.devices import DEVICES
+from benchmarks.core.files import writable
+from benchmarks.doctor.gpu.device import find_device, folder_name
+from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.summary import merge
+from benchmarks.doctor.gpu.work import disagreement
+from resireduce.errors import choose
+
+OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--everything", action="store_true", help="all steps that are not done yet, the next stretch of")
+    what.add_argument("--only", metavar="GROUP", nargs="+", help=f"those of some groups: {', '.join(GROUPS)}")
+    text = f"merge what stretches left in these folders into OUTPUT/<device> (default there: {REFERENCE}), with tables"
+    what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
+    limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
+    parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
+    parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="smallest models and a step or two: does it all run?")
+    parser.add_argument("--dry-run", action="store_true", help="list the steps and their stretches, and stop")
+    text = f"folder of results, also of those to go on from (default: {OUTPUT}); they lie in one named by the device"
+    parser.add_argument("--output", metavar="DIR", type=Path, help=text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Do the steps of a stretch, list them, or merge results. 0, also if steps failed: that is in the files."""
+    if args.summary is not None:
+        for text in merge(args.summary, args.output or REFERENCE):
+            print(text, end="")
+        return 0
+    choose("device", args.device, DEVICES)
+    limit = seconds("seconds", args.seconds)
+    groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]
+    steps = [step for step in list_steps(args.device, args.tiny) if step.group in groups]
+    falls = schedule(steps, limit)
+    if args.dry_run:
+        print("\n".join(table(falls)))
+        return 0
+    device = find_device(args.device)
+    folder = (args.output or OUTPUT) / folder_name(device, args.tiny)
+    writable("output", folder / f"{groups[0]}.json")
+    stretch = Stretch(steps, folder, device, seconds=limit, say=_say)
+    stretch.run()
+    _say(_ended(stretch))
+    return 0
+
+
+def _ended(stretch: Stretch) -> str:
+    """What there is now, in a line or more."""
+    records = list(stretch.records.values())
+    wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
+    again = sum(step.missing is None for step in stretch.todo())
+    head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
+    return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])
+
+
+def table(falls: list[tuple[int | None, Step]]) -> list[str]:
+    """Return the lines of a listing: each step with the stretch that it falls in, by estimate."""
+    width = max(len(step.name) for _, step in falls)
+    lines, total = [f"{'step':<{width}}  minutes  stretch"], 0.0
+    for number, step in falls:
+        where = f"{step.missing} is not built yet" if number is None else str(number)
+        lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {where}")
+        total += 0.0 if number is None else step.estimated_seconds
+    last = max((number for number, _ in falls if number is not None), default=0)
+    return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H100"]
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,88 @@
+"""The steps of the one-GPU check, in their order of worth: cells, and commands that leave a JSON file. No torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.paths import ROOT
+from benchmarks.doctor.gpu.cases import APART, MODELS, ROUND_STEPS, ROUNDS, TRAINED, estimate, memory_cells
+
+OUTPUT = "OUTPUT"
+"""Stands in a command for the JSON file that it is to leave."""
+GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels", "training")
+"""All groups of steps, in the order of their worth; each leaves one file."""
+LATER = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.kernels"}
+"""Groups of one step, by the module that is run: `python -m MODULE --device D --output FILE [--tiny]`."""
+CONTRACTS = Path("tests/gpu")
+TINY_MODEL = "resnet20"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to measure, in processes of its own."""
+
+    name: str
+    group: str
+    estimated_seconds: float
+    """The wall time that the step will take by estimate, with the start of its processes."""
+    cell: Cell | None = None
+    """The cell that is trained and measured; None where there is a command."""
+    command: tuple[str, ...] = ()
+    """What comes after `python -m`; a return code other than 0 means that something is not as it should be."""
+
+    @property
+    def missing(self) -> str | None:
+        """The module that has not been built yet, if the step needs one."""
+        module = LATER.get(self.group)
+        return module if module is not None and find_spec(module) is None else None
+
+
+def list_steps(device: str, tiny: bool = False) -> list[Step]:
+    """Return all steps in their order; `tiny`: of the smallest models and a step or two, to try the whole out."""
+    return [*_known(device, tiny), *_contracts(), *_memory(tiny), *_later("micro", device, tiny),
+            *_throughput(device, tiny), *_later("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
+
+
+def _known(device: str, tiny: bool) -> Iterator[Step]:
+    for mebibytes in ("64",) if tiny else ("256", "4096"):
+        command = ("benchmarks", "measure", "--device", device, "--mebibytes", mebibytes, "--output", OUTPUT)
+        yield Step(f"known.{mebibytes}-mib", "known", 20.0, command=command)
+
+
+def _contracts() -> Iterator[Step]:
+    """A step for each file of tests: how one leaves the device when it fails does not harm the next."""
+    for file in sorted((ROOT / CONTRACTS).glob("test_*.py")):
+        name = file.stem.removeprefix("test_")
+        command = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
+        yield Step(f"contracts.{name}", "contracts", 45.0, command=command)
+
+
+def _memory(tiny: bool) -> Iterator[Step]:
+    cells = list(memory_cells((TINY_MODEL,), 1))[4:5] if tiny else memory_cells()
+    for cell in cells:
+        seconds = estimate(cell.model, cell.steps or 1, cell.world_size)
+        yield Step(cell.name, "memory", seconds, cell=cell)
+
+
+def _throughput(device: str, tiny: bool) -> Iterator[Step]:
+    rounds, steps = (2, 1) if tiny else (ROUNDS, ROUND_STEPS)
+    for model in (TINY_MODEL,) if tiny else MODELS:
+        for pairs, cells in (("streaming", 2), ("sharing", 2)) if model in APART else (("both", 3),):
+            command = ("benchmarks", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", pairs,
+                       "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
+            seconds = estimate(model, (rounds + 1) * steps, cells)
+            yield Step(f"throughput.{model}.{pairs}", "throughput", seconds, command=command)
+
+
+def _later(group: str, device: str, tiny: bool) -> Iterator[Step]:
+    command = (LATER[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else []))
+    yield Step(group, group, 20.0 if tiny else 120.0, command=command)
+
+
+def _training(device: str, tiny: bool) -> Iterator[Step]:
+    for model in TRAINED[:1] if tiny else TRAINED:
+        steps = ("--steps", "2") if tiny else ()
+        command = ("benchmarks.training.half", "--model", model, "--device", device, "--output", OUTPUT, *steps)
+        yield Step(f"training.{model}", "training", 90.0, command=command)

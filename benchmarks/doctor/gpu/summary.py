@@ -1,0 +1,195 @@
+"""All stretches of a one-GPU check, merged: memory against plan and allocator as a table, then all else. No torch."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.labels import ABSENT, mebibytes, percent
+from benchmarks.analysis.load_run import Hole
+from benchmarks.analysis.table import Table
+from benchmarks.analysis.write import to_markdown
+from benchmarks.core.files import finite, save_json, save_text
+from benchmarks.core.provenance import provenance
+from benchmarks.doctor.gpu.cases import MODELS, SETTINGS
+from benchmarks.doctor.gpu.gpu_tables import other_tables
+from benchmarks.doctor.gpu.steps import GROUPS
+from benchmarks.doctor.gpu.stretch import FINISHED, code_of, read_files
+from benchmarks.doctor.gpu.work import ALLOCATED, rung_bytes
+from resireduce.errors import ConfigError
+
+PEAK, FREED = "peak_allocated", "allocated_without_gradients"
+HEAD = [
+    "Model",
+    "Compressor, scheme",
+    "Gradients",
+    "Residuals",
+    "Model states, MiB",
+    "Saved",
+    "By plan",
+    "Allocated (gradients freed), MiB",
+    "Allocated / itemised",
+    "Peak allocated, MiB",
+    "Saved",
+]
+READING = (
+    "Saved: against top-k with a full float32 residual and kept gradients, of the same model. Model states are those "
+    "at a step boundary; by plan: what `python -m resireduce plan` says, marked ≠ where any state differs by a byte. "
+    "Allocated: by torch's allocator at the boundary, in brackets after zero_grad(set_to_none=True). "
+    "Allocated / itemised: what the allocator has given out at the boundary, of what the tensors known to be there add "
+    "up to (model states, buffers, cuBLAS's workspaces). Inputs are random."
+)
+
+
+def merge(folders: Sequence[Path], output: Path) -> Iterator[str]:
+    """Merge what stretches have left below `folders` into a folder of `output` for each device; yield their tables.
+
+    Of a step that is in several the last that ended well counts, or else the last. Beside the groups' files there are
+    summary.json and summary.md. Raises ConfigError, one line, if there are no results, or if they are damaged.
+    """
+    names = sorted({path.parent.name for one in folders for group in GROUPS for path in one.glob(f"*/{group}.json")})
+    if not names:
+        raise ConfigError(
+            f"summary: {', '.join(map(str, folders))} holds no results of a device; "
+            "run: python -m benchmarks gpu-check --everything first"
+        )
+    for name in names:
+        groups = _groups([one / name for one in folders])
+        try:
+            values, text = _summary(groups)
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            raise ConfigError(
+                f"summary: results of {name} are damaged ({type(error).__name__}: {error}); run their steps again"
+            ) from None
+        for group, found in groups.items():
+            save_json(found, output / name / f"{group}.json")
+        save_json(finite(values), output / name / "summary.json")
+        save_text(text, output / name / "summary.md")
+        yield text
+
+
+def _groups(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """The groups of one device, merged."""
+    files = [values for folder in folders for values in read_files(folder)]
+    files.sort(key=lambda values: str(values["provenance"].get("date")))
+    found: dict[str, dict[str, Any]] = {}
+    for values in files:
+        earlier = found.get(values["group"], {"cases": []})
+        cases = {case["name"]: case for case in earlier["cases"]}
+        for case in sorted(values["cases"], key=lambda case: str(case["date"])):
+            before = cases.get(case["name"])
+            if before is None or case["status"] in FINISHED or before["status"] not in FINISHED:
+                cases[case["name"]] = case
+        not_run = {name: reason for name, reason in values.get("not_run", {}).items() if name not in cases}
+        found[values["group"]] = values | {"cases": list(cases.values()), "not_run": not_run}
+    for group, values in found.items():
+        _name_commit(group, values)
+    return {group: found[group] for group in GROUPS if group in found}
+
+
+def _name_commit(group: str, values: dict[str, Any]) -> None:
+    """What was measured where there was no git, by the code that is here now, is of its commit."""
+    code, here = code_of(group), provenance()
+    for case in values["cases"]:
+        if case.get("commit") is None and case["code"] == code:
+            case["commit"] = here["commit"]
+            values["provenance"] |= {"commit": here["commit"], "dirty": here["dirty"]}
+
+
+def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
+    """Plain values, and all tables as text."""
+    records = {group: values["cases"] for group, values in groups.items()}
+    memory = records.get("memory", [])
+    order = {name: number for number, name in enumerate(MODELS)}
+    memory = sorted(memory, key=lambda record: order.get(record["cell"]["model"], len(order)))
+    rows = [_row(record, _baseline(record, memory)) for record in memory]
+    holes = [hole for values in groups.values() for hole in _holes(values)]
+    sources = [values["provenance"] for values in groups.values()]
+    texts = [to_markdown(_table(rows, sources), holes), *other_tables(records)]
+    missing = {hole.name: f"{hole.status}: {hole.reason}" for hole in holes}
+    return {"memory": rows, "missing": missing, "provenance": sources}, "\n".join(texts)
+
+
+def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What a case is compared with: same model and length of run, top-k, full residual, kept, float32, one rank."""
+    wanted = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), SETTINGS[0], strict=True))
+    wanted |= {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
+    same = (one for one in records if one["status"] == "ok" and wanted.items() <= one["cell"].items())
+    return next(same, None)
+
+
+def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
+    """What is said of one case: raw values, None where there is none. Of several ranks that of the fullest."""
+    row = {**record["cell"], "name": record["name"], "status": record["status"], "reason": record["reason"]}
+    row |= {name: record.get(name) for name in ("wall_seconds", "date", "device", "code", "commit")}
+    if record["status"] != "ok":
+        return row
+    own, first = _measures(record), _measures(baseline) if baseline else {}
+    row |= {**own, "saved": _saved(own, first, "total_bytes")}
+    row |= {"planned_saved": 1 - record["planned"]["normalised"], "planned_bytes": record["planned"]["total"]}
+    row |= {"peak_allocated_saved": _saved(own, first, "peak_allocated_bytes")}
+    return row | {"agreement": record["agreement"]}
+
+
+def _measures(record: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a case that ended well."""
+    rank = max(record["ranks"], key=lambda one: one["memory"]["peak_states_bytes"])
+    memory = rank["memory"]
+    return {
+        **memory,
+        "allocated_bytes": rung_bytes(memory, ALLOCATED),
+        "allocated_without_gradients_bytes": rung_bytes(memory, FREED),
+        "peak_allocated_bytes": rung_bytes(memory, PEAK),
+    }
+
+
+def _saved(own: dict[str, Any], first: dict[str, Any], name: str) -> float | None:
+    mine, theirs = own.get(name), first.get(name)
+    return None if mine is None or not theirs else 1 - mine / theirs
+
+
+def _holes(values: dict[str, Any]) -> Iterator[Hole]:
+    """Steps of a group that have not ended well, and those that were not done."""
+    for record in values["cases"]:
+        if record["status"] != "ok":
+            yield Hole(record["name"], record["status"], record["reason"], "")
+    for name, reason in values.get("not_run", {}).items():
+        yield Hole(name, "not run", reason, "")
+
+
+def _table(rows: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Table:
+    good = [row for row in rows if row["status"] == "ok"]
+    places = dict.fromkeys(
+        f"{one.get('device')}, driver {one.get('driver')}, torch {one.get('torch')}, CUDA {one.get('cuda')}, "
+        f"NCCL {one.get('nccl')}, commit {str(one.get('commit'))[:12]}{' (changed)' if one.get('dirty') else ''}, "
+        f"{one.get('date', '')[:10]}"
+        for one in sources
+    )
+    return Table(
+        name="memory",
+        title="One GPU, models of full size",
+        reading=READING,
+        records=good,
+        head=HEAD,
+        body=[_texts(row) for row in good],
+        text_columns=4,
+        notes=["Measured on: " + "; ".join(places) + "."],
+    )
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    ranks = f", {row['world_size']} ranks" if row["world_size"] > 1 else ""
+    states = all(one["agrees"] for rank in row["agreement"] for one in rank["states"].values())
+    allocated = row["agreement"][0].get("allocated")
+    return [
+        row["model"],
+        ("no compression" if row["compressor"] == "none" else f"{row['compressor']}, {row['scheme']}") + ranks,
+        row["gradients"],
+        ABSENT if row["compressor"] == "none" else row["residual_dtype"] or "float32",
+        mebibytes(row["total_bytes"]),
+        percent(row["saved"]),
+        percent(row["planned_saved"]) + ("" if states else " ≠"),
+        f"{mebibytes(row['allocated_bytes'])} ({mebibytes(row['allocated_without_gradients_bytes'])})",
+        ABSENT if allocated is None else f"{allocated['ratio']:.4f}",
+        mebibytes(row["peak_allocated_bytes"]),
+        percent(row["peak_allocated_saved"]),
+    ]

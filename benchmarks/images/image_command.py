@@ -1,0 +1,171 @@
+"""`python -m benchmarks image`: builds images, takes them to files, and runs commands with an engine."""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks.core.files import writable
+from benchmarks.images.base_image import DEFAULT, PACKAGES, check_builds, make_base
+from benchmarks.images.build_image import build_image, check_disk
+from benchmarks.images.engine import ENGINES, engine
+from benchmarks.images.export import check_stored, export_oci, export_packages, export_sif
+from benchmarks.launching.containers.entry import LOCK, ImageEntry, add_image, read_images
+from benchmarks.launching.containers.image_content import IMAGES, check_locks, image_content
+from benchmarks.launching.containers.programs import command
+from benchmarks.launching.containers.runtime_options import add_runtime_arguments, asked_runtime
+from benchmarks.launching.ranks import run_python
+from resireduce.errors import ConfigError, choose
+from resireduce.scheme import load
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    build = commands.add_parser("build", help="build an image; its entry goes into containers/images.lock.json")
+    build.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
+    base = f"an image to build from, or {PACKAGES} (default: {DEFAULT}, or {PACKAGES} where no registry answers)"
+    build.add_argument("--base", metavar="IMAGE", help=base)
+    build.add_argument("--toolkit", metavar="IMAGE", help="an image with the CUDA toolkit (default: from packages)")
+    build.add_argument("--again", action="store_true", help="even if it is there, with today's base and packages")
+    build.add_argument("--entry", metavar="FILE", type=Path, help="write its entry to a file of its own, too")
+    build.add_argument("--lock", metavar="FILE", type=Path, default=LOCK, help="list of images (default: %(default)s)")
+    made = commands.add_parser(
+        "base", help="make a base image from Debian's packages, and see that images can be built"
+    )
+    made.add_argument("--again", action="store_true", help="with today's packages, even if one was made earlier")
+    export = commands.add_parser("export", help="write a built image to a file, or what the audit asks of it")
+    export.add_argument("name", metavar="NAME", help=f"one of: {', '.join(IMAGES)}")
+    export.add_argument("--entry", metavar="FILE", type=Path, help="of which build (default: that of the lock)")
+    export.add_argument("--oci", metavar="FILE", type=Path, help="an OCI archive")
+    export.add_argument("--sif", metavar="FILE", type=Path, help="a SIF, for apptainer")
+    export.add_argument("--dpkg", metavar="FILE", type=Path, help="the list of its Debian packages, for the audit")
+    inside = commands.add_parser("exec", help="run python in an image, as a rank is run")
+    add_runtime_arguments(inside)
+    text = "folder that the command may write to, under the same path; may be given again"
+    inside.add_argument("--bind", metavar="DIR", type=Path, action="append", default=[], help=text)
+    text = "what to run, after --: python and its arguments, with absolute paths"
+    inside.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help=text)
+    commands.add_parser("list", help="list the images of the lock")
+    using = commands.add_parser("engine", help="run a command with a Docker Engine, started and stopped if none runs")
+    using.add_argument("line", nargs="+", metavar="COMMAND", help="after --")
+    for sub in (build, made, export):
+        sub.add_argument("--engine", default="docker", help=f"one of: {', '.join(ENGINES)}; default: %(default)s")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run one action. The exit status. Asked to end by a signal, it leaves no more behind than with Ctrl-C."""
+    earlier = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return int(ACTIONS[args.action](args))
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _end(number: int, _: object) -> NoReturn:
+    """Leave all blocks, which clear away what is theirs."""
+    sys.exit(128 + number)
+
+
+def _build(args: argparse.Namespace) -> int:
+    choose("image", args.name, IMAGES)
+    if args.toolkit and args.name == "cpu":
+        raise ConfigError(f"toolkit: {args.toolkit!r} is of no use for cpu, which has no CUDA; leave it out")
+    for field in ("entry", "lock"):
+        if getattr(args, field):
+            writable(field, getattr(args, field))
+    locked = read_images(args.lock).get(args.name)
+    check_locks(args.name)
+    with engine(args.engine) as client:
+        entry = build_image(client, args.name, args.base, args.toolkit, locked, args.again)
+    add_image(entry, args.lock)
+    if args.entry:
+        entry.save(args.entry)
+    print(_line(entry))
+    return 0
+
+
+def _base(args: argparse.Namespace) -> int:
+    with engine(args.engine) as client:
+        base = make_base(client, args.again)
+        check_builds(client, base)
+        check_disk("cpu", client)
+    print(f"{base.name}: {base.digest}")
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    given = {form: getattr(args, form) for form in FORMS if getattr(args, form) is not None}
+    if not given:
+        raise ConfigError(f"export: give one or more of {', '.join(f'--{form} FILE' for form in FORMS)}")
+    entry = ImageEntry.load(args.entry) if args.entry else _of_lock(args.name)
+    if entry.name != args.name:
+        raise ConfigError(
+            f"entry: {args.entry} is of image {entry.name!r}, not of {args.name!r}; give that of the same"
+        )
+    for form, path in given.items():
+        writable(form, path)
+    with engine(args.engine) as client:
+        check_stored(client, entry)
+        for form, path in given.items():
+            FORMS[form](client, entry, path)
+            print(f"{path}: {path.stat().st_size / 1e6:,.1f} MB")
+    return 0
+
+
+def _of_lock(name: str) -> ImageEntry:
+    images = read_images()
+    return images[choose("image", name, images)]
+
+
+def _exec(args: argparse.Namespace) -> int:
+    line = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if line[:1] != ["python"] or not line[1:]:
+        raise ConfigError(f"command: {' '.join(line)!r} is not allowed; give one of python's: -- python -m MODULE ...")
+    runtime = asked_runtime(args)
+    if runtime is None:
+        raise ConfigError("runtime: 'none' has no image to run a command in; give --runtime and --image")
+    for folder in args.bind:
+        if not folder.is_dir():
+            raise ConfigError(f"bind: {folder} is not a folder; make it, or give another one")
+    try:
+        run_python(line[1:], runtime, args.bind)
+    except subprocess.CalledProcessError as error:
+        if error.stderr:
+            raise ConfigError(f"runtime: {runtime.name} did not start it: {error.stderr}") from None
+        return int(error.returncode)
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    for name, entry in read_images().items():
+        state = "" if entry.content == image_content(name) else " (of other files than those here: build it again)"
+        print(_line(entry) + state)
+    return 0
+
+
+def _engine(args: argparse.Namespace) -> int:
+    program, *rest = args.line
+    with engine():
+        line = command(program) if program in load("benchmarks.rig.debian:TOOLS") else [program]
+        return subprocess.run([*line, *rest], check=False).returncode
+
+
+def _line(entry: ImageEntry) -> str:
+    parts = ", ".join(f"{name} {value}" for name, value in entry.versions.items() if value)
+    return f"{entry.name}: {entry.digest}, {entry.size_bytes / 1e9:.2f} GB, {parts}"
+
+
+FORMS = {"oci": export_oci, "sif": export_sif, "dpkg": export_packages}
+"""What an image is exported as, by option."""
+ACTIONS = {
+    "build": _build,
+    "base": _base,
+    "export": _export,
+    "exec": _exec,
+    "list": _list,
+    "engine": _engine,
+}

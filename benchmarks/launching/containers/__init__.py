@@ -1,0 +1,1 @@
+"""Ranks in containers: docker, podman, apptainer."""

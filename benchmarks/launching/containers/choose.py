@@ -1,0 +1,162 @@
+"""From options to what runs an image here; all that can be wrong is found before anything starts."""
+
+import os
+import resource
+import shlex
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.core.devices import has_nvidia, wanted_device
+from benchmarks.core.files import file_hash, save_json, try_json
+from benchmarks.core.paths import IMAGES
+from benchmarks.launching.containers.entry import LOCK, ImageEntry, read_images
+from benchmarks.launching.containers.image_content import image_content
+from benchmarks.launching.containers.isolation import isolated
+from benchmarks.launching.containers.programs import command
+from benchmarks.launching.containers.runtime import Runtime
+from resireduce.errors import ConfigError
+
+INFINIBAND = Path("/dev/infiniband")
+SIF_HEADER_BYTES = 128
+"""They end with offset and length of the data, 8 bytes each."""
+ANSWER_SECONDS = 60.0
+
+
+def find_runtime(name: str, image: str, network: str) -> Runtime:
+    """Return the runtime of that name with the image to run, which is a name in the lock or an image's own JSON.
+
+    Raises ConfigError, one line with the cure: for an unknown image, one of other code, one that the engine does not
+    have, an engine that does not answer, a network that is not to be had.
+    """
+    entry, beside = _find_entry(image)
+    build = _build(name, entry, image)
+    _check_content(entry, build)
+    program = tuple(command(name))
+    sif = _check_sif(beside, entry, image) if name == "apptainer" else None
+    if sif is None:
+        _check_engine(name, program, entry, build)
+    elif network == "none":
+        with isolated():  # or it says why not
+            pass
+    return _make(name, program, entry, network, sif)
+
+
+def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, sif: Path | None) -> Runtime:
+    uid, gid = os.getuid(), os.getgid()
+    # Without root, root in the container is the caller; podman can keep the number, as docker with root does.
+    rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
+    others = () if rootless or name != "docker" else tuple(sorted(set(os.getgroups()) - {gid}))
+    unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
+    return Runtime(
+        name=name,
+        image=entry,
+        program=program,
+        network=network,
+        sif=sif,
+        sif_hash=None if sif is None else sif_hash(sif),
+        gpus=has_nvidia() and bool(entry.versions.get("cuda")) and wanted_device() != "cpu",
+        infiniband=network == "host" and name != "apptainer" and INFINIBAND.exists() and unlimited,
+        user="0:0" if rootless else f"{uid}:{gid}",
+        groups=others,
+        host=socket.gethostname(),
+        keeps_id=name == "podman" and uid != 0,
+    )
+
+
+def _check_content(entry: ImageEntry, build: str) -> None:
+    """Raise ConfigError if the code in an image, or what else it is built from, is not that of this checkout."""
+    here = image_content(entry.name)
+    if entry.content not in (here, image_content(entry.name, entry.base)):  # the base is the default, or was given
+        raise ConfigError(
+            f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
+            f"this checkout ({here}); build it again: {build}"
+        )
+
+
+def _find_entry(given: str) -> tuple[ImageEntry, Path]:
+    """An image by its file or its name, and where its SIF would be."""
+    if given.endswith(".json"):
+        return ImageEntry.load(Path(given)), Path(given).with_suffix(".sif")
+    images = read_images()
+    if given not in images:
+        known = ", ".join(sorted(images)) or "none yet"
+        raise ConfigError(
+            f"image: {given!r} is not in {LOCK}; there are: {known}; build it: python -m benchmarks image build {given}"
+        )
+    return images[given], IMAGES / f"{given}-{images[given].content}.sif"
+
+
+def _check_sif(sif: Path, entry: ImageEntry, given: str) -> Path:
+    if sif.is_file() and is_whole(sif):
+        return sif.absolute()
+    absent, broken = "is not there, which apptainer needs; make it", "is no whole SIF; delete it and make it again"
+    raise ConfigError(
+        f"image: {sif} {broken if sif.is_file() else absent}: "
+        f"python -m benchmarks image export {entry.name}{_own_file(given)} --sif {shlex.quote(str(sif))}"
+    )
+
+
+def is_whole(sif: Path) -> bool:
+    """Say whether a file begins as a SIF does and is as long as it says (sylabs/sif, header of version 01)."""
+    with sif.open("rb") as file:
+        head = file.read(SIF_HEADER_BYTES)
+    if len(head) < SIF_HEADER_BYTES or head[32:41] != b"SIF_MAGIC":
+        return False
+    offset, size = struct.unpack_from("<qq", head, SIF_HEADER_BYTES - 16)
+    return sif.stat().st_size >= int(offset + size)
+
+
+def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:
+    """Raise ConfigError if the engine does not answer, or has not, or no longer, the image of this digest."""
+    try:
+        found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
+    except ConfigError as error:
+        if "no such image" in str(error).lower() or "image not known" in str(error).lower():
+            raise ConfigError(
+                f"image: {name} has no image {entry.name} of {entry.digest[:19]}...; build it: {build}"
+            ) from None
+        raise ConfigError(f"runtime: {name} does not answer: {error}; start it, or choose another runtime") from None
+    if found.removeprefix("sha256:") != entry.digest.removeprefix("sha256:"):
+        raise ConfigError(f"image: {name} gives {found} for {entry.digest}; build {entry.name} again: {build}")
+
+
+def _build(name: str, entry: ImageEntry, given: str) -> str:
+    """The command that builds an image for a runtime, and writes the file that it is known by, if it is by one.
+
+    Apptainer's are exported from an engine.
+    """
+    engine = " --engine podman" if name == "podman" else ""
+    return f"python -m benchmarks image build {entry.name}{engine}{_own_file(given)}"
+
+
+def _own_file(given: str) -> str:
+    return f" --entry {shlex.quote(given)}" if given.endswith(".json") else ""
+
+
+def _ask(line: list[str]) -> str:
+    """What a program answers. Raises ConfigError with the last line of what it says otherwise."""
+    try:
+        done = subprocess.run(line, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"no answer in {ANSWER_SECONDS:g} s") from None
+    if done.returncode:
+        raise ConfigError((done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1].strip())
+    return done.stdout.strip()
+
+
+def sif_hash(sif: Path) -> str:
+    """Return the SHA-256 of a SIF; it is gigabytes, so it is kept beside it for as long as the file is the same."""
+    cached, now = sif.with_suffix(".sif.sha256.json"), sif.stat()
+    state = {"size_bytes": now.st_size, "modified_ns": now.st_mtime_ns}
+    found = try_json(cached)
+    if isinstance(found, dict) and "sha256" in found and state.items() <= found.items():
+        return str(found["sha256"])
+    print(f"Hashing {sif.name} ({now.st_size / 2**30:.1f} GiB), once ...", file=sys.stderr, flush=True)
+    digest = file_hash(sif)
+    with suppress(OSError):  # a folder of somebody else's: hashed each time
+        save_json({**state, "sha256": digest}, cached)
+    return digest

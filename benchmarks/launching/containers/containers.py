@@ -1,0 +1,137 @@
+"""Starts the containers of one launch, each as the process of its client, and leaves none behind."""
+
+import os
+import secrets
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from benchmarks.launching.containers.environment import bind_all
+from benchmarks.launching.containers.isolation import isolated
+from benchmarks.launching.containers.runtime import HOSTS, Container, Runtime
+from benchmarks.launching.processes import Logged, Start, die_with_parent
+
+ENGINE_FAILED = (125, 126, 127, 255)
+"""Exit statuses by which docker and podman, or apptainer (the last), say that they could not start the command."""
+SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
+"""How the line begins that says why; advice may come after it."""
+
+
+class Client(Logged):
+    """Signals go through a pipe to `benchmarks.launching.supervise`, which no killed client and no late start can lose.
+
+    Args:
+        command: the whole command line.
+        environment: all variables of the client.
+        log: file for what it and the container say; it comes out on this process's error stream when it is polled.
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
+        # In a session of its own, so that Ctrl-C on a terminal reaches the launcher only.
+        super().__init__(
+            command,
+            log,
+            env=environment,
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # this process has no threads
+        )
+
+    def send_signal(self, sig: int) -> None:
+        """Have the command in the container get a signal. SIGKILL ends this client, and with it the container."""
+        if sig == signal.SIGKILL:
+            super().send_signal(sig)
+        elif self.stdin is not None:
+            with suppress(BrokenPipeError):
+                os.write(self.stdin.fileno(), bytes([sig]))
+
+    def complaint(self) -> str | None:
+        """What the engine said if it could not start the command."""
+        if self.poll() not in ENGINE_FAILED:
+            return None
+        lines = self.said()
+        told = [line for line in lines if line.startswith(SAID)] or lines or ["it said nothing"]
+        return told[-1]
+
+    def close(self) -> None:
+        """As `Logged`'s, and its standard input."""
+        super().close()
+        if self.stdin is not None:
+            self.stdin.close()
+
+
+LOOK_SECONDS = 0.05
+START_SECONDS = 60.0
+"""How long the first container may take until others can join it; an idle machine needs half a second."""
+REMOVE_SECONDS = 60.0
+
+
+@contextmanager
+def containers(
+    runtime: Runtime, folder: Path, writable: Sequence[Path | None] = (), readable: Sequence[Path | None] = ()
+) -> Iterator[Start]:
+    """Within it commands of the image's python can be started, each in a container of its own; they share a network.
+
+    Args:
+        runtime: what runs the image.
+        folder: of the launch, on the host and in the containers.
+        writable: paths that they may write to, beside `folder`.
+        readable: paths that they only read.
+
+    Raises:
+        ConfigError: for paths that cannot be bound; for a network that is not to be had.
+    """
+    binds, token = bind_all([folder, *writable], readable, os.environ), f"resireduce-{secrets.token_hex(6)}"
+    started: list[Client] = []
+    with ExitStack() as stack:
+        alone = runtime.name == "apptainer" and runtime.network == "none"
+        prefix = stack.enter_context(isolated()) if alone else []
+        if alone:
+            (folder / HOSTS).write_text(runtime.hosts(), encoding="utf-8")
+        stack.callback(_clear_away, runtime, token, started)
+
+        def start(arguments: Sequence[str], variables: Mapping[str, str]) -> Client:
+            rank = len(started)
+            leader = f"{token}-0" if rank else None
+            container = Container(name=f"{token}-{rank}", leader=leader, folder=folder, binds=binds)
+            everything = {**os.environ, **variables}
+            line = [*prefix, *runtime.command(["python", *arguments], container, everything)]
+            if rank == 1:
+                _wait_for(runtime, started[0], f"{token}-0")
+            started.append(Client(line, runtime.environment(everything), folder / f"container{rank}.log"))
+            return started[-1]
+
+        yield start
+
+
+def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
+    """Until a container runs, so that others can join it; or has ended, or takes too long: then they say so."""
+    if runtime.name == "apptainer":
+        return
+    command = [*runtime.program, "container", "inspect", "--format", "{{.State.Running}}", name]
+    deadline = time.monotonic() + START_SECONDS
+    while client.poll() is None and time.monotonic() < deadline:
+        left = max(LOOK_SECONDS, deadline - time.monotonic())
+        with suppress(subprocess.TimeoutExpired):  # an engine that hangs
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
+            if done.stdout.strip() == "true":
+                return
+        time.sleep(LOOK_SECONDS)
+
+
+def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None:
+    """End what is still there. A client that is killed leaves its container running until that notices."""
+    for client in started:
+        client.kill()
+        client.wait()
+        client.close()
+    if runtime.name == "apptainer" or not started:
+        return
+    # They remove themselves when they end, so most are gone: of that docker complains, and podman does nothing at all.
+    options = ["--force", "--ignore"] if runtime.name == "podman" else ["--force"]
+    command = [*runtime.program, "rm", *options, *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
+    with suppress(subprocess.TimeoutExpired):
+        subprocess.run(command, capture_output=True, timeout=REMOVE_SECONDS, check=False)

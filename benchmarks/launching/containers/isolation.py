@@ -1,0 +1,56 @@
+"""A network of its own, with nothing but a loopback device, for the ranks of one launch under apptainer.
+
+Apptainer's own `--net --network none` makes one for each rank, and ranks could not reach each other. So a process of
+ours holds one, and each rank's apptainer enters it. Linux only; no rights are needed where user namespaces are allowed.
+"""
+
+import fcntl
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks.launching.containers.programs import command
+from benchmarks.launching.processes import die_with_parent
+from resireduce.errors import ConfigError
+
+# linux/sockios.h and linux/if.h
+GET_FLAGS, SET_FLAGS, IS_UP = 0x8913, 0x8914, 0x1
+UP = b"up\n"
+
+
+@contextmanager
+def isolated() -> Iterator[list[str]]:
+    """Within it there is such a network; what comes before a command line to run it there. Raises ConfigError."""
+    holder = subprocess.Popen(
+        [*command("unshare"), "--user", "--map-root-user", "--net", sys.executable, "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509  (this process has no threads)
+    )
+    with holder:  # closes its standard input, which ends it
+        assert holder.stdout is not None and holder.stderr is not None
+        if holder.stdout.readline() != UP:
+            said = holder.stderr.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+            raise ConfigError(f"network: 'none' is not to be had under apptainer here ({said[-1]}); set --network host")
+        # The caller keeps its number, which is root's in there: whoever else it may be has none.
+        yield [*command("nsenter"), f"--target={holder.pid}", "--user", "--net", "--preserve-credentials"]
+
+
+def bring_up(device: str = "lo") -> None:
+    """Switch a network device of this process's namespace on, as `ip link set lo up` does. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        name = device.encode()
+        found = fcntl.ioctl(handle, GET_FLAGS, struct.pack("16sh14x", name, 0))
+        fcntl.ioctl(handle, SET_FLAGS, struct.pack("16sh14x", name, struct.unpack("16sh14x", found)[1] | IS_UP))
+
+
+if __name__ == "__main__":
+    bring_up()
+    sys.stdout.buffer.write(UP)
+    sys.stdout.buffer.flush()
+    sys.stdin.buffer.read()

@@ -1,0 +1,135 @@
+"""The command line of one rank in a container, which is inside the ranks' launch: one for each. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.environment import TMP, Bind, for_apptainer, passed
+
+SHARED_MEMORY = "1g"
+"""Shared memory of a cell's ranks together, for NCCL and for loaders of data; an engine's default is 64 MiB."""
+SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
+HOSTS = "hosts"
+DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
+"""Read by `benchmarks.core.provenance`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Container:
+    """One container of a launch."""
+
+    name: str
+    leader: str | None = None
+    """Name of the container whose network and shared memory it joins; None for the first."""
+    folder: Path = TMP
+    """Folder of the launch, bound and writable: HOME under apptainer, where /tmp is that of all the machine's users."""
+    binds: tuple[Bind, ...] = ()
+    supervised: bool = True
+    """Whether its standard input is a pipe from the launcher: `benchmarks.launching.supervise`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What runs images on this machine, and the image that it runs."""
+
+    name: str
+    image: ImageEntry
+    program: tuple[str, ...]
+    """How it is called: the beginning of its command line."""
+    network: str = "none"
+    sif: Path | None = None
+    """The image as apptainer reads it."""
+    sif_hash: str | None = None
+    """SHA-256 of that file."""
+    gpus: bool = False
+    """Whether ranks train on NVIDIA devices."""
+    infiniband: bool = False
+    """Whether they may reach each other by it."""
+    user: str = "0:0"
+    """Numbers of user and group, as the container sees them, that are the caller on the host."""
+    groups: tuple[int, ...] = ()
+    """The caller's other groups, which the data may belong to."""
+    host: str = "localhost"
+    """The name of this machine, which ranks have too."""
+    keeps_id: bool = False
+    """Whether the caller must be mapped to the same number in the container: podman without root."""
+
+    def command(self, arguments: Sequence[str], container: Container, variables: Mapping[str, str]) -> list[str]:
+        """Return the command line that runs `arguments` in a container.
+
+        Values of variables are not in it but in the environment that it is called in, `environment`: srun and mpirun
+        set them for each rank.
+        """
+        last = ["--last"] if self.name == "podman" and container.leader is None else []
+        inside = [*SUPERVISED, *last, *arguments] if container.supervised else list(arguments)
+        if self.name == "apptainer":
+            # It refuses to set HOME itself.
+            settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
+            options = [*self._apptainer_options(container), str(self.sif), "env", *settings]
+            return [*self.program, "exec", *options, *inside]
+        options = [*self._engine_options(container), *self._joined(container), *self._devices()]
+        options += [word for bind in container.binds for word in ("--mount", bind.option())]
+        fixed = self._fixed(TMP)
+        options += [word for name in passed(variables) if name not in fixed for word in ("--env", name)]
+        options += [word for name, value in fixed.items() for word in ("--env", f"{name}={value}")]
+        return [*self.program, "run", *options, self.image.digest, *inside]
+
+    def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the environment to call the command line in, from that of the host and what ranks are told."""
+        return for_apptainer(variables) if self.name == "apptainer" else dict(variables)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what records say of it."""
+        entry = self.image
+        facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name, "network": self.network}
+        return {**facts, "versions": entry.versions, "sif_sha256": self.sif_hash}
+
+    def _fixed(self, home: Path) -> dict[str, str]:
+        """Variables that are the same for every container, whatever the host's are."""
+        # The caller's number has no name in the image, and torch asks for one. No code but the image's own is found.
+        own = {"HOME": str(home), "USER": "resireduce", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
+        return own | {DIGEST_VARIABLE: self.image.digest}
+
+    def _engine_options(self, container: Container) -> list[str]:
+        # Compiled kernels are loaded from /tmp, which may therefore hold programs.
+        options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
+        options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
+        options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
+        options += [f"--user={self.user}", *(["--userns=keep-id"] if self.keeps_id else [])]
+        return options + [f"--group-add={group}" for group in self.groups]
+
+    def _joined(self, container: Container) -> list[str]:
+        """Who shares what: ranks of a cell meet over the loopback device and /dev/shm of the first one's container.
+
+        All have the host's name, by which NCCL finds out who is on the same machine.
+        """
+        if container.leader is None:
+            memory = ["--ipc=shareable", f"--shm-size={SHARED_MEMORY}"]
+        else:
+            memory = [f"--ipc=container:{container.leader}"]
+        if self.network == "none" and container.leader is not None:
+            network = [f"--network=container:{container.leader}"]
+        else:
+            # Horovod crashes where nobody can tell it the address of its own name.
+            named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
+            network = [f"--network={self.network}", *named]
+        return ["--uts=host", *memory, *network]
+
+    def _devices(self) -> list[str]:
+        """GPUs with the host's numbers of processes, by which NVML tells whose memory it is; InfiniBand."""
+        gpus = ["--gpus=all"] if self.name == "docker" else ["--device=nvidia.com/gpu=all"]
+        options = [*gpus, "--pid=host"] if self.gpus else []
+        return options + (["--device=/dev/infiniband", "--ulimit=memlock=-1:-1"] if self.infiniband else [])
+
+    def _apptainer_options(self, container: Container) -> list[str]:
+        # Numbers of processes, /dev/shm, the host's name and /tmp are the host's by default; the root is read-only.
+        options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
+        if self.network == "none":
+            options += ["--mount", Bind(container.folder / HOSTS, target=Path("/etc/hosts")).option()]
+        return options + [word for bind in container.binds for word in ("--mount", bind.option())]
+
+    def hosts(self) -> str:
+        """Return what apptainer's containers are to find in /etc/hosts if they have no network: HOSTS in the folder."""
+        return f"127.0.0.1 localhost {self.host}\n"

@@ -1,0 +1,193 @@
+"""Runs the ranks of a cell to their end, and finds out how they ended. Imports no torch."""
+
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import save_json
+from benchmarks.core.outcome import Outcome
+from benchmarks.core.stop_policy import Limits
+from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.processes import LIMITS, POLL_SECONDS, RankProcess, Start, count_oom_kills, how_ended
+from benchmarks.launching.ranks import rank_arguments, rank_variables, starting
+from benchmarks.launching.slurm.launcher import Job
+from benchmarks.launching.slurm.step import StepRank
+
+Rank = RankProcess | StepRank
+"""One rank, as who has started it sees it: a process here, or one of many that another program has started."""
+TIMEOUT_SECONDS = 3600.0
+"""How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""
+GRACE_SECONDS = 10.0
+"""How long the other ranks may go on after one has failed: they have their own outcome to write."""
+KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+"""Return codes of a process that was killed: as its parent sees it, and through a shell."""
+PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
+"""If ranks end differently, the first of these is what happened; the others failed because of it."""
+DOCTOR = "python -m benchmarks doctor says what is wrong with the machine"
+STOPPED = Outcome(status="error", reason="stopped because another rank had failed")
+"""Outcome of a rank that went on for longer than the grace; of two errors, it is the other that says what happened."""
+
+
+def launch(
+    cell: Cell,
+    folder: Path,
+    weights: Path | None,
+    root: Path,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+    limits: Limits | None = None,
+    runtime: Runtime | None = None,
+    job: Job | None = None,
+) -> list[Outcome]:
+    """Run all ranks to their end, for `timeout_seconds` and until the deadline of `limits` at most.
+
+    Returns each rank's outcome. One that left none has status error, timeout if it was stopped for that, or oom if the
+    kernel killed it. `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
+    With `runtime` each rank is in a container of its own; with `job` they are on the nodes of that Slurm job.
+    SIGTERM and SIGINT are passed on to the ranks, which save and stop; a second SIGINT kills them.
+    """
+    limits = limits or Limits()
+    save_json(cell.to_dict(), folder / "cell.json")
+    save_json(limits.to_dict(), folder / LIMITS)
+    kills, ranks = _oom_kills(runtime), list[Rank]()
+    with _passing_on(ranks) as signals, ExitStack() as stack:
+        try:
+            for process in _start_all(stack, cell, folder, weights, root, limits, runtime, job):
+                ranks.append(process)
+            in_time = _wait(ranks, folder, min(timeout_seconds, limits.seconds_left))
+            running = [process.poll() is None for process in ranks]
+            late = _late(timeout_seconds, limits)
+            if not in_time and not late.failure:
+                _ask_to_stop(ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    killed_by_kernel = kills is not None and (_oom_kills(runtime) or 0) > kills
+    outcomes = [
+        _outcome(folder, rank, process, killed_by_kernel and not was)
+        for rank, (process, was) in enumerate(zip(ranks, running, strict=True))
+    ]
+    return [_explain(it, was, STOPPED if in_time else late, signals) for was, it in zip(running, outcomes, strict=True)]
+
+
+def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: list[int]) -> Outcome:
+    """The outcome of a rank, told by why it was ended if it was."""
+    if was_running and outcome.status == "error":
+        return ended
+    asked = ended is not STOPPED and not ended.failure
+    if was_running and asked and outcome.status == "timeout" and not signals:
+        # What it had measured when it was asked to stop stays; why it was asked is this process's to say.
+        where = {name: value for name, value in outcome.failure.items() if name != "interrupted"}
+        return replace(outcome, failure=where, status=ended.status, reason=ended.reason)
+    if signals and outcome.status == "error":
+        reason = f"stopped by {signal.Signals(signals[0]).name} before it could write a checkpoint; run again"
+        return replace(outcome, status="timeout", reason=reason, failure={"interrupted": True})
+    return outcome
+
+
+def _late(timeout_seconds: float, limits: Limits) -> Outcome:
+    """The outcome of ranks whose time was over."""
+    if limits.seconds_left <= 0:
+        reason = "had not stopped by its deadline; run again"
+        return Outcome(status="timeout", reason=reason, failure={"interrupted": True})
+    return Outcome(status="timeout", reason=f"not done after {timeout_seconds:g} s; its log says how far it came")
+
+
+def _ask_to_stop(ranks: list[Rank]) -> None:
+    """Ranks that do not hang write a checkpoint, and what they have measured so far."""
+    for process in ranks:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+
+
+@contextmanager
+def _passing_on(ranks: list[Rank]) -> Iterator[list[int]]:
+    """Within it, signals that ask this process to end go to the ranks; the list is of those that came."""
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        impatient = number == signal.SIGINT and number in came
+        came.append(number)
+        for process in ranks:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL if impatient else number)
+
+    earlier = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield came
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _start_all(
+    stack: ExitStack,
+    cell: Cell,
+    folder: Path,
+    weights: Path | None,
+    root: Path,
+    limits: Limits,
+    runtime: Runtime | None,
+    job: Job | None,
+) -> Iterator[Rank]:
+    """Start the ranks, which are known one by one; none is left when `stack` is closed."""
+    if job is not None:
+        yield from stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
+        return
+    read = [weights, *(root / name for name in cell.needs)]
+    start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
+    for rank in range(cell.world_size):
+        yield _start(cell, rank, folder, weights, root, start)
+
+
+def _start(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path, start: Start) -> RankProcess:
+    return start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
+
+
+def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
+    """Until all have ended; once one has failed the others have GRACE_SECONDS. False if the time was over before."""
+    deadline, failed = time.monotonic() + timeout_seconds, False
+    while any(process.poll() is None for process in ranks):
+        if not failed and any(_has_failed(folder, rank, process) for rank, process in enumerate(ranks)):
+            failed, deadline = True, time.monotonic() + GRACE_SECONDS
+        if time.monotonic() > deadline:
+            return failed
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
+    """Whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
+    return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process).status != "ok")
+
+
+def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> Outcome:
+    """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
+    path = folder / f"rank{rank}.json"
+    if path.exists():
+        return Outcome.load(path)
+    if killed_by_kernel and process.returncode in KILLED:
+        return Outcome(status="oom", reason=f"rank {rank} was killed by the kernel, whose memory was full")
+    if verdict := process.verdict():
+        return verdict
+    if said := process.complaint():
+        return Outcome(status="error", reason=f"rank {rank} was not started: {said}; {DOCTOR}")
+    assert process.returncode is not None
+    return Outcome(status="error", reason=f"rank {rank} {how_ended(process.returncode)}; its log says more")
+
+
+def _oom_kills(runtime: Runtime | None) -> int | None:
+    """An engine's containers are in control groups of their own, so there it is the count of the whole machine."""
+    return count_oom_kills() if runtime is None else count_oom_kills(cgroups=None)
+
+
+def overall(outcomes: Sequence[Outcome]) -> Outcome:
+    """The outcome that explains the others."""
+    return min(outcomes, key=lambda it: (PRECEDENCE.index(it.status), it == STOPPED, bool(it.failure.get("lost_peer"))))

@@ -1,0 +1,125 @@
+"""From what the ranks of a cell left to its record, and to one line for the screen. Imports no torch."""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import file_hash
+from benchmarks.core.outcome import Measured, Outcome
+from benchmarks.core.provenance import job_facts, provenance
+from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
+from benchmarks.launching.launch import overall
+from benchmarks.launching.slurm.working import keep
+
+MEASURED = tuple(field.name for field in fields(Measured))
+FINAL = ("ok", "oom", "timeout", "diverged")
+"""Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
+PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
+"""What a rank that did not come to its end leaves."""
+
+
+def to_result(
+    cell: Cell,
+    outcomes: Sequence[Outcome],
+    wall_seconds: float,
+    weights: Path | None,
+    image: dict[str, Any] | None = None,
+) -> CellResult:
+    """Return the record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most.
+
+    `image` is what is known of the image that they ran in.
+    """
+    said, first = overall(outcomes), outcomes[0]
+    source = provenance(image) | {"weights_hash": file_hash(weights) if weights else None}
+    if facts := [outcome.facts for outcome in outcomes if outcome.facts]:
+        source |= job_facts(facts)
+    if said.status != "ok":
+        values = _until_then(outcomes, said)
+    else:
+        source |= {name: getattr(first, name) for name in ("resumed_at_steps", "data_hash", "threads")}
+        wall_seconds += first.earlier_seconds
+        values = {name: getattr(first, name) for name in MEASURED} | _memory([outcome.memory for outcome in outcomes])
+    values |= {"status": said.status, "reason": said.reason}
+    return CellResult(cell=cell, wall_seconds=wall_seconds, provenance=source, **values)
+
+
+def _memory(memories: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Bytes of the rank that holds most at its fullest, with its items, and what each holds."""
+    rank = max(range(len(memories)), key=lambda rank: memories[rank]["peak_states_bytes"])
+    fullest = memories[rank]
+    items = {"items": {"rank": rank, **fullest["items"]}} if fullest.get("items") else {}
+    each = [{name: value for name, value in memory.items() if name != "items"} for memory in memories]
+    values = {name: fullest[name] for name in (*BYTE_FIELDS, "ladder")}
+    return {**values, **items, "phase_seconds": memories[0]["phase_seconds"], "per_rank": each}
+
+
+def _until_then(outcomes: Sequence[Outcome], said: Outcome) -> dict[str, Any]:
+    """What ranks that did not come to their end had measured, and where the one that says why ended."""
+    known = [said, *(outcome for outcome in outcomes if outcome is not said)]
+    measured = next((outcome for outcome in known if outcome.steps is not None), None)
+    values = {name: getattr(measured, name) for name in PARTIAL} if measured else {}
+    residents = [outcome.peak_resident_bytes for outcome in outcomes if outcome.peak_resident_bytes is not None]
+    rank = next(rank for rank, outcome in enumerate(outcomes) if outcome is said)
+    # Of a rank that left nothing, the step is that of the others, which waited for it.
+    where = {**(measured.failure if measured else {}), **said.failure, "rank": rank}
+    values["failure"] = {name: value for name, value in where.items() if name != "lost_peer"}
+    values["peak_resident_bytes"] = max(residents, default=None)
+    said_of = ("status", "reason", "steps", "peak_resident_bytes")
+    values["per_rank"] = [{"rank": n} | {name: getattr(it, name) for name in said_of} for n, it in enumerate(outcomes)]
+    return values
+
+
+def summary(result: CellResult, baseline_bytes: int | None = None) -> str:
+    """One line for the screen; `baseline_bytes` is what model states are normalised by."""
+    if result.status != "ok":
+        return f"{result.cell.name}: {result.status}: {result.reason}"
+    total_bytes = result.total_bytes or 0
+    share = f", normalised {total_bytes / baseline_bytes:.1%}" if baseline_bytes else ""
+    return (
+        f"{result.cell.name}: {result.metric_name} {result.metric:.3f}, "
+        f"model states {total_bytes / 2**20:.2f} MiB{share}, "
+        f"{result.steps_per_second:.1f} steps/s, {result.wall_seconds:.0f} s"
+    )
+
+
+def leave(
+    result: CellResult, output: Path, baseline_bytes: int | None = None, copy: Path | None = None, note: str = ""
+) -> int:
+    """Write the record, before it its `copy`, and say how it went, with a `note`. The exit status.
+
+    If the cell could not be run, is to be gone on with, or did not end well and there is a record that did, the name
+    has "failed" in it.
+    """
+    failed = output.with_suffix(".failed.json")
+    unfinished = result.status not in FINAL or result.failure.get("interrupted")
+    if unfinished or (result.status != "ok" and _is_finished(output)):
+        _save(result, failed)
+        print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
+        return 1
+    if copy is not None:
+        keep(result, copy)
+    _save(result, output)
+    failed.unlink(missing_ok=True)
+    print(summary(result, baseline_bytes) + note, flush=True)
+    return 0
+
+
+def _save(result: CellResult, path: Path) -> None:
+    """Write the record; what was measured is not lost with a disk that has become full since."""
+    try:
+        result.save(path)
+    except OSError as error:
+        elsewhere = Path(tempfile.mkdtemp(prefix="resireduce-record-")) / path.name
+        result.save(elsewhere)
+        raise OSError(f"{path} cannot be written ({error.strerror}); the record is in {elsewhere}") from None
+
+
+def _is_finished(path: Path) -> bool:
+    try:
+        return CellResult.load(path).status == "ok"
+    except RecordError:
+        return False

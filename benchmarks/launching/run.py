@@ -1,0 +1,187 @@
+"""`python -m benchmarks run`: trains one cell, and always leaves a validated record. Imports no torch."""
+
+import argparse
+import math
+import os
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from zipfile import is_zipfile
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import seconds
+from benchmarks.core.content import get_pretrained
+from benchmarks.core.devices import check_backend, wanted_device
+from benchmarks.core.files import load_json, writable
+from benchmarks.core.prepared import check_prepared, find_root
+from benchmarks.core.provenance import provenance
+from benchmarks.core.record import CellResult
+from benchmarks.core.stop_policy import (
+    RECORD_SECONDS,
+    SAVE_EVERY_SECONDS,
+    Limits,
+    checkpoint_folder,
+    content_of,
+    remove_checkpoint,
+    room_for_checkpoint,
+    saved_step,
+)
+from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.containers.runtime_options import add_runtime_arguments, asked_runtime
+from benchmarks.launching.launch import TIMEOUT_SECONDS, launch
+from benchmarks.launching.outcomes import leave, to_result
+from benchmarks.launching.processes import how_ended
+from benchmarks.launching.ranks import run_python
+from benchmarks.launching.slurm.launcher import Job
+from benchmarks.launching.slurm.site import Site, site_file
+from benchmarks.launching.slurm.working import find_kept, working_folder
+from resireduce.errors import ConfigError, choose
+
+LAUNCHERS = ("here", "srun")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--cell", type=Path, required=True, help="JSON file that describes the cell")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file for its record")
+    parser.add_argument("--weights", type=Path, help="pretrained weights (default: made once, in results/cache)")
+    root = "folder of prepared data sets (default: $RESIREDUCE_DATA, else data)"
+    parser.add_argument("--data", metavar="DIR", type=Path, help=root)
+    limit = (
+        f"seconds after which training counts as hung, status timeout (default: {TIMEOUT_SECONDS:g}, or the deadline)"
+    )
+    parser.add_argument("--timeout", metavar="SECONDS", help=limit)
+    limit = "seconds from now until the cell must have ended: it saves and stops before; run again, it goes on"
+    parser.add_argument("--deadline", metavar="SECONDS", help=limit)
+    often = (
+        f"seconds between two checkpoints, for a cell that is killed (default: {SAVE_EVERY_SECONDS:g}, or the site's)"
+    )
+    parser.add_argument("--checkpoint-every", metavar="SECONDS", help=often)
+    place = "folder of unfinished cells' checkpoints (default: checkpoints, beside the folder of the record)"
+    parser.add_argument("--checkpoints", metavar="DIR", type=Path, help=place)
+    text = "here: processes of this machine; srun: tasks on the nodes of the Slurm job that this runs in"
+    parser.add_argument("--launcher", default="here", help=f"what starts the ranks: {text} (default: %(default)s)")
+    parser.add_argument("--site", type=Path, default=site_file(), help="YAML file of the cluster (here: %(default)s)")
+    text = (
+        "JSON file for a copy of the record, from which it is taken again if the cell was finished but not seen to be"
+    )
+    parser.add_argument("--keep", metavar="FILE", type=Path, help=text)
+    add_runtime_arguments(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Return 0 if the record says something of the cell, 1 if it could not be run or is to be gone on with."""
+    cell, job = read_cell(args.cell), None
+    if choose("launcher", args.launcher, LAUNCHERS) == "srun":
+        job = _find_job(args, cell)
+    elif cell.nodes is not None and cell.nodes > 1:
+        raise ConfigError(f"nodes: {cell.nodes} needs several machines; run it on a cluster: snakemake --profile slurm")
+    timeout_seconds, limits = _timeout(args), _limits(args, cell)
+    wanted_device()
+    runtime = asked_runtime(args)
+    if job is not None and runtime is not None and runtime.network == "none" and cell.world_size > 1:
+        raise ConfigError("network: 'none' keeps ranks in containers of their own apart; give --network host")
+    image = runtime.facts() if runtime else None
+    check_backend(cell.backend, image)
+    _check_places(args)
+    root = find_root(args.data)
+    check_prepared(cell.needs, root)
+    try:
+        weights = _weights(cell, args.weights, runtime)
+    except subprocess.CalledProcessError as error:
+        how = f"was not started: {error.stderr}" if error.stderr else how_ended(error.returncode)
+        reason = f"pretraining of {cell.model} {how}; its log says more"
+        return leave(CellResult(cell=cell, status="error", reason=reason, provenance=provenance(image)), args.output)
+    limits = replace(limits, content=content_of(cell, weights, image))
+    started = time.monotonic()
+    place = room_for_checkpoint(limits.folder if runtime else None)
+    with working_folder(cell, args.output, shared=job is not None) as folder, place:
+        if (kept := find_kept(args.keep, limits.content)) is not None:
+            return leave(kept, args.output, note=" (finished before, not trained again)")
+        outcomes = launch(cell, folder, weights, root, timeout_seconds, limits, runtime, job)
+    result = to_result(cell, outcomes, time.monotonic() - started, weights, image)
+    source = {"content": limits.content, "slurm": job.facts() if job else None}
+    result = replace(result, provenance=result.provenance | source)
+    if result.status == "error" and (step := saved_step(limits.folder)) is not None:
+        result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
+    status = leave(result, args.output, outcomes[0].baseline_bytes, args.keep)
+    if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
+        remove_checkpoint(limits.folder)
+    return status
+
+
+def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
+    """The Slurm job that this runs in; what is not asked for otherwise is as its site says."""
+    site = Site.load(args.site)
+    image = os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
+    job = Job.find(cell, site, image)
+    if args.deadline is None and job.deadline_seconds is not None:
+        args.deadline = str(max(job.deadline_seconds, RECORD_SECONDS + 1))
+    if args.checkpoint_every is None:
+        args.checkpoint_every = str(site.checkpoint_minutes * 60)
+    return job
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Raise ConfigError, one line, if what the options name cannot be written, or is what would be read."""
+    for name in ("cell", "weights"):
+        given = getattr(args, name)
+        if given is not None and given.resolve() == args.output.resolve():
+            raise ConfigError(f"output: {args.output} is the file given as --{name}; give another one")
+    writable("output", args.output)
+    if args.checkpoints is not None and args.checkpoints.exists() and not args.checkpoints.is_dir():
+        raise ConfigError(f"checkpoints: {args.checkpoints} is not a folder; give one, or the name of a new one")
+
+
+def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
+    """What the options say of stopping and saving; seconds count from now."""
+    now = time.time()
+    seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
+    return Limits(
+        ends_at=now + seconds_left if math.isfinite(seconds_left) else None,
+        save_every_seconds=SAVE_EVERY_SECONDS
+        if args.checkpoint_every is None
+        else seconds("checkpoint-every", args.checkpoint_every),
+        folder=checkpoint_folder(cell, args.output, args.checkpoints).absolute(),
+        started_at=now,
+    )
+
+
+def _timeout(args: argparse.Namespace) -> float:
+    """Seconds after which training counts as hung: a deadline says better how long it may take."""
+    if args.timeout is not None:
+        return seconds("timeout", args.timeout)
+    return TIMEOUT_SECONDS if args.deadline is None else math.inf
+
+
+def read_cell(path: Path) -> Cell:
+    """The cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
+    try:
+        return Cell.from_dict(load_json(path))
+    except OSError as error:
+        raise ConfigError(f"cell: {path}: {error.strerror}") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"cell: {path} is no JSON: {error}") from None
+
+
+def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:
+    """The weights that the cell starts from: those given, or those of its recipe, made now if they are not there."""
+    usual = get_pretrained(cell.model, runtime.image.content if runtime else None)
+    if given is not None:
+        if usual is None:
+            raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
+        if not given.is_file():
+            raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks pretrain")
+        if not is_zipfile(given):  # what torch.save writes
+            raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks pretrain")
+        return given
+    if usual is None:
+        return None
+    if not Path(usual).is_file():
+        arguments = ["-m", "benchmarks", "pretrain", "--model", cell.model, "--output", os.path.abspath(usual)]
+        Path(usual).parent.mkdir(parents=True, exist_ok=True)
+        run_python(arguments, runtime, [Path(usual).parent])
+    return Path(usual)

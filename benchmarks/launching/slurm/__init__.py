@@ -1,0 +1,1 @@
+"""Ranks on the nodes of a Slurm job, as a site's file has it."""

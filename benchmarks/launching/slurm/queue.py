@@ -1,0 +1,134 @@
+"""What Slurm still has of a run whose Snakemake has ended: its jobs, and nodes that failed, which later jobs avoid."""
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from benchmarks.core.files import load_json, save_json, try_json
+from benchmarks.launching.slurm.job import ask
+from benchmarks.launching.slurm.working import WORKING
+from resireduce.errors import ConfigError
+
+WEIGHTS = ("rule_pretrained_wildcards_", "rule_pretrained_in_image_wildcards_")
+"""How comments of jobs begin that train weights, which are of no run: all that need them start from the same."""
+GONE_SECONDS = 300.0
+"""How long jobs may take to end once they are cancelled: Slurm gives them KillWait, usually 30 s, then cleans up."""
+LOOK_SECONDS = 2.0
+AT_ONCE = 500
+"""Numbers of jobs on one command line."""
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job that is pending, running, or not quite at its end."""
+
+    number: str
+    state: str
+    """PENDING, RUNNING, COMPLETING ..."""
+    comment: str
+    """The rule and its wildcards, as Snakemake's executor writes them."""
+
+    @property
+    def trains_weights(self) -> bool:
+        """Whether it makes weights that cells start from, and not a cell."""
+        return self.comment.startswith(WEIGHTS)
+
+
+def cell_comment(run: str, cell: str) -> str:
+    """Return the comment of the jobs of a cell: the rule, and its wildcards in their order in the output's name."""
+    return f"rule_cell_wildcards_{run}_{cell}"
+
+
+def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
+    """Return this user's jobs, submitted from `folder`, that have one of `comments` or train weights.
+
+    By number, hidden partitions included. Raises ConfigError, one line, where squeue does not answer.
+    """
+    line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%i|%T|%k|%Z"]
+    found, here = [], os.path.realpath(folder)
+    for said in ask(line).splitlines():
+        if said.count("|") < 3:
+            continue
+        number, state, comment, place = said.split("|", 3)  # a folder's name may hold the sign, a cell's does not
+        job = QueuedJob(number, state, comment)
+        if os.path.realpath(place) == here and (comment in comments or job.trains_weights):
+            found.append(job)
+    return sorted(found, key=lambda job: (len(job.number), job.number))
+
+
+def cancel(jobs: Sequence[QueuedJob]) -> None:
+    """Ask Slurm to end jobs: those that run get SIGTERM and may save what they have.
+
+    That one of them has ended meanwhile is no error, and whether they end is for `wait_until_gone`.
+    """
+    for start in range(0, len(jobs), AT_ONCE):
+        with suppress(ConfigError):
+            ask(["scancel", *(job.number for job in jobs[start : start + AT_ONCE])])
+
+
+def wait_until_gone(find: Callable[[], Sequence[QueuedJob]], limit_seconds: float = GONE_SECONDS) -> float:
+    """Return after how many seconds `find` found nothing any more: a job that is completing is not gone.
+
+    Raises ConfigError, one line with the jobs, if some are there for longer than the limit.
+    """
+    start = time.monotonic()
+    while jobs := find():
+        if time.monotonic() - start > limit_seconds:
+            raise ConfigError(
+                f"slurm: {name_jobs(jobs)} not gone {limit_seconds:g} s after scancel; what holds it says: "
+                f"scontrol show job {jobs[0].number}; then make resume again"
+            )
+        time.sleep(LOOK_SECONDS)
+    return time.monotonic() - start
+
+
+def name_jobs(jobs: Sequence[QueuedJob], most: int = 8) -> str:
+    """Return how many jobs there are, their states, and the first numbers: 3 jobs (2 pending, 1 running): 4, 5, 6"""
+    states = [job.state.lower() for job in jobs]
+    counted = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states)))
+    numbers = ", ".join(job.number for job in jobs[:most]) + (", ..." if len(jobs) > most else "")
+    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''} ({counted}): {numbers}"
+
+
+LOST = "lost-nodes.json"
+FAILED = ("DOWN", "FAIL", "NOT_RESPONDING", "*")
+"""In the state that Slurm gives a node."""
+
+
+def lost_nodes(run: Path, cell: str, needed: int) -> list[str]:
+    """Return nodes that jobs of a run are to avoid, and note those that an earlier try of this cell was lost with.
+
+    A job whose node fails is killed, so that what it worked with is left. Of the nodes that it was on those have failed
+    which are down, or which were started after it. Nothing if fewer than `needed` nodes were left to the cell.
+    """
+    known = set(try_json(run / LOST) or ())
+    places = {file: load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
+    found = {host for file, host in places.items() if host not in known and has_failed(host, file.stat().st_mtime)}
+    if found:
+        save_json(sorted(known | found), run / LOST)
+    avoided = sorted(known | found)
+    return avoided if avoided and _others(avoided) >= needed else []
+
+
+def has_failed(node: str, since: float, said: str | None = None) -> bool:
+    """Say whether a node is down or was started after a time (seconds since the epoch); `said` is scontrol's answer."""
+    try:
+        text = said if said is not None else ask(["scontrol", "--oneliner", "show", "node", node])
+    except ConfigError:
+        return False  # nobody knows
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if any(word in fields.get("State", "") for word in FAILED):
+        return True
+    with suppress(ValueError):
+        return datetime.fromisoformat(fields.get("SlurmdStartTime", "")).timestamp() > since
+    return False
+
+
+def _others(avoided: Iterable[str]) -> int:
+    with suppress(ConfigError):
+        return len(set(ask(["sinfo", "--noheader", "--Node", "--responding", "--format", "%N"]).split()) - set(avoided))
+    return 0

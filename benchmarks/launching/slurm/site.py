@@ -1,0 +1,145 @@
+"""What differs from one cluster to the next, read from one file: `slurm/partitions.default.yaml` explains its lines."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from benchmarks.core.checks import Check, is_number, is_text, known_keys, within
+from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
+from resireduce.errors import ConfigError, choose, is_count
+
+SITE_FILE = Path("slurm/partitions.yaml")
+"""A site's own, which git does not track."""
+DEFAULT_FILE = Path("slurm/partitions.default.yaml")
+"""What holds where a site has none."""
+MOST = 10**8
+"""No number in the file is greater: minutes, and megabytes of a node."""
+GRES = re.compile(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?")
+LIMITS = tuple(
+    f"max_{name}"
+    for name in (
+        *("runtime", "mem_mb", "mem_mb_per_cpu", "cpus_per_task", "threads", "nodes", "tasks", "tasks_per_node", "gpu"),
+        *("cpus_per_gpu", "mpi_tasks"),
+    )
+)
+OTHER_LIMITS = ("available_gpu_models", "supports_mpi", "available_constraints", "slurm_cluster", "cluster", "clusters")
+"""What the executor plugin for Slurm reads of a partition: numbers, and the rest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One cluster, as jobs of this suite use it. The defaults are those of a site that says nothing."""
+
+    account: str | None = None
+    """What jobs are charged to; None: as the user's last job, or Slurm's default."""
+    gres: str = "gpu"
+    """Name of GPUs in --gres, with their type if one is wanted: gpu, gpu:a100."""
+    gpus_per_node: int = 8
+    """0: ranks train on CPUs."""
+    ranks_per_node: int = 8
+    """At most, where there are no GPUs: with GPUs each rank has one."""
+    cpus_per_rank: int = 2
+    memory_mb_per_rank: int = 16_000
+    """Memory of the host. A job that is tried again asks for as many times as much as it is the try."""
+    most_memory_mb: int | None = None
+    """Memory of a node: no try asks for more; None: there is no such limit."""
+    minutes: int = 60
+    """Time limit of a job. A cell that needs more saves what it has before, and goes on in the next try."""
+    longest_minutes: int = 1440
+    """No try asks for more."""
+    checkpoint_minutes: float = 10.0
+    """How often a cell saves what it can go on from if it is killed."""
+    runtime: str = "none"
+    image: str | None = None
+    network: str = "host"
+    """Network of containers. Ranks are each in their own, so that without the host's network none reaches another."""
+    modules: tuple[str, ...] = ()
+    """Environment modules that are loaded before a cell starts."""
+    scratch: str | None = None
+    """Folder for temporary files on each node, as TMPDIR; variables such as $SLURM_JOB_ID in it are filled in there."""
+    interface: str | None = None
+    """Network device over which nodes reach each other, for gloo and NCCL; None: that of the route to the others."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for the first field that is not allowed."""
+        for name, (allowed, is_allowed) in ALLOWED.items():
+            if not is_allowed(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not allowed; give {allowed}")
+        choose("runtime", self.runtime, RUNTIMES)
+        choose("network", self.network, NETWORKS)
+        object.__setattr__(self, "modules", tuple(self.modules))
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read `site` in a file. Raises ConfigError, one line with the path, if it cannot be used."""
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"site: {path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"site: {path} is no YAML: {' '.join(str(error).split())}") from None
+        with within(path):
+            known_keys("file", values if values is not None else {}, ("partitions", "site"))
+            if values is None or not isinstance(values.get("partitions"), Mapping):
+                raise ConfigError("partitions: missing; give the partitions' names and limits, or {}")
+            given = values.get("site") or {}
+            known_keys("site", given, [field.name for field in fields(cls)])
+            site = cls(**given)
+            check_partitions(values["partitions"], site)
+            return site
+
+
+def site_file(folder: Path = Path()) -> Path:
+    """Return the site's file in a project's folder, or the default one where the site has none."""
+    return folder / (SITE_FILE if (folder / SITE_FILE).exists() else DEFAULT_FILE)
+
+
+def check_partitions(partitions: Mapping[Any, Any], site: Site) -> None:
+    """Raise ConfigError for limits of partitions that Snakemake's executor does not know, or by which no cell fits."""
+    for name, limits in partitions.items():
+        where = f"partitions: {name}"
+        if not _text(name) or not isinstance(limits, Mapping):
+            raise ConfigError(f"{where}: {limits!r} is not allowed; give limits by name, or {{}}")
+        known_keys(where, limits, (*LIMITS, *OTHER_LIMITS))
+        for key in LIMITS:
+            value = limits.get(key, 1)
+            if not is_number(value) and not (key == "max_runtime" and _text(value)):
+                raise ConfigError(f"{where}: {key}: {value!r} is not allowed; give a number, or leave it out")
+    most = [limits.get("max_gpu", 0) for limits in partitions.values()]
+    if most and max(most) < site.gpus_per_node:
+        raise ConfigError(
+            f"gpus_per_node: {site.gpus_per_node} is not allowed: max_gpu of all partitions is {max(most)} at most; "
+            f"give what a node has, or write the file by: python -m benchmarks doctor --slurm --write {SITE_FILE}"
+        )
+
+
+def _whole(least: int) -> tuple[str, Check]:
+    return f"a whole number from {least} to {MOST}", lambda value: is_count(value) and least <= value <= MOST
+
+
+def _text(value: Any) -> bool:
+    return is_text(value) and value.isprintable()
+
+
+_TEXT_OR_NONE = ("a text, or null", lambda value: value is None or _text(value))
+ALLOWED: dict[str, tuple[str, Check]] = {
+    "account": _TEXT_OR_NONE,
+    "gres": ("gpu, or gpu:TYPE", lambda value: isinstance(value, str) and GRES.fullmatch(value) is not None),
+    "gpus_per_node": _whole(0),
+    "ranks_per_node": _whole(1),
+    "cpus_per_rank": _whole(1),
+    "memory_mb_per_rank": _whole(1),
+    "most_memory_mb": (f"{_whole(1)[0]}, or null", lambda value: value is None or _whole(1)[1](value)),
+    "minutes": _whole(1),
+    "longest_minutes": _whole(1),
+    "checkpoint_minutes": ("a number of minutes above 0", lambda value: is_number(value) and 0 < value < 10**6),
+    "image": _TEXT_OR_NONE,
+    "modules": ("a list of names", lambda value: isinstance(value, list | tuple) and all(map(_text, value))),
+    "scratch": _TEXT_OR_NONE,
+    "interface": _TEXT_OR_NONE,
+}
+"""For each field what is allowed, in words and as a check."""

@@ -1,0 +1,160 @@
+"""A cell's ranks as one step of the Slurm job that this process runs in: `srun` starts a task for each."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.outcome import Outcome
+from benchmarks.launching.processes import POLL_SECONDS, Logged, die_with_parent
+from benchmarks.launching.slurm.job import job_id
+from benchmarks.launching.slurm.job_resources import Placement
+
+TASK = "task.json"
+"""What every task is told: `Task`."""
+CANCEL_SECONDS = 10.0
+END_SECONDS = 20.0
+"""How long srun may take to collect tasks that were killed."""
+NODE_LOST = ("Node failure", "NODE FAIL", "Communication connection failure", "Unable to contact")
+MEMORY_FULL = ("oom_kill", "oom-kill", "Out Of Memory", "exceeded memory limit", "memory limit")
+"""What srun and slurmstepd say when a node is lost, and when a limit of memory was reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a task needs to know, beside what Slurm tells it, to become a rank. Plain values."""
+
+    weights: str | None
+    root: str
+    """Folder of prepared data sets."""
+    checkpoints: str | None
+    """Folder of the cell's checkpoint."""
+    ranks_per_node: int
+    interface: str | None = None
+    scratch: str | None = None
+    runtime: str = "none"
+    image: str | None = None
+    network: str = "host"
+
+
+@contextmanager
+def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> Iterator[list["StepRank"]]:
+    """Start a task for each rank; at the end of it none is left.
+
+    folder: of the launch, empty but for the files of the cell, on a disk that all nodes see.
+    """
+    save_json(asdict(task), folder / TASK)
+    process = Logged(command(folder, placement, cpus_per_rank), folder / "srun.log", preexec_fn=die_with_parent)
+    ranks = [StepRank(process, folder, rank) for rank in range(placement.nodes * placement.ranks_per_node)]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+        _end(process)
+        process.close()
+
+
+def _end(process: Logged) -> None:
+    """Until srun has collected its tasks, which have all ended, or does not."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    process.kill()
+    process.wait()
+
+
+def command(
+    folder: Path, placement: Placement, cpus_per_rank: int, module: str = "benchmarks.launching.slurm.step_task"
+) -> list[str]:
+    """Return the command line of srun, each of whose tasks runs a module with the folder as its argument.
+
+    Ranks find each other through a folder, so that no MPI is asked for. A rank that fails does not end the others: they
+    have their own outcome to write.
+    """
+    options = [f"--nodes={placement.nodes}", f"--ntasks-per-node={placement.ranks_per_node}", "--distribution=block"]
+    options += [f"--ntasks={placement.nodes * placement.ranks_per_node}", f"--cpus-per-task={cpus_per_rank}"]
+    options += ["--mpi=none", "--kill-on-bad-exit=0", "--input=none", "--unbuffered"]
+    return ["srun", *options, sys.executable, "-m", module, str(folder.absolute())]
+
+
+def exit_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a task leaves its rank's exit status: srun ends when all have ended."""
+    return folder / f"rank{rank}.exit.json"
+
+
+def place_file(folder: Path, rank: int) -> Path:
+    """Return the file in which a task says where it runs, as soon as it does."""
+    return folder / f"rank{rank}.place.json"
+
+
+class StepRank:
+    """One rank of a step, by the files that its task leaves, and by what srun says."""
+
+    def __init__(self, process: Logged, folder: Path, rank: int):
+        self._process, self._folder, self._rank = process, folder, rank
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit status if it has ended, negative if it was killed; the step's if its task says nothing."""
+        ended = self._process.poll()
+        if self.returncode is None:
+            with suppress(OSError, ValueError, KeyError):
+                self.returncode = int(load_json(exit_file(self._folder, self._rank))["returncode"])
+        if self.returncode is None and ended is not None:
+            self.returncode = ended or 1
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait until it has ended."""
+        while (code := self.poll()) is None:
+            time.sleep(POLL_SECONDS)
+        return code
+
+    def terminate(self) -> None:
+        """Ask it to save and stop."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it, and with it the whole step, if it has not ended yet."""
+        if self.poll() is None:
+            self.send_signal(signal.SIGKILL)
+            _end(self._process)
+
+    def send_signal(self, sig: int) -> None:
+        """Send a signal to all tasks of the step, once: rank 0 stands for all.
+
+        By scancel and not through srun, which takes some signals as meant for itself.
+        """
+        if self._process.poll() is not None or (self._rank != 0 and sig != signal.SIGKILL):
+            return
+        try:
+            number = load_json(place_file(self._folder, self._rank))["step"]
+            line = ["scancel", f"--signal={signal.Signals(sig).name.removeprefix('SIG')}", f"{job_id()}.{number}"]
+            subprocess.run(line, check=True, capture_output=True, timeout=CANCEL_SECONDS)
+        except (OSError, ValueError, KeyError, subprocess.SubprocessError):  # no task yet, or no controller
+            self._process.send_signal(sig)
+
+    def complaint(self) -> str | None:
+        """Return why the step was not started, if no task of it was."""
+        if self.poll() is None or place_file(self._folder, self._rank).exists():
+            return None
+        errors = [line for line in self._process.said() if "error:" in line]
+        return (errors or self._process.said() or ["srun said nothing"])[-1]
+
+    def verdict(self) -> Outcome | None:
+        """Return what srun knows of a step that ended badly."""
+        return judge(self._process.said())
+
+
+def judge(lines: Sequence[str]) -> Outcome | None:
+    """Return how a rank ended, from what srun and slurmstepd said; None if they name no such cause."""
+    for status, words in (("node-fail", NODE_LOST), ("oom", MEMORY_FULL)):
+        for line in lines:
+            if any(word.lower() in line.lower() for word in words):
+                return Outcome(status=status, reason=f"Slurm says: {line}")
+    return None

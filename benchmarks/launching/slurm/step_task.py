@@ -1,0 +1,108 @@
+"""One task of a step: finds out which rank it is, and runs it.
+
+`srun ... python -m benchmarks.launching.slurm.step_task FOLDER`.
+"""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.interfaces import interface_to
+from benchmarks.launching.containers.runtime import Runtime
+from benchmarks.launching.processes import POLL_SECONDS, RankProcess
+from benchmarks.launching.ranks import cell_variables, rank_arguments, starting
+from benchmarks.launching.slurm.job import host_names
+from benchmarks.launching.slurm.step import TASK, Task, exit_file, place_file
+from resireduce.errors import ConfigError
+
+LOOPBACK = "lo"
+
+
+def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]:
+    """Return what tells a rank which it is, and by which device it reaches the others, from what Slurm tells its task.
+
+    Raises ConfigError if the step is not as it was asked for, or if there is no way to the other nodes.
+    """
+    local_rank, on_each = int(environment["SLURM_LOCALID"]), task.ranks_per_node
+    if local_rank >= on_each:
+        raise ConfigError(f"task {environment['SLURM_PROCID']} is number {local_rank} on its node, which has {on_each}")
+    interface = task.interface or _interface(environment)
+    found = {"RANK": environment["SLURM_PROCID"], "WORLD_SIZE": environment["SLURM_STEP_NUM_TASKS"]}
+    found |= {"LOCAL_RANK": str(local_rank), "LOCAL_WORLD_SIZE": str(on_each)}
+    found |= {"GLOO_SOCKET_IFNAME": interface}
+    if interface != LOOPBACK and "NCCL_SOCKET_IFNAME" not in environment:
+        found |= {"NCCL_SOCKET_IFNAME": interface}
+    if task.scratch:
+        found |= {"TMPDIR": os.path.expandvars(task.scratch)}
+    return found
+
+
+def _interface(environment: Mapping[str, str]) -> str:
+    """The device of the route to another node of the step; of one node the loopback."""
+    own = environment.get("SLURMD_NODENAME", socket.gethostname())
+    others = [host for host in host_names(environment["SLURM_STEP_NODELIST"]) if host != own]
+    return interface_to(others[0]) if others else LOOPBACK
+
+
+def run(folder: Path) -> int:
+    """Run this task's rank to its end, and pass signals on to it. The exit status."""
+    came: list[int] = []
+    started: list[RankProcess] = []
+
+    def pass_on(number: int, _: object) -> None:
+        came.append(number)
+        for process in started:
+            process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, pass_on)
+    rank, task = int(os.environ["SLURM_PROCID"]), Task(**load_json(folder / TASK))
+    place = {"host": socket.gethostname(), "step": os.environ["SLURM_STEP_ID"], "pid": os.getpid()}
+    save_json(place, place_file(folder, rank))
+    try:
+        code = _run_rank(folder, rank, task, came, started)
+    except (ConfigError, OSError) as error:
+        save_json(
+            {"status": "error", "reason": f"rank {rank} on {place['host']}: {error}"}, folder / f"rank{rank}.json"
+        )
+        code = 1
+    save_json({"returncode": code}, exit_file(folder, rank))
+    return code if code >= 0 else 128 - code
+
+
+def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: list[RankProcess]) -> int:
+    cell, variables = Cell.from_dict(load_json(folder / "cell.json")), rank_variables(os.environ, task)
+    if scratch := variables.get("TMPDIR"):
+        Path(scratch).mkdir(parents=True, exist_ok=True)
+    weights, root = Path(task.weights) if task.weights else None, Path(task.root)
+    arguments = [*rank_arguments(cell, rank, folder, weights, root), "--store", "tcp"]
+    read = [weights, *(root / name for name in cell.needs)]
+    with starting(_runtime(task), folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
+        process = start(arguments, variables | cell_variables(cell))
+        started.append(process)
+        for number in came:  # before it was there
+            process.send_signal(number)
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+    if said := process.complaint():
+        raise ConfigError(f"was not started: {said}")
+    assert process.returncode is not None
+    return process.returncode
+
+
+def _runtime(task: Task) -> Runtime | None:
+    if task.runtime == "none" or task.image is None:
+        return None
+    from benchmarks.launching.containers.choose import find_runtime
+
+    return find_runtime(task.runtime, task.image, task.network)
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(sys.argv[1])))

@@ -1,0 +1,101 @@
+"""Where a cell works, held by one process at a time, and its record until it was seen that the cell is finished."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import finite
+from benchmarks.core.record import CellResult, RecordError
+from resireduce.errors import ConfigError
+
+WORKING = "working"
+"""Folder of a run for the cells that are running, beside that of its records."""
+WAIT_SECONDS = 120.0
+"""How long to wait for another process that runs the cell: one on a node that was lost is noticed after a while."""
+LOOK_SECONDS = 1.0
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+
+
+@contextmanager
+def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
+    """Within it a cell has an empty folder for its launch, which goes with it.
+
+    With `shared` it lies beside the folder of the record, where all nodes see it, and nobody else runs the cell there.
+    Raises ConfigError, one line, if another process does and does not end soon.
+    """
+    if not shared:
+        with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as name:
+            yield Path(name)
+        return
+    run = output.absolute().parent.parent if output.absolute().parent.name == "cells" else output.absolute().parent
+    folder, lock = run / WORKING / cell.name, run / WORKING / f"{cell.name}.lock"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a+", encoding="utf-8") as file:
+        _lock(file, cell)
+        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock(file: TextIO, cell: Cell) -> None:
+    """Lock the file, which the kernel does as long as this process lives, and write into it who this is."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            file.seek(0)
+            owner = file.read().strip() or "another process"
+            if time.monotonic() > deadline:
+                raise ConfigError(f"{cell.name} is being run by {owner}; end that, or wait: make resume") from None
+            time.sleep(LOOK_SECONDS)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            print(f"{cell.name}: this disk has no locks; nobody else may run the cell", file=sys.stderr, flush=True)
+            break
+    file.truncate(0)
+    file.write(f"job {os.environ.get('SLURM_JOB_ID', 'none')}, process {os.getpid()} on {os.uname().nodename}\n")
+    file.flush()
+
+
+def keep(result: CellResult, path: Path) -> None:
+    """Save a copy of a record where Snakemake, which deletes what a failed job leaves, does not know it.
+
+    A disk that has become full does not matter: the record itself will be there, or will say so.
+    """
+    with suppress(OSError):
+        result.save(path)
+
+
+def find_kept(path: Path | None, content: Mapping[str, Any]) -> CellResult | None:
+    """Return the record that `keep` has saved, if it is of the very same cell, code, packages and weights."""
+    if path is None or not path.exists():
+        return None
+    with suppress(RecordError):
+        found = CellResult.load(path)
+        # As JSON has it: what was saved has texts where there were numbers as keys.
+        if found.provenance.get("content") == json.loads(json.dumps(finite(content))):
+            return found
+    return None
+
+
+def forget(paths: Iterable[Path]) -> None:
+    """Delete copies of records, of cells that count as finished: without it a deleted record would come back."""
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)

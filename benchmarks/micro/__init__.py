@@ -1,0 +1,1 @@
+"""Speed: this library beside others, streamed beside kept."""

@@ -1,0 +1,115 @@
+"""`python -m benchmarks beside`: this library beside other ways to train, measured on the CPU. Imports no torch."""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.files import load_json, save_json, writable
+from benchmarks.core.paths import ROOT
+from benchmarks.core.provenance import provenance
+from benchmarks.core.ways import FORMS, RESIDENT, WAYS, way
+from benchmarks.launching.processes import MALLOC
+from resireduce.errors import choose
+
+MODEL, RESIDENT_MODEL = "bert-base", "stack"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument(
+        "--output", metavar="FILE", type=Path, default=Path("results/runs/beside.json"), help="default: %(default)s"
+    )
+    only = "just these, the others stay as they are in the file; resident: memory with and without malloc's settings"
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"{only}: {', '.join([*WAYS, *FORMS, 'resident'])}")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, and write the figures after each way. 1 if one could not be measured."""
+    every = [*WAYS, *FORMS, "resident"]
+    chosen = every if args.only is None else [choose("only", name.strip(), every) for name in args.only.split(",")]
+    writable("output", args.output)
+    known = load_json(args.output)["rows"] if args.output.is_file() else []
+    rows = {_key(row): row for row in known}
+    for row in _measured(chosen):
+        rows[_key(row)] = row
+        print(f"{row['name']}, {row['model']}, malloc {row['malloc']}: {row.get('reason') or 'measured'}", flush=True)
+        save_json(report(list(rows.values())), args.output)
+    return int(any("reason" in row for row in rows.values()))
+
+
+def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what the file holds."""
+    places = _places([*WAYS, *FORMS, "resident"])
+    return {
+        "world_size": RANKS,
+        "malloc": MALLOCS,
+        "rows": sorted(rows, key=lambda row: places.index(_key(row))),
+        "measured": provenance(),
+    }
+
+
+def _key(row: dict[str, Any]) -> tuple[str, str, str]:
+    return row["name"], row["model"], row["malloc"]
+
+
+def _places(names: list[str]) -> list[tuple[str, str, str]]:
+    """Way, model and malloc of each measurement."""
+    places = [(name, MODEL, "exact") for name in names if name != "resident"]
+    if "resident" in names:
+        places += [(name, RESIDENT_MODEL, malloc) for name in RESIDENT for malloc in ("default", "cells")]
+    return places
+
+
+def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
+    for name, model, malloc in _places(names):
+        try:
+            yield measure(name, model, malloc)
+        except Failed as failed:
+            yield {"name": name, "model": model, "malloc": malloc, "reason": str(failed)}
+
+
+RANKS = 2
+EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+"""Every block from 64 KiB on has pages of its own, which go back when it is freed: what is resident is what lives."""
+MALLOCS: dict[str, Mapping[str, str]] = {"exact": EXACT, "default": {}, "cells": MALLOC}
+"""Variables of glibc's malloc that ranks are started with."""
+
+
+class Failed(Exception):
+    """A way cannot be measured here; the text is the last line of what it said."""
+
+
+def measure(name: str, model: str, malloc: str = "exact", timeout_seconds: float = 3600.0) -> dict[str, Any]:
+    """Return what the rank that held most has found; see `benchmarks.training.beside.beside_rank`. Raises Failed."""
+    with tempfile.TemporaryDirectory(prefix="resireduce-beside-") as folder:
+        ranks = [_start(name, model, malloc, rank, Path(folder)) for rank in range(RANKS)]
+        try:
+            said = [process.communicate(timeout=timeout_seconds)[1] for process in ranks]
+        except subprocess.TimeoutExpired:
+            raise Failed(f"not done after {timeout_seconds:g} s") from None
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        for process, text in zip(ranks, said, strict=True):
+            if process.returncode:
+                raise Failed((text.strip().splitlines() or ["it said nothing"])[-1])
+        found = [load_json(Path(folder) / f"rank{rank}.json") for rank in range(RANKS)]
+    most: dict[str, Any] = max(found, key=lambda values: values["peak_bytes"])
+    return {"name": name, "title": way(name).title, "model": model, "malloc": malloc, **most}
+
+
+def _start(name: str, model: str, malloc: str, rank: int, folder: Path) -> "subprocess.Popen[str]":
+    plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "THP_", "GLIBC_"))}
+    place = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, "-m", "benchmarks.training.beside.beside_rank", "--way", name, "--model", model]
+    command += ["--folder", str(folder)]
+    environment = {**plain, **place, **MALLOCS[malloc], "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )

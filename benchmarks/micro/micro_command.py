@@ -1,0 +1,118 @@
+"""`python -m benchmarks micro`: how fast gradients are compressed, beside plain torch and a copy. Imports no torch."""
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.labels import markdown_table
+from benchmarks.analysis.tables.compression import ALIGN, HEAD, cells_of
+from benchmarks.core.checks import integer
+from benchmarks.core.devices import DEVICES
+from benchmarks.core.files import load_json, save_json, save_text, writable
+from benchmarks.core.provenance import provenance
+from benchmarks.launching.processes import start_here
+from resireduce.errors import ConfigError, check_share, choose
+
+SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
+SMALLEST, LARGEST, ROW = 1 << 14, 1 << 30, 1024
+COPY, NAIVE = "copy", "naive"
+PASSES = 1.5
+"""Reading the gradient, reading and writing the residual: times the bytes of a copy, which reads and writes."""
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 34), "MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_TOP_PAD_": "0"}
+"""Freed memory is used again: pages from the system take ten times as long, and plain torch needs the most."""
+FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
+READING = (
+    "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, one thread. Naive: the sum, "
+    "torch.topk(x.abs(), k, sorted=False), the values and zeros in their places. Bound: the time to read the gradient "
+    "and to read and write the residual at the speed of a copy in the same rounds."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    sizes, shares = (", ".join(map(str, given)) for given in (SIZES, DENSITIES))
+    parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements of a gradient (default: {sizes})")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds, to try it out")
+    place = Path("results/runs/micro/micro.json")
+    text = "JSON file; a table (.md) and a picture (.svg) lie beside it (default: %(default)s)"
+    parser.add_argument("--output", type=Path, default=place, help=text)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Time all cases, write and print their table, and return 0. ConfigError for input that cannot be used."""
+    sizes = [_size(size) for size in args.sizes or SIZES]
+    densities = [check_share("densities", density) for density in args.densities or DENSITIES]
+    settings: dict[str, Any] = {
+        "sizes": sizes[:1] if args.tiny else sizes,
+        "densities": densities[:1] if args.tiny else densities,
+        "rounds": integer("rounds", 2 if args.tiny else args.rounds, 1, 10**4),
+        "device": choose("device", args.device, DEVICES),
+        "row": ROW,
+        "threads": 1,
+    }
+    writable("output", args.output)
+    rows = compared(_times(settings))
+    here = provenance()
+    measured = {name: here[name] for name in FACTS}
+    save_json({**settings, "malloc": MALLOC, "rows": rows, "measured": measured}, args.output)
+    text = table(rows, settings["rounds"])
+    save_text(text, args.output.with_suffix(".md"))
+    _draw(rows, args.output.with_suffix(".svg"))
+    print(f"{text}\nAll of it: {args.output}")
+    return 0
+
+
+def _size(given: int) -> int:
+    """Return a number of elements that makes whole rows. Raises ConfigError for another."""
+    if integer("sizes", given, SMALLEST, LARGEST) % ROW:
+        raise ConfigError(f"sizes: {given} is not allowed; give a multiple of {ROW}, the length of a gradient's rows")
+    return given
+
+
+def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write the picture; none on a machine with a GPU alone, which has nothing that draws."""
+    if importlib.util.find_spec("altair") is None:
+        return
+    from benchmarks.analysis.charts.roofline import picture
+
+    save_text(picture(rows), path)
+
+
+def _times(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="resireduce-micro-") as name:
+        save_json(settings, Path(name) / "settings.json")
+        line = ["-m", "benchmarks.training.compress_speed", name]
+        with start_here(line, MALLOC | {"OMP_NUM_THREADS": str(settings["threads"])}) as process:
+            if process.wait():
+                raise ConfigError("micro: the cases could not be timed; the lines above say why")
+        rows: list[dict[str, Any]] = load_json(Path(name) / "rows.json")
+        return rows
+
+
+def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows with their least seconds, and what part of these the naive form and the bound take."""
+    least = {(row["elements"], row["density"], row["case"]): min(row["seconds"]) for row in rows}
+    found = []
+    for row in rows:
+        place = row["elements"], row["density"]
+        own, naive, copy = (least[*place, case] for case in (row["case"], NAIVE, COPY))
+        found.append({**row, "least_seconds": own, "naive_ratio": naive / own, "bound_ratio": PASSES * copy / own})
+    return found
+
+
+def table(rows: Sequence[dict[str, Any]], rounds: int) -> str:
+    """Return the rows as a table of Markdown, with how to read it."""
+    return f"{markdown_table(HEAD, list(map(cells_of, rows)), ALIGN)}\n\n{READING.format(rounds=rounds)}\n"
+
+
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(prog="python -m benchmarks.micro.micro_command")
+    add_arguments(options)
+    sys.exit(main(options.parse_args()))

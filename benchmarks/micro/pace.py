@@ -1,0 +1,118 @@
+"""`python -m benchmarks pace`: how fast cells are beside each other, round against round. Imports no torch.
+
+All train in the same processes, in turn: what else the machine does meets all alike.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.statistics import interval
+from benchmarks.core.cell import Cell
+from benchmarks.core.checks import integer
+from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
+from benchmarks.core.files import load_json, save_json, writable
+from benchmarks.core.provenance import provenance
+from benchmarks.core.workloads import SMALL, WORKLOADS
+from benchmarks.launching.processes import start_here
+from benchmarks.launching.ranks import rank_variables
+from resireduce.errors import ConfigError, choose
+
+Setting = tuple[str, str]
+"""Scheme and gradients."""
+BASELINE: Setting = ("baseline", "kept")
+SHARED: Setting = ("w+2d", "kept")
+PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
+    "each": ((BASELINE, ("baseline", "streamed")), (SHARED, ("w+2d", "streamed"))),
+    "streaming": ((BASELINE, ("baseline", "streamed")),),
+    "sharing": ((BASELINE, SHARED),),
+    "both": ((BASELINE, ("baseline", "streamed"), SHARED),),
+}
+"""What is timed in the same processes: the first of some settings, and those that are compared with it."""
+FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    text = "how often each is timed, in turn with the others (default: %(default)s)"
+    parser.add_argument("--rounds", type=int, default=20, help=text)
+    parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
+    parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
+    text = "streaming or sharing against the baseline, both of them, or streaming of each scheme (default: %(default)s)"
+    parser.add_argument("--pairs", default="each", help=text)
+    parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
+    place = Path("results/runs/pace.json")
+    parser.add_argument("--output", type=Path, default=place, help="JSON file (default: %(default)s)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the ratios of all models, print them, and return 0. ConfigError for input that cannot be used."""
+    rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
+    models = [choose("models", name, WORKLOADS) for name in args.models or [one.model for one in SMALL]]
+    together = PAIRS[choose("pairs", args.pairs, PAIRS)]
+    integer("ranks", args.ranks, 1, 128)
+    os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
+    writable("output", args.output)
+    rows = []
+    for model in models:
+        for settings in together:
+            for row in compare(_cell(model, args.ranks), settings, rounds, steps):
+                rows.append(row)
+                print(f"{model}, {_words(row)}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+    here = provenance() | {"device": args.device}
+    measured = {name: here[name] for name in (*FACTS, "device")}
+    save_json({"rounds": rounds, "steps": steps, "rows": rows, "measured": measured}, args.output)
+    print(f"Speed of the first, of the other's, ± half of the 95 % interval over {rounds} rounds: {args.output}")
+    return 0
+
+
+def _cell(model: str, ranks: int) -> Cell:
+    data = "synthetic" if WORKLOADS[model].data else "real"
+    return Cell(model=model, world_size=ranks, backend="local" if ranks == 1 else "torch", data=data)
+
+
+def _words(row: dict[str, Any]) -> str:
+    return f"{row['scheme']}, {row['gradients']}, against {row['against']['scheme']}, {row['against']['gradients']}"
+
+
+def compare(cell: Cell, settings: Sequence[Setting], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Return the ratio of speeds of a cell in each further setting to that in the first.
+
+    A row has those of each round, their mean, half its 95 % interval, and the step's least seconds in both settings.
+    """
+    cells = [replace(cell, scheme=scheme, gradients=gradients) for scheme, gradients in settings]
+    first, *others = _times(cells, rounds, steps)
+    reference = {"scheme": cells[0].scheme, "gradients": cells[0].gradients, "step_seconds": min(first) / steps}
+    rows = []
+    for one, seconds in zip(cells[1:], others, strict=True):
+        ratios = [before / after for before, after in zip(first, seconds, strict=True)]
+        found = interval(ratios)
+        assert found is not None
+        row: dict[str, Any] = {
+            "model": cell.model,
+            "scheme": one.scheme,
+            "gradients": one.gradients,
+            "against": reference,
+        }
+        row |= {"pairs": found.n, "ratio": found.mean, "half_width": found.half_width}
+        rows.append({**row, "step_seconds": min(seconds) / steps, "ratios": ratios})
+    return rows
+
+
+def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:
+    """Seconds of each round of each cell, as rank 0 saw them."""
+    with tempfile.TemporaryDirectory(prefix="resireduce-pace-") as name, ExitStack() as stack:
+        folder, first = Path(name), cells[0]
+        save_json([cell.to_dict() for cell in cells], folder / "cells.json")
+        line = ["-m", "benchmarks.training.pace_rank", str(folder), str(rounds), str(steps)]
+        ranks = [stack.enter_context(start_here(line, rank_variables(first, rank))) for rank in range(first.world_size)]
+        if {rank.wait() for rank in ranks} != {0}:
+            raise ConfigError(f"{first.name}: could not be timed; its ranks say above why")
+        values: list[list[float]] = load_json(folder / "seconds.json")
+        return values

@@ -1,1 +1,0 @@
-"""What README and the pages of docs/ say was measured, made from results/reference."""

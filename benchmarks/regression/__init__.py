@@ -1,1 +1,0 @@
-"""The regression check: a run against committed measurements. Imports no torch."""

@@ -1,0 +1,182 @@
+"""Programs that a machine lacks, from Debian's packages, unpacked into the user's cache; it is not changed."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.core.content import text_hash
+from benchmarks.core.files import alone
+from benchmarks.core.paths import cache_folder
+from resireduce.errors import ConfigError
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+
+class Apt:
+    """apt with lists and cache in `folder`, and with the machine's own sources or one other suite of Debian's archive.
+
+    Raises ConfigError where there is no apt, or where Debian's archive cannot be reached.
+    """
+
+    def __init__(self, folder: Path, suite: str | None = None, components: str = "main"):
+        if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+            raise ConfigError("Debian's packages: there is no apt-get and dpkg-deb here; install the program itself")
+        self._folder, self._options = folder, ["-o", "APT::Sandbox::User=root"]
+        for name in ("lists/partial", "archives/partial"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        places: dict[str, Path | str] = {
+            "Dir::State::Lists": folder / "lists",
+            "Dir::Cache::archives": folder / "archives",
+        }
+        places |= {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
+        if suite is not None:
+            source = folder / "sources.list"
+            source.write_text(f"deb [signed-by={KEYRING}] {archive()} {suite} {components}\n", encoding="utf-8")
+            places |= {"Dir::Etc::SourceList": source, "Dir::Etc::SourceParts": "/dev/null"}
+            places |= {"Dir::State::status": "/dev/null"}  # nothing counts as installed: a closure with its own libc
+        self._options += [part for name, value in places.items() for part in ("-o", f"{name}={value}")]
+        self._call("update", "-o", "APT::Update::Error-Mode=any")
+
+    def fetch(self, packages: Sequence[str], dependencies: bool = True) -> list[Path]:
+        """Return the files of packages, and of what they need and is not installed."""
+        if dependencies:
+            self._call("install", "--no-install-recommends", "--assume-yes", "--download-only", *packages)
+            return sorted((self._folder / "archives").glob("*.deb"))
+        self._call("download", *packages, cwd=self._folder)
+        return sorted(self._folder.glob("*.deb"))
+
+    def _call(self, *arguments: str, cwd: Path | None = None) -> None:
+        command = ["apt-get", *self._options, "-qq", *arguments]
+        done = subprocess.run(command, check=False, cwd=cwd, capture_output=True, text=True, errors="replace")
+        if done.returncode:
+            said = next(iter(reversed(done.stderr.strip().splitlines())), f"exit status {done.returncode}")
+            raise ConfigError(f"Debian's packages: apt-get {arguments[0]}: {said}; look at the network and the disk")
+
+
+def archive() -> str:
+    """Return the address of the mirror of Debian's archive that this machine uses. Raises ConfigError on others."""
+    release = _codename()
+    form = "$(RELEASE) $(REPO_URI)"
+    asked = subprocess.run(["apt-get", "indextargets", "--format", form], capture_output=True, text=True, check=False)
+    for line in asked.stdout.splitlines():
+        suite, _, address = line.partition(" ")
+        if suite == release and address.rstrip("/").endswith("/debian"):
+            return address
+    raise ConfigError("Debian's packages: this machine has no source of Debian's archive; install the program itself")
+
+
+def unpack(files: Sequence[Path], root: Path) -> None:
+    """Unpack packages below root, without running any of their scripts; what they have in bin or lib is in usr too."""
+    for file in files:
+        subprocess.run(["dpkg-deb", "--extract", str(file), str(root)], check=True)
+    for name in ("bin", "sbin", "lib"):
+        if (root / name).is_dir():
+            shutil.copytree(root / name, root / "usr" / name, symlinks=True, dirs_exist_ok=True)
+
+
+def relocate(root: Path, programs: Sequence[str], final: Path) -> None:
+    """Make programs below root run with the libraries there, once root is called `final`, whatever the machine's are.
+
+    `patchelf` must be among what was unpacked.
+    """
+    libraries = f"usr/lib/{platform.machine()}-linux-gnu"
+    loader = next((root / libraries).glob("ld-linux-*.so.*")).name
+    patchelf = [str(root / libraries / loader), "--library-path", str(root / libraries), str(root / "usr/bin/patchelf")]
+    for program in programs:
+        file = (root / program).resolve()
+        # RPATH, not RUNPATH: it holds for the libraries of libraries too.
+        patch = ["--set-interpreter", str(final / libraries / loader), "--force-rpath"]
+        subprocess.run([*patchelf, *patch, "--set-rpath", str(final / libraries), str(file)], check=True)
+
+
+def _codename() -> str:
+    try:
+        return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Where a program is had from if the machine has none."""
+
+    packages: tuple[str, ...]
+    suite: str | None = None
+    """Suite of Debian; None: the machine's own sources, and its libraries."""
+    relocated: tuple[str, ...] = ()
+    """Programs that must run with the libraries unpacked beside them."""
+    moved: tuple[str, ...] = ()
+    """Folders that the programs look for below usr, wherever that lies."""
+
+
+DOCKER = Tool(("docker.io", "runc", "containerd"))
+# Only in Debian unstable. Its starter takes usr/lib for the prefix, the command usr.
+APPTAINER = Tool(
+    ("apptainer", "squashfuse", "patchelf"),
+    "sid",
+    (
+        "usr/bin/apptainer",
+        "usr/lib/x86_64-linux-gnu/apptainer/bin/starter",
+        "usr/bin/mksquashfs",
+        "usr/bin/unsquashfs",
+        "usr/bin/squashfuse",
+        "usr/bin/squashfuse_ll",
+    ),
+    ("etc", "var"),
+)
+TOOLS = {
+    "docker": DOCKER,
+    "dockerd": DOCKER,
+    "mmdebstrap": Tool(("mmdebstrap",)),
+    "skopeo": Tool(("skopeo",)),
+    "apptainer": APPTAINER,
+}
+FOLDERS = ("usr/bin", "usr/sbin")
+
+
+def fetched_command(name: str) -> list[str] | None:
+    """Return how to call a program of TOOLS, fetched if it is not there, as the beginning of a command line.
+
+    None for other programs. Raises ConfigError, one line with the cure, if it cannot be fetched.
+    """
+    if name not in TOOLS:
+        return None
+    root = unpacked(TOOLS[name])
+    found = (root / folder / name for folder in FOLDERS)
+    return next(([*_environment(TOOLS[name], root), str(file)] for file in found if file.exists()), None)
+
+
+def _environment(tool: Tool, root: Path) -> list[str]:
+    """How an unpacked program finds the others that it calls, and, if it has none of its own, the libraries."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(root / folder) for folder in FOLDERS)])
+    libraries = os.pathsep.join(sorted(str(folder) for folder in root.glob("usr/lib/*-linux-gnu*")))
+    settings = [f"PATH={path}"] + ([f"LD_LIBRARY_PATH={libraries}"] if libraries and not tool.relocated else [])
+    return ["env", *settings]
+
+
+def unpacked(tool: Tool) -> Path:
+    """Return the folder of a tool's packages, fetched if it is not there. One process fetches, others wait for it."""
+    root = cache_folder() / "tools" / f"{tool.packages[0]}-{text_hash(repr(tool))}"
+    with alone(root.parent / ".lock"):
+        if not root.exists():
+            print(f"Fetching {tool.packages[0]} from Debian's packages, once ...", file=sys.stderr, flush=True)
+            _fetch(tool, root)
+    return root
+
+
+def _fetch(tool: Tool, root: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=root.parent) as folder:
+        files, new = Apt(Path(folder) / "apt", tool.suite).fetch(tool.packages), Path(folder) / "root"
+        unpack(files, new)
+        if tool.relocated:
+            relocate(new, tool.relocated, root)
+        for name in tool.moved:
+            (new / name).rename(new / "usr" / name)
+            (new / "usr/lib" / name).symlink_to(Path("..") / name)
+        os.replace(new, root)  # last, so that what is there is whole

@@ -1,1 +1,0 @@
-"""How ranks are started: as processes of this machine, or each in a container of an image."""

@@ -1,0 +1,1 @@
+"""One rank of this library beside other ways to train in parallel."""

@@ -1,0 +1,137 @@
+"""One rank of one way: trains a few steps, and says what it held, needed and sent. `measure` starts it.
+
+Memory is the kernel's count of this process's own pages (RssAnon, and VmHWM for the fullest moment), less what there
+was before the model, when a small one had been trained in the same way. All that lives is in it, whoever allocated it:
+buckets of DistributedDataParallel, buffers of gloo and of bitsandbytes, and activations, of a batch of 16 tokens.
+"""
+
+import argparse
+import gc
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.core.files import save_json
+from benchmarks.training.beside.builders import Loop, build
+from benchmarks.training.beside.plain_models import MODELS, WARM_UP, Forward
+from benchmarks.training.measure.tracker import peak_resident_bytes, reset_peak_resident, status_bytes
+
+WARM_UP_STEPS = 3
+"""Optimizer states are there after one, PowerSGD compresses from the third."""
+MEASURED_STEPS = 2
+
+
+def own_pages_bytes() -> int:
+    """Return what is resident of this process and is no file's: what malloc has, and the interpreter."""
+    return status_bytes("RssAnon")
+
+
+def measure(way: str, model: str) -> dict[str, Any]:
+    """Train in this way, and return the bytes of the fuller of the measured steps."""
+    _train(way, WARM_UP.get(model, model))
+    gc.collect()
+    torch.manual_seed(0)
+    before = own_pages_bytes()
+    net, forward = MODELS[model][0](), MODELS[model][1]()
+    parameters = sum(parameter.nbytes for parameter in net.parameters())
+    loop = build(way, net)
+    del net
+    for _ in range(WARM_UP_STEPS):
+        loop.train(forward)
+    steps = [_step(loop, forward, before) for _ in range(MEASURED_STEPS)]
+    found = {name: max(step[name] for step in steps) for name in steps[0]}
+    return {"parameters_bytes": parameters, **found, **_followed(loop, forward)}
+
+
+def _train(way: str, model: str) -> None:
+    loop, forward = build(way, MODELS[model][0]()), MODELS[model][1]()
+    for _ in range(WARM_UP_STEPS):
+        loop.train(forward)
+    _followed(loop, forward)
+
+
+def _step(loop: Loop, forward: Forward, before: int) -> dict[str, int]:
+    """One step, begun by all ranks together. What is left of its gradients is measured with them, and without."""
+    dist.barrier()
+    loop.zero_grad()
+    without_gradients, sent = own_pages_bytes(), sent_bytes()
+    others = status_bytes("VmRSS") - without_gradients
+    reset_peak_resident()
+    loss = forward(loop.model)
+    activations = own_pages_bytes() - without_gradients
+    loss.backward()
+    del loss
+    loop.step()
+    return {
+        "held_bytes": own_pages_bytes() - before,
+        "without_gradients_bytes": without_gradients - before,
+        "peak_bytes": peak_resident_bytes() - others - before,
+        "forward_bytes": activations,
+        "sent_bytes": sent_bytes() - sent,
+    }
+
+
+def _followed(loop: Loop, forward: Forward) -> dict[str, Any]:
+    """What is known tensor by tensor, of a way that can tell: the states, and the fullest moment of a step."""
+    if loop.held is None or loop.follow is None:
+        return {}
+    states = {kind: sum(tensor.nbytes for tensor in tensors) for kind, tensors in loop.held().items()}
+    loop.zero_grad()
+    loss = forward(loop.model)
+    with loop.follow() as tracker:
+        loss.backward()
+        loop.step()
+    return {"states_bytes": states, "states_peak_bytes": tracker.peak_bytes}
+
+
+def main() -> None:
+    """One rank: RANK and WORLD_SIZE say which."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--way", required=True)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--folder", type=Path, required=True, help="in which the ranks meet, and leave what they found")
+    args = parser.parse_args()
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(args.folder / "store"), size), rank=rank, world_size=size)
+    save_json(measure(args.way, args.model), args.folder / f"rank{rank}.json")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+BYTES_SENT_AT = 200
+"""Offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`; it is there since Linux 4.19."""
+
+
+def sent_bytes() -> int:
+    """Return the payload sent over TCP through the connections that are open now, without headers, as Linux counts."""
+    return sum(_sent(connection) for connection in _connections())
+
+
+def _connections() -> Iterator[socket.socket]:
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            copy = os.dup(int(entry))
+        except OSError:  # closed meanwhile
+            continue
+        with closing(socket.socket(fileno=copy)) as found:
+            if found.type == socket.SOCK_STREAM and found.family in (socket.AF_INET, socket.AF_INET6):
+                yield found
+
+
+def _sent(connection: socket.socket) -> int:
+    known = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+    return int(struct.unpack_from("=Q", known, BYTES_SENT_AT)[0]) if len(known) >= BYTES_SENT_AT + 8 else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The models that ways are compared on, and a batch small enough that activations hardly count."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.training.models.bert import bert_base, bert_questions
+
+TOKENS = 16
+"""Tokens in the one sample of a rank's batch."""
+CLASSES = 16
+
+Forward = Callable[[nn.Module], Tensor]
+"""The loss of the one batch, of a model or of what has been wrapped around it."""
+
+
+class Block(nn.Module):
+    """A residual block of two linear layers."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`x`, of any leading shape, plus what two layers make of it."""
+        out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
+        return out
+
+
+class Stack(nn.Module):
+    """An embedding, blocks and a linear head."""
+
+    def __init__(self, words: int, width: int, blocks: int):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits of (samples, tokens, classes)."""
+        x = self.words(tokens)
+        for block in self.blocks:
+            x = block(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+def _answers(words: int) -> Forward:
+    tokens = torch.randint(words, (1, TOKENS))
+
+    def forward(model: nn.Module) -> Tensor:
+        out = model(input_ids=tokens)
+        return functional.cross_entropy(torch.cat([out.start_logits, out.end_logits]), torch.tensor([1, 2]))
+
+    return forward
+
+
+def _classes(words: int) -> Forward:
+    tokens, labels = torch.randint(words, (1, TOKENS)), torch.randint(CLASSES, (TOKENS,))
+    return lambda model: functional.cross_entropy(model(tokens).flatten(0, 1), labels)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
+    "bert-base": (bert_base, lambda: _answers(30528)),
+    "bert-questions": (bert_questions, lambda: _answers(768)),
+    "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
+    "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
+}
+"""How each model is made, and its batch: the large ones are measured, small ones load all libraries before."""
+WARM_UP = {"bert-base": "bert-questions", "stack": "small-stack"}

@@ -1,0 +1,67 @@
+"""How long the compression of a gradient takes, by each case in turn in one process.
+
+`python -m benchmarks.training.compress_speed FOLDER` reads the folder's `settings.json` and leaves `rows.json`;
+`benchmarks.micro.micro_command` starts it.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.core.files import load_json, save_json
+from benchmarks.training.compress_cases import Case, list_cases
+
+WARM_UP_ROUNDS = 1
+
+
+def main() -> None:
+    """Time all cases at each size and density that the settings name; say what is done."""
+    folder = Path(sys.argv[1])
+    settings = load_json(folder / "settings.json")
+    torch.set_num_threads(settings["threads"])
+    device, rows = torch.device(settings["device"]), list[dict[str, Any]]()
+    for elements in settings["sizes"]:
+        for density in settings["densities"]:
+            shape = elements // settings["row"], settings["row"]
+            rows += timed(list_cases(), shape, density, settings["rounds"], device)
+            print(f"{elements:,} elements, density {density:g}: timed", flush=True)
+    save_json(rows, folder / "rows.json")
+
+
+def timed(
+    cases: list[Case], shape: tuple[int, int], density: float, rounds: int, device: torch.device
+) -> list[dict[str, Any]]:
+    """Return a row for each case: the seconds that it took for one gradient in each round, in the order of rounds.
+
+    In every second round the cases run in the reverse order. Each step has gradients of its own, as in training;
+    to make them is not timed.
+    """
+    source = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    steps = [case.make(source, density) for case in cases]
+    seconds: list[list[float]] = [[] for _ in cases]
+    for number in range(WARM_UP_ROUNDS + rounds):
+        order = range(len(cases))
+        for which in order if number % 2 else reversed(order):
+            gradients = [source.clone() for _ in range(cases[which].gradients)]
+            started = _now(source)
+            steps[which](gradients, number)
+            ended = _now(source)
+            if number >= WARM_UP_ROUNDS:
+                seconds[which].append((ended - started) / cases[which].gradients)
+    at = {"elements": source.numel(), "density": density}
+    return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
+
+
+def _now(like: Tensor) -> float:
+    """Return the time at which the device of `like` has done all that it was told, in seconds."""
+    if like.device.type == "cuda":
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""Time of training steps and of their phases: on the CPU by the clock, on a GPU by events in its stream."""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+
+from benchmarks.core.sample_counts import steps_per_second
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.timeline import PHASES
+
+OTHER = "other"
+NAMES = ("data", "forward_backward", *PHASES, OTHER)
+"""Their sum is the step. data: making the batch, and its way to the device. forward_backward: zero_grad, loss and
+backward pass, without the library's work in it. other: what no phase covers. The rest: `resireduce.timeline`."""
+
+
+class Marks:
+    """A way of remembering moments: by the host's clock."""
+
+    def mark(self) -> Any:
+        """Remember this moment."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the time between two moments; both have passed for the device."""
+        return float(end - start)
+
+    def wait(self) -> None:
+        """Return once all moments have passed for the device: the host's have."""
+
+
+class CudaMarks(Marks):
+    """Events in the current stream of the device: nothing waits for them while training.
+
+    Time in which the stream is idle, because the host is late or waits for another rank, belongs to the phase that the
+    host is in.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda):
+        self._device, self._cuda = device, cuda
+
+    def mark(self) -> Any:
+        """Record an event."""
+        event = self._cuda.Event(enable_timing=True)
+        event.record(self._cuda.current_stream(self._device))
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """From one event to the other."""
+        return float(start.elapsed_time(end)) / 1000
+
+    def wait(self) -> None:
+        """For the device."""
+        self._cuda.synchronize(self._device)
+
+
+class PhaseClock:
+    """A `resireduce.timeline.Timeline`: each moment of a step belongs to the innermost phase it lies in."""
+
+    def __init__(self, marks: Marks | None = None):
+        self._marks: Marks = marks or Marks()
+        self._steps: list[list[tuple[str, Any]]] = []
+        self._active: list[str] = []
+
+    @contextmanager
+    def step(self, feedback: ErrorFeedback | None = None) -> Iterator[None]:
+        """Observe one step; `feedback` tells of its own phases within it."""
+        self._active, step = [OTHER], [(OTHER, self._marks.mark())]
+        self._steps.append(step)
+        if feedback is not None:
+            feedback.timeline = self
+        try:
+            yield
+            step.append((OTHER, self._marks.mark()))
+        except BaseException:
+            self._steps.pop()
+            raise
+        finally:
+            self._active = []
+            if feedback is not None:
+                feedback.timeline = None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count what is done within as phase `name`, but for the phases within it; outside of `step` nothing is."""
+        if not self._active:
+            yield
+            return
+        steps = self._steps[-1]
+        self._active.append(name)
+        steps.append((name, self._marks.mark()))
+        try:
+            yield
+        finally:
+            self._active.pop()
+            steps.append((self._active[-1], self._marks.mark()))
+
+    def seconds(self) -> list[dict[str, float]]:
+        """Return, for each step observed, the time of every phase, and of the step as a whole."""
+        self._marks.wait()
+        return [self._sums(step) for step in self._steps]
+
+    def _sums(self, step: Sequence[tuple[str, Any]]) -> dict[str, float]:
+        sums = dict.fromkeys(NAMES, 0.0)
+        for (name, start), (_, end) in pairwise(step):
+            sums[name] += self._marks.seconds(start, end)
+        return sums | {"step": self._marks.seconds(step[0][1], step[-1][1])}
+
+    def median_seconds(self) -> dict[str, float]:
+        """Return the median of each phase, and of the step, over the steps observed; nothing without any."""
+        steps = self.seconds()
+        return {name: median(step[name] for step in steps) for name in (steps[0] if steps else ())}
+
+
+@dataclass
+class StepClock:
+    """Wall time of each step, of one rank."""
+
+    step_seconds: list[float] = field(default_factory=list)
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Time what happens within as one step."""
+        start = time.perf_counter()
+        yield
+        self.step_seconds.append(time.perf_counter() - start)
+
+    @property
+    def steps_per_second(self) -> float:
+        """Rate of the median step after warm-up."""
+        return steps_per_second(self.step_seconds)

@@ -1,0 +1,136 @@
+"""All that watches one rank's training: memory by the meter, phases by their clock, and what precedes CUDA."""
+
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
+from benchmarks.core.ladder import EVALUATION, STEADY, WARMUP
+from benchmarks.core.nvml import Idle, Nvml, NvmlDevice, NvmlUnavailable
+from benchmarks.core.sample_counts import WARMUP_STEPS
+from benchmarks.training.measure.meter import NO_CUDA, Meter
+from benchmarks.training.measure.phases import CudaMarks, PhaseClock
+from benchmarks.training.measure.rank_facts import gpu_uuid
+from benchmarks.training.measure.rungs import make_ladder
+from benchmarks.training.place import Place
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.memory import held_tensors
+from resireduce.optimizer import DistributedOptimizer
+
+OBSERVED_STEPS = 50
+"""Steps after warm-up of which phases are timed, at most; of the others nothing is but the whole."""
+OBSERVED_SHARE = 4
+"""At most one in so many steps after warm-up, so that the median step is one that was not slowed by being observed."""
+
+
+@dataclass
+class Probe:
+    """Watches training from `start` to `stop`; the steps that it counts are those of this process."""
+
+    meter: Meter = field(default_factory=Meter)
+    phases: PhaseClock = field(default_factory=PhaseClock)
+    warmup_steps: int = WARMUP_STEPS
+    observed_steps: int = OBSERVED_STEPS
+    steps_done: int = 0
+
+    def start(self, steps: int) -> None:
+        """Begin to watch a run of so many steps; the first half of a short one is warm-up."""
+        self.warmup_steps = min(WARMUP_STEPS, steps // 2)
+        self.observed_steps = min(OBSERVED_STEPS, max(1, (steps - self.warmup_steps) // OBSERVED_SHARE))
+        self.meter.start()
+
+    @contextmanager
+    def step(self, feedback: ErrorFeedback) -> Iterator[None]:
+        """Watch one training step."""
+        after_warmup = self.steps_done - self.warmup_steps
+        if after_warmup == 0:
+            self.meter.enter(STEADY)
+        with self.phases.step(feedback) if 0 <= after_warmup < self.observed_steps else nullcontext():
+            yield
+        self.steps_done += 1
+        self.meter.step_done()
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Say which phase of a step this is; one of `phases.NAMES`."""
+        return self.phases.phase(name)
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Keep the memory of an evaluation apart from that of training steps."""
+        self.meter.enter(EVALUATION)
+        yield
+        self.meter.enter(STEADY if self.steps_done > self.warmup_steps else WARMUP)
+
+    def stop(self) -> None:
+        """End all watching; call it before anything that is not training."""
+        self.meter.stop()
+
+    def at_boundary(self, optimizer: DistributedOptimizer, model: nn.Module) -> None:
+        """Read what is held after a step and before `zero_grad`."""
+        self.meter.at_boundary(held_tensors(optimizer), model.buffers())
+
+    def result(self, optimizer: DistributedOptimizer) -> dict[str, Any]:
+        """Drop the gradients, and return the ladder and the medians of the phases as plain values."""
+        optimizer.zero_grad(set_to_none=True)
+        self.meter.without_gradients()
+        return make_ladder(self.meter).as_dict() | {"phase_seconds": self.phases.median_seconds()}
+
+
+@dataclass(frozen=True)
+class Before:
+    """All GPUs as they were before this process used any; which of them it will have, CUDA alone can say."""
+
+    nvml: Nvml | None
+    reason: str
+    """Why NVML cannot be asked, where it cannot."""
+    idle: dict[str, Idle] = field(default_factory=dict)
+    """By UUID."""
+
+    @property
+    def driver(self) -> str | None:
+        """The driver's version."""
+        return None if self.nvml is None else self.nvml.driver_version()
+
+
+def look_before_cuda(place: Place, nvml: Nvml | None = None) -> Before:
+    """Look at all GPUs, if this rank will train on one. The group of ranks must not have been joined yet.
+
+    Joining waits for all ranks, so that none of them sees what another has begun to use. `nvml`: not that of this
+    machine.
+    """
+    if place.device.type != "cuda":
+        chosen = wanted_device() == "cpu"
+        return Before(None, f"trained on the CPU ({DEVICE_VARIABLE}=cpu)" if chosen else NO_CUDA)
+    try:
+        nvml = nvml or Nvml.load()
+        return Before(nvml, "", nvml.idle())
+    except NvmlUnavailable as error:
+        return Before(None, str(error))
+
+
+def make_meter(place: Place, before: Before) -> Meter:
+    """Make the meter of this rank. On a GPU CUDA begins here, at the latest; make the model afterwards."""
+    device = place.device
+    if device.type != "cuda":
+        return Meter(device, before.reason)
+    found: NvmlDevice | str = before.reason
+    if before.nvml is not None:
+        try:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            found = before.nvml.device(str(gpu_uuid(device)), device.index or 0, visible)
+        except NvmlUnavailable as error:
+            found = str(error)
+    torch.zeros(1, device=device)  # the context is there before anything is measured
+    idle = None if isinstance(found, str) else before.idle.get(found.uuid)
+    return Meter(device, found, idle, place.ranks_on_device)
+
+
+def make_probe(place: Place, before: Before) -> Probe:
+    """Make what watches this rank: its meter, and a clock of phases that suits the device."""
+    marks = CudaMarks(place.device) if place.device.type == "cuda" else None
+    return Probe(make_meter(place, before), PhaseClock(marks))

@@ -1,0 +1,77 @@
+"""Bytes of a rank: model states from the tensors held, the fullest moment of a step, and the process as a whole."""
+
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from benchmarks.core.items import pack
+from resireduce.item import sums
+from resireduce.itemise import itemise_states
+from resireduce.memory import track_states
+from resireduce.optimizer import DistributedOptimizer
+
+
+def resident_bytes() -> int | None:
+    """Memory of this process that is resident now; None where the system has no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:
+        return None
+
+
+def peak_resident_bytes() -> int:
+    """Most memory of this process that was resident at once, so far, as the kernel counts it.
+
+    Where there is a /proc its VmHWM: ru_maxrss counts what the process had before it became this program, too, that is
+    all that the one which started it held.
+    """
+    try:
+        return status_bytes("VmHWM")
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def status_bytes(name: str) -> int:
+    """Return an entry of /proc/self/status. Raises OSError or StopIteration where the system does not have it."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def reset_peak_resident() -> None:
+    """Let `peak_resident_bytes` begin anew from what is resident now, where the kernel allows it (Linux)."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def measure_memory(
+    optimizer: DistributedOptimizer, forward: Callable[[], Tensor], model: nn.Module | None = None
+) -> dict[str, Any]:
+    """Measure at a step boundary, then run one more step, of which every tensor is followed: this rank's bytes.
+
+    Call it after a step and before `zero_grad`, when all else is done: the extra step changes the model.
+    `forward` returns the loss of a batch; `model` names parameters that are not trained. The names returned are those
+    of CellResult; `items` is what the model states are the sums of, as `benchmarks.core.items.pack` has it.
+    """
+    resident = peak_resident_bytes()
+    items = itemise_states(optimizer, model)
+    states = sums(items)
+    total = sum(states.values())
+    optimizer.zero_grad()
+    loss = forward()
+    with track_states(optimizer) as tracker:
+        loss.backward()
+        optimizer.step()
+    return {
+        **{f"{name}_bytes": value for name, value in states.items()},
+        "total_bytes": total,
+        "in_flight_bytes": tracker.peak_bytes - total,
+        "peak_states_bytes": tracker.peak_bytes,
+        "peak_resident_bytes": resident,
+        "items": pack(items),
+    }

@@ -1,0 +1,1 @@
+"""Models, one family a file; `benchmarks.core.registry.MODELS` has their names."""

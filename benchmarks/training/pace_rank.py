@@ -1,0 +1,79 @@
+"""One rank that trains several cells of one model in turn, and times them.
+
+`python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS`; `benchmarks.micro.pace` starts it.
+"""
+
+import os
+import sys
+import time
+from itertools import islice
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.prepared import find_root
+from benchmarks.training.build import build
+from benchmarks.training.place import choose_place, settle_arithmetic
+from benchmarks.training.trainer import Trainer
+from resireduce.comm.local import LocalCommunicator
+from resireduce.comm.torch import TorchCommunicator
+
+WARM_UP_STEPS = 3
+
+
+def main() -> None:
+    """Time the rounds; rank 0 leaves their seconds, a list for each cell, in the folder's `seconds.json`."""
+    folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    cells = [Cell.from_dict(values) for values in load_json(folder / "cells.json")]
+    rank, world_size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), choose_place()
+    torch.set_num_threads(cells[0].threads)
+    if place.device.type == "cuda":
+        torch.cuda.set_device(place.device)
+        settle_arithmetic(place.device)
+    if world_size > 1:
+        meeting = f"file://{folder}/store"
+        dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
+    trainers = [_trainer(cell, place.device) for cell in cells]
+    seconds: list[list[float]] = [[] for _ in cells]
+    for trainer in trainers:
+        _train(trainer, WARM_UP_STEPS)
+    for number in range(rounds):
+        order = range(len(cells))
+        for which in order if number % 2 else reversed(order):
+            seconds[which].append(_train(trainers[which], steps))
+    if rank == 0:
+        save_json(seconds, folder / "seconds.json")
+    if world_size > 1:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _trainer(cell: Cell, device: torch.device) -> Trainer:
+    communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
+    return build(cell, communicator, None, find_root(), device)
+
+
+def _train(trainer: Trainer, steps: int) -> float:
+    """Seconds that so many steps take, from when all ranks are there to when all are done."""
+    trainer.model.train()
+    _meet()
+    started = time.perf_counter()
+    for step, indices in enumerate(islice(trainer.indices(), steps)):
+        trainer.train_step(step, trainer.batch(indices, step))
+    _meet()
+    return time.perf_counter() - started
+
+
+def _meet() -> None:
+    """Wait for this rank's device, and for the other ranks."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    if dist.is_initialized():
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

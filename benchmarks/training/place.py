@@ -1,0 +1,78 @@
+"""Where a rank trains, and how ranks reach each other there. Imports torch only when it chooses."""
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
+from resireduce.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+CUBLAS_WORKSPACE = ":4096:8"
+"""What cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
+LIKEWISE = {
+    "RANK": ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
+    "LOCAL_RANK": ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "LOCAL_WORLD_SIZE": ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+}
+"""Names under which horovodrun, and Open MPI's mpirun, tell a rank the same."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one rank trains."""
+
+    device: "torch.device"
+    process_group: str
+    """gloo or nccl."""
+    ranks_on_device: int
+    """How many ranks of this machine share the device, this one included."""
+
+
+def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
+    """Choose by LOCAL_RANK and LOCAL_WORLD_SIZE: a GPU for each local rank, else one for all, else the CPU.
+
+    Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or what behaves like
+    it. Raises ConfigError if a GPU is asked for and there is none, or if ranks that need their `own_gpu` had to share.
+    """
+    import torch
+
+    cuda, wanted = cuda or torch.cuda, wanted_device()
+    gpus = 0 if wanted == "cpu" else int(cuda.device_count())
+    if wanted == "cuda" and not gpus:
+        raise ConfigError(f"{DEVICE_VARIABLE}: 'cuda' is not allowed without a CUDA device; set cpu, or leave it out")
+    if not gpus:
+        return Place(torch.device("cpu"), "gloo", 1)
+    rank, ranks = from_launcher("LOCAL_RANK", 0), from_launcher("LOCAL_WORLD_SIZE", 1)
+    if ranks <= gpus and rank < gpus:
+        return Place(torch.device("cuda", rank), "nccl", 1)
+    if own_gpu:
+        raise ConfigError(
+            f"backend: 'horovod', built with NCCL, needs a GPU for each of the {ranks} ranks of a machine, which has "
+            f"{gpus}; give a smaller world_size, choose backend torch, or set {DEVICE_VARIABLE}=cpu"
+        )
+    return Place(torch.device("cuda", 0), "gloo", ranks)
+
+
+def from_launcher(name: str, default: int) -> int:
+    """What whoever started this rank says of its place: the suite and torchrun, or else horovodrun, or mpirun."""
+    return int(next((os.environ[it] for it in (name, *LIKEWISE[name]) if it in os.environ), default))
+
+
+def settle_arithmetic(device: "torch.device") -> None:
+    """Make results repeatable as far as operations can be: on a GPU those that cannot say so in a warning.
+
+    And float32 mean float32: no TF32, neither in matrix products nor in convolutions, where torch has it by default.
+    """
+    import torch
+
+    if device.type == "cuda":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cudnn.benchmark = False
+        # Deterministic algorithms otherwise fill every new tensor with NaN first: time that is no part of a step.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=device.type == "cuda")

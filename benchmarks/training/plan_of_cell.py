@@ -1,0 +1,51 @@
+"""What `plan` says of a cell, with its recipe's own optimizer."""
+
+from torch import nn
+from torch.optim import Optimizer
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.registry import MODELS
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.optimizers import make_optimizer
+from resireduce.plan import plan
+from resireduce.scheme import load
+
+
+def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
+    """Return what `plan` says of a cell, with its recipe's own optimizer.
+
+    That of `plan` counts a step for each parameter, which not all of them do. `on_gpu`: without temporaries of an
+    optimizer that has a fused form. It takes a few seconds for the largest models.
+    """
+
+    def make(parameters: list[nn.Parameter]) -> Optimizer:
+        optimizer = make_optimizer(WORKLOADS[cell.model], nn.ParameterList(parameters))
+        return _as_fused(optimizer) if on_gpu and "fused" in optimizer.defaults else optimizer
+
+    return plan(
+        load(MODELS[cell.model]),
+        optimizer=make,
+        scheme=cell.scheme,
+        gradients=cell.gradients,
+        residual_dtype=cell.residual_dtype,
+        compressor=cell.compressor,
+        density=cell.density,
+        world_size=cell.world_size,
+        update=cell.update,
+        overlap=True,
+    )
+
+
+def _as_fused(optimizer: Optimizer) -> Optimizer:
+    """Have a step do nothing once it has made the states: the fused form, which tensors without storage do not have."""
+
+    class Fused(type(optimizer)):  # type: ignore[misc]
+        step_is_separable = True
+
+        def step(self) -> None:
+            parameters: list[nn.Parameter] = [p for group in self.param_groups for p in group["params"]]
+            if any(parameter.grad is not None and not self.state.get(parameter) for parameter in parameters):
+                super().step()
+
+    optimizer.__class__ = Fused
+    return optimizer

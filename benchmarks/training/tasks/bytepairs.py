@@ -1,0 +1,140 @@
+"""Predict the next symbol of real text: source files of installed packages as bytes and byte pairs; metric: perplexity.
+
+A symbol is a byte or one of the 768 byte pairs that are most frequent in the pretraining text, taken greedily from the
+left (1.9 bytes a symbol).  Perplexity is the exponential of the mean loss over all held-out symbols of all ranks,
+per symbol.  Whole files are held out.
+"""
+
+from itertools import takewhile
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from benchmarks.training.tasks.task import (
+    Batch,
+    Phase,
+    Setting,
+    chunks,
+    evaluating,
+    installed,
+    sha256,
+    shard,
+    to_device,
+)
+
+PACKAGES: dict[Phase, str] = {"pretrain": "networkx", "train": "sympy"}
+"""Pure Python, the same on every platform, pinned in the constraints; the two differ in names, prose and layout."""
+TEXT_BYTES = 1_500_000
+"""Files are taken in order of their names until they reach this size."""
+HELD_OUT_EVERY = 8
+"""Every eighth file is held out."""
+VOCABULARY = 1024
+CONTEXT = 48
+TEST_BLOCKS = 384
+"""Blocks of the held-out text that are evaluated, spread evenly over it."""
+
+Symbols = NDArray[np.int64]
+
+
+def package_files(package: str) -> list[bytes]:
+    """Read the package's Python files in order of their names, until they reach TEXT_BYTES.
+
+    Raises:
+        ValueError: if the package is not installed, or lists no Python files.
+    """
+    found = installed(package)
+    names = sorted((file for file in found.files or [] if file.suffix == ".py"), key=str)
+    contents: list[bytes] = []
+    for _ in takewhile(lambda _: sum(map(len, contents)) < TEXT_BYTES, names):
+        contents.append(found.locate_file(names[len(contents)]).read_bytes())  # type: ignore[attr-defined]
+    if not contents:
+        raise ValueError(f"package {package!r} lists no Python files: install it again from its wheel")
+    return contents
+
+
+def frequent_pairs(text: bytes, count: int) -> Symbols:
+    """Return the `count` most frequent byte pairs as 256 * first + second; ties go to the smaller value."""
+    values = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+    frequency = np.bincount(256 * values[:-1] + values[1:], minlength=65536)
+    return np.argsort(-frequency, kind="stable")[:count]
+
+
+def encode(text: bytes, pairs: Symbols) -> Symbols:
+    """Replace listed byte pairs, greedily from the left, by 256 + their place in the list; other bytes stay."""
+    table = np.full(65536, -1, dtype=np.int64)
+    table[pairs] = 256 + np.arange(len(pairs))
+    values = np.frombuffer(text, dtype=np.uint8).astype(np.int64)
+    if len(values) < 2:
+        return values
+    joined = np.append(table[256 * values[:-1] + values[1:]], -1)
+    listed = joined >= 0
+    # In a run of positions where a listed pair begins, every second one is taken: its pair swallows the next position.
+    index = np.arange(len(values))
+    run_start = np.maximum.accumulate(np.where(listed, -1, index)) + 1
+    taken = listed & ((index - run_start) % 2 == 0)
+    swallowed = np.append(False, taken[:-1])
+    return np.where(taken, joined, values)[~swallowed]
+
+
+def blocks(symbols: Symbols) -> Tensor:
+    """Cut symbols into rows of CONTEXT + 1 that overlap by one, (rows, CONTEXT + 1): inputs and, one later, targets."""
+    rows = (len(symbols) - 1) // CONTEXT
+    index = CONTEXT * np.arange(rows)[:, None] + np.arange(CONTEXT + 1)
+    return torch.from_numpy(symbols[index])
+
+
+class BytePairs:
+    """Which symbol comes next?"""
+
+    metric = "perplexity"
+    higher_is_better = False
+    unit = "tokens"
+    units_per_sample = CONTEXT
+
+    def __init__(self, setting: Setting) -> None:
+        """Read the text of this phase, and the pretraining text for the byte pairs."""
+        vocabulary_text = b"".join(package_files(PACKAGES["pretrain"]))
+        pairs = frequent_pairs(vocabulary_text, VOCABULARY - 256)
+        files = package_files(PACKAGES[setting.phase])
+        self._texts = [
+            b"".join(file for place, file in enumerate(files) if (place % HELD_OUT_EVERY == 0) == held_out)
+            for held_out in (False, True)
+        ]
+        self._pairs = pairs
+        self.train, test = (blocks(encode(text, pairs)) for text in self._texts)
+        self.test = test[:: max(1, len(test) // TEST_BLOCKS)][:TEST_BLOCKS]
+
+    def data_hash(self) -> str:
+        """Return the SHA-256 of the byte pairs, the training text and the held-out text."""
+        return sha256([self._pairs.astype("<i8").tobytes(), *self._texts])
+
+    def __len__(self) -> int:
+        """Return the number of training blocks."""
+        return len(self.train)
+
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
+        """Return symbols and targets, (batch, CONTEXT) each."""
+        return {"input_ids": self.train[indices, :-1], "targets": self.train[indices, 1:]}
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy in nats per symbol."""
+        logits = model(input_ids=batch["input_ids"]).logits
+        return cross_entropy(logits.flatten(0, 1), batch["targets"].flatten())
+
+    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
+        """Return [sum of losses in nats, symbols] over this rank's held-out blocks."""
+        sums = torch.zeros(2, dtype=torch.float64)
+        with evaluating(model):
+            for indices in chunks(shard(len(self.test), rank, world_size), 32):
+                rows = self.test[torch.tensor(indices)]
+                batch = to_device({"input_ids": rows[:, :-1], "targets": rows[:, 1:]}, model)
+                symbols = batch["targets"].numel()
+                sums += torch.tensor([float(self.loss(model, batch)) * symbols, symbols], dtype=torch.float64)
+        return sums
+
+    def metrics_from(self, sums: Tensor) -> dict[str, float]:
+        """Return the perplexity per symbol."""
+        return {"perplexity": float(torch.exp(sums[0] / sums[1]))}

@@ -1,0 +1,77 @@
+"""Handwritten digits (8x8 grey, 1,797 samples, UCI) that ship inside scikit-learn; metric: accuracy in percent."""
+
+import gzip
+import io
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.training.tasks.images import ImageClassification
+from benchmarks.training.tasks.source import Source
+from benchmarks.training.tasks.task import Batch, Setting, installed, sha256
+
+FILE = "sklearn/datasets/data/digits.csv.gz"
+PIXELS = 64
+BRIGHTEST = 16
+HELD_OUT_EVERY = 4
+"""Every fourth sample is held out; the file's order mixes digits and writers."""
+
+
+def parse_digits(text: bytes) -> tuple[Tensor, Tensor]:
+    """Read rows of 64 grey values (0 to 16) and a digit.
+
+    Returns:
+        images (n, 1, 8, 8), float32 in [-1, 1], and labels (n,), int64.
+
+    Raises:
+        ValueError: if a row has another length, or a value is out of range.
+    """
+    table = np.loadtxt(io.BytesIO(text), delimiter=",", ndmin=2)
+    if table.shape[1] != PIXELS + 1:
+        raise ValueError(f"digits have {table.shape[1]} columns, allowed are {PIXELS} pixels and a label")
+    pixels, labels = table[:, :PIXELS], table[:, PIXELS]
+    if pixels.min() < 0 or pixels.max() > BRIGHTEST:
+        raise ValueError(f"digits have pixels in [{pixels.min():g}, {pixels.max():g}], allowed is [0, {BRIGHTEST}]")
+    if not np.isin(labels, range(10)).all():
+        raise ValueError("digits have labels other than the integers 0 to 9")
+    images = torch.from_numpy(pixels).float().div(BRIGHTEST / 2).sub(1).view(-1, 1, 8, 8)
+    return images, torch.from_numpy(labels).long()
+
+
+class Digits(ImageClassification):
+    """Which digit is it? Both phases train on the same samples."""
+
+    metric = "accuracy"
+    evaluated_together = 128
+
+    def __init__(self, setting: Setting) -> None:
+        """Read the digits."""
+        super().__init__(DigitImages(), setting.released)
+
+
+class DigitImages(Source):
+    """The images that scikit-learn has, (n, 1, 8, 8), as they are."""
+
+    def __init__(self) -> None:
+        with gzip.open(str(installed("scikit-learn").locate_file(FILE))) as file:
+            content = file.read()
+        super().__init__(sha256([content]))
+        images, labels = parse_digits(content)
+        is_test = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
+        self.images, self.labels = images[~is_test], labels[~is_test]
+        self.test_images, self.test_labels = images[is_test], labels[is_test]
+        self.held_out = len(self.test_labels)
+
+    def __len__(self) -> int:
+        """Return the number of training images."""
+        return len(self.labels)
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Return images and labels; there is no augmentation."""
+        return {"images": self.images[indices], "labels": self.labels[indices]}
+
+    def held_out_batch(self, indices: range) -> Batch:
+        """Return held-out images and labels."""
+        rows = torch.tensor(indices)
+        return {"images": self.test_images[rows], "labels": self.test_labels[rows]}

@@ -1,0 +1,119 @@
+"""Where a task's samples come from: prepared files, or random numbers made when they are asked for."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.core.prepared import Prepared
+from benchmarks.training.tasks.task import Batch, Setting, sha256
+from resireduce.errors import ConfigError
+
+SYNTHETIC_SAMPLES = 8192
+"""Training samples that a synthetic source offers: an epoch has some steps for any number of ranks."""
+SYNTHETIC_HELD_OUT = 2
+"""One evaluation costs little, so that it is not what is measured."""
+
+
+class Source(ABC):
+    """Training samples and held-out ones, all of one shape.
+
+    `data_hash` is the SHA-256 of what the samples are made from, in hexadecimal digits.
+    """
+
+    held_out: int
+    """Number of held-out samples."""
+
+    def __init__(self, data_hash: str) -> None:
+        self.data_hash = data_hash
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of training samples."""
+
+    @abstractmethod
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Gather training samples as `benchmarks.training.tasks.task.Task.batch` does."""
+
+    @abstractmethod
+    def held_out_batch(self, indices: range) -> Batch:
+        """Gather held-out samples, without augmentation."""
+
+
+class FromSource:
+    """What tasks share whose samples all come from `source`."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def data_hash(self) -> str:
+        """Return the source's SHA-256."""
+        return self.source.data_hash
+
+    def __len__(self) -> int:
+        """Return the number of training samples."""
+        return len(self.source)
+
+    def batch(self, indices: Tensor, step: int = 0) -> Batch:
+        """Return the source's training samples with these indices, augmented where it does that."""
+        return self.source.batch(indices, step)
+
+
+def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
+    """Read an array of prepared data. Raises ConfigError, one line, for a file that is not one."""
+    try:
+        array: NDArray[Any] = np.load(prepared.folder / file, mmap_mode=mmap_mode, allow_pickle=False)
+        if not isinstance(array, np.ndarray) or not array.ndim:
+            raise ValueError("it holds no array")
+    except (OSError, ValueError, EOFError, SyntaxError, TypeError) as error:  # of a damaged header
+        raise damaged(prepared, file, error) from None
+    return array
+
+
+def damaged(prepared: Prepared, file: str, error: object) -> ConfigError:
+    """Return what to raise for a prepared file that has its size but not its content, in one line."""
+    reason, name = " ".join(str(error).split())[:200] or type(error).__name__, prepared.folder.name
+    return ConfigError(f"data: {prepared.folder / file} is damaged ({reason}); prepare {name!r} again")
+
+
+def draws(*key: int) -> np.random.Generator:
+    """Random numbers that belong to a key of whole numbers, such as seed, step and index, and to nothing else."""
+    return np.random.default_rng(key)
+
+
+def synthetic_hash(setting: Setting, kind: str) -> str:
+    """Return the SHA-256 of what random samples depend on."""
+    return sha256([f"synthetic {kind} {setting.length} {setting.seed}".encode()])
+
+
+class Synthetic(Source):
+    """Random samples, made when they are asked for from the setting's seed and their number alone.
+
+    Args:
+        setting: whose seed and length they depend on.
+        kind: what else they depend on, in words.
+    """
+
+    held_out = SYNTHETIC_HELD_OUT
+
+    def __init__(self, setting: Setting, kind: str) -> None:
+        super().__init__(synthetic_hash(setting, kind))
+        self._seed = setting.seed
+
+    def __len__(self) -> int:
+        """Return the number of training samples."""
+        return SYNTHETIC_SAMPLES
+
+    def batch(self, indices: Tensor, step: int) -> Batch:
+        """Return these samples, the same in every step."""
+        return self._make([draws(self._seed, index) for index in indices.tolist()])
+
+    def held_out_batch(self, indices: range) -> Batch:
+        """Return samples that are none of the training samples."""
+        return self._make([draws(self._seed, SYNTHETIC_SAMPLES + index) for index in indices])
+
+    @abstractmethod
+    def _make(self, generators: list[np.random.Generator]) -> Batch:
+        """Draw a sample from each."""

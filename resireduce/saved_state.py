@@ -1,0 +1,47 @@
+"""Checks of the residual state that one rank has saved, before it is loaded."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError
+
+
+def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `state` is what `held` looks like: the same tensors, and finite."""
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
+    wrong = sorted(held.keys() ^ state.keys()) or sorted(name for name in held if not _alike(held[name], state[name]))
+    if wrong:
+        raise ConfigError(
+            f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
+            "they saved"
+        )
+    bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
+    if bad is not None:
+        raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
+
+
+def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of the same size."""
+    theirs, ours = ((int(one["rank"]), int(one["world_size"])) for one in (state, held))
+    if theirs != ours:
+        raise ConfigError(
+            f"residual state: it is that of rank {theirs[0]} of {theirs[1]}, this is rank {ours[0]} of {ours[1]}; load "
+            "this rank's own, or give those of all ranks to resireduce.redistribute(optimizer, states)"
+        )
+
+
+def _alike(first: Tensor, second: object) -> bool:
+    return isinstance(second, Tensor) and (first.shape, first.dtype) == (second.shape, second.dtype)
+
+
+def _is_sound(tensor: Tensor) -> bool:
+    """Whether the values can be: floating-point numbers are finite, the others count or number something."""
+    if tensor.is_floating_point():
+        wide = tensor.float() if tensor.element_size() == 1 else tensor  # of 8 bits there is no isfinite
+        return bool(wide.isfinite().all())
+    if tensor.dtype == torch.int32 and not bool((tensor.diff() > 0).all()):  # numbers of rows and columns
+        return False
+    return tensor.dtype == torch.int8 or not bool((tensor < 0).any())

@@ -1,0 +1,75 @@
+"""The settings of `resireduce.distribute` in one place, for what checks, compares, plans or follows them.
+
+Imports no torch.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from resireduce.comm.base import Communicator
+    from resireduce.compressors.base import Compressor
+    from resireduce.grad_scaler import GradScaler
+    from resireduce.grouping import Grouping
+    from resireduce.scheme import Scheme
+
+OWN = {"own": True}
+"""Marks a field that may differ between ranks, or that another field tells of."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user chooses beside model and optimizer; `resireduce.distribute` says what each setting means.
+
+    Each field is a keyword of `distribute`, in the same order and with the same default, which a test compares. All
+    ranks must be given the same, but for the fields marked OWN.
+    """
+
+    scheme: "str | Scheme" = "w+2d"
+    compressor: "str | Compressor" = "topk"
+    density: float | Callable[[int], float] = field(default=0.01, metadata=OWN)  # the compressor has it
+    backend: "str | Communicator" = field(default="torch", metadata=OWN)
+    groups: "str | Grouping | Mapping[str, object]" = "auto"
+    gradients: str = "streamed"
+    residual_dtype: str | None = None
+    backward_passes_per_step: int = 1
+    dense: Iterable[str] | None = None
+    options: Mapping[str, object] | None = None
+    max_grad_norm: float | None = None
+    max_local_grad_norm: float | None = None
+    grad_scaler: "GradScaler | None" = None
+    residual_device: str | None = None
+    update: str = "in_step"
+    overlap: bool | None = None
+    group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
+    warm_up_steps: int = 0
+
+    @property
+    def streamed(self) -> bool:
+        """Whether gradients are freed once they are compressed."""
+        return self.gradients == "streamed"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are compressed during the backward pass, as streamed ones always are."""
+        return self.streamed or bool(self.overlap)
+
+    @property
+    def in_backward(self) -> bool:
+        """Whether the wrapped optimizer uses averages during the backward pass."""
+        return self.update == "in_backward"
+
+    @property
+    def scaler(self) -> "GradScaler | None":
+        """The scaler of the loss; None without one, and for one that is switched off, which passes everything on."""
+        return self.grad_scaler if self.grad_scaler is not None and self.grad_scaler.is_enabled() else None
+
+    def agreed(self, **found: object) -> dict[str, object]:
+        """Return what all ranks must have alike, by field; `found` takes the place of names that were given."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
+        clear = {"options": dict(self.options or {}), "overlap": self.overlaps}
+        named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
+        return {"dense": named["dense"]} | named  # first, since groups that differ follow from it

@@ -1,0 +1,49 @@
+"""Buckets: small dense tensors that share a message, and the order in which messages leave."""
+
+from collections.abc import Iterable, Iterator
+
+from resireduce.step.slot import Slot
+
+BUCKET_BYTES = 1 << 18
+"""Small dense tensors (biases, norms) travel together in messages of up to this size: each message costs time."""
+
+
+def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """Cut `order` into messages: each tensor has its own, but small ones of one kind wait for each other."""
+    waiting: list[Slot] = []
+    for slot in order:
+        if not slot.small:
+            yield [slot]
+            continue
+        if waiting and (not _alike(waiting[0], slot) or sum(s.nbytes for s in waiting) + slot.nbytes > BUCKET_BYTES):
+            yield waiting
+            waiting = []
+        waiting.append(slot)
+    if waiting:
+        yield waiting
+
+
+def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
+    """Put `messages`, as `buckets` has cut them, into the order in which `order` completes them; one of small tensors
+    leaves when the next begins, as there.
+
+    What is in a message never changes: with three ranks or more, what an all-reduce rounds to depends on where in its
+    message an element lies, and training that goes on from a checkpoint begins with the first order again.
+    """
+    place = {slot: message for message in messages for slot in message}
+    missing = {id(message): len(message) for message in place.values()}
+    ready: list[list[Slot]] = []
+    for slot in order:
+        if not slot.small:
+            yield place[slot]
+            continue
+        yield from ready
+        message = place[slot]
+        missing[id(message)] -= 1
+        ready = [] if missing[id(message)] else [message]
+    yield from ready
+
+
+def _alike(first: Slot, second: Slot) -> bool:
+    a, b = first.parameter, second.parameter
+    return a.dtype == b.dtype and a.device == b.device

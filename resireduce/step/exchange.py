@@ -1,0 +1,163 @@
+"""The exchange of one step: all gradients on their way out, and their averages on their way back."""
+
+import torch
+from torch import Tensor
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.settings import Settings
+from resireduce.step.intake import Intake
+from resireduce.step.launch import LaunchQueue
+from resireduce.step.slot import Slot, Stage
+from resireduce.step.update import Updater
+from resireduce.streamed_away import SECOND_BACKWARD
+
+LAY_BEFORE = (
+    "the gradient of {name!r} was in .grad before backward(), put there by hand: a streamed gradient is sent as soon "
+    "as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() does), and put "
+    "gradients there after backward(); or use gradients='kept'"
+)
+
+
+class Exchange:
+    """Takes gradients in, launches their messages, receives the averages and has the parameters updated.
+
+    Args:
+        optimizer: the wrapped one.
+        slots: one for each parameter.
+        feedback: compresses and averages.
+        settings: what `resireduce.distribute` was given.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        slots: list[Slot],
+        feedback: ErrorFeedback,
+        settings: Settings,
+    ):
+        self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
+        self.queue = LaunchQueue(slots, feedback, sum(slot.nbytes for slot in slots) // 16)
+        self.hides = settings.overlaps and not settings.in_backward
+        """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
+        self.intake = Intake(slots, feedback, settings, self.hides)
+        self.updater = Updater(optimizer, slots, self.queue, settings)
+        self._lay_before: dict[Slot, Tensor] = {}
+        """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
+        self.failed = False
+        """Whether a step failed, so that ranks may have updated different parameters."""
+
+    def restart(self, step: int) -> None:
+        """Forget the last step; the next is number `step`, counted from 0."""
+        self._lay_before = {}
+        self.intake.restart()
+        self.updater.restart()
+        self.feedback.begin_step(step)
+
+    def refuse_if_failed(self) -> None:
+        """Raise UsageError if an earlier step failed."""
+        if self.failed:
+            raise UsageError(
+                "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "
+                "anew, on every rank, from a checkpoint"
+            )
+
+    def begin_backward(self, first: Slot) -> None:
+        """A backward pass begins, and has made the gradient of `first`.
+
+        If averages are used within it, no guard may stand in `.grad` of an earlier one.
+        Streamed: a gradient that lies in `.grad` already was put there, and somebody may mean to use that memory.
+        """
+        if self.intake.streamed:
+            others = (slot for slot in self.slots if not slot.passes and slot is not first)
+            self._lay_before = {slot: slot.parameter.grad for slot in others if slot.parameter.grad is not None}
+        if self.updater.in_backward:
+            for slot in self.intake.arrived:
+                if slot.stage is Stage.GUARDED:
+                    slot.uncover()
+
+    def end_backward(self) -> None:
+        """End a backward pass: guard all that has been taken."""
+        self._lay_before = {}
+        if self.updater.in_backward:
+            for slot in self.intake.arrived:
+                slot.hide()
+
+    def gradient(self, slot: Slot, step: int, passes: int | None) -> None:
+        """Autograd has finished with `slot`'s gradient of this `step`.
+
+        Raises UsageError if that was under way already. passes: the last of so many backward passes is to be sent, and
+        others held; None: this one is not the last.
+        """
+        if slot in self._lay_before and self._lay_before[slot] is slot.parameter.grad:
+            raise UsageError(LAY_BEFORE.format(name=slot.name))
+        if slot.is_over:
+            raise UsageError(SECOND_BACKWARD.format(name=slot.name))
+        slot.note_made()
+        slot.passes += 1
+        is_last = passes is not None and slot.passes >= passes
+        if slot.stage is Stage.SPOILT:
+            slot.parameter.grad = None
+            if is_last:
+                slot.go(Stage.DROPPED)
+        elif is_last:
+            slot.go(Stage.LAST)
+            self._send(slot, step)
+        else:
+            self.intake.hold(slot)
+
+    def _send(self, slot: Slot, step: int) -> None:
+        """Compress a gradient that is complete, and launch what is ready."""
+        self.queue.prefetch_after(slot)
+        self.intake.take(slot, step)
+        self.queue.launch(step)
+        # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
+        if self.updater.in_backward and not self.intake.holds:
+            self.updater.update_early(slot)
+
+    def send_rest(self, step: int) -> bool:
+        """Compress the gradients that have not been. False: the step was skipped for overflow, and nothing was sent."""
+        self.failed = True  # whatever ends it half-way
+        if not self.intake.prepare():
+            self.updater.skip()
+            self.failed = False
+            return False
+        for slot in self.intake.pending():
+            self.intake.take(slot, step)
+            self.queue.launch(step)
+        self._uncover()
+        self.feedback.residual.end_step(step)
+        return True
+
+    def finish(self, step: int, loss: Tensor | float | None) -> bool:
+        """Launch all that is left, receive, and update. False: the step was skipped for overflow.
+
+        To be called after `send_rest`. loss: what a closure returned, if there was one. Raises NonFiniteGradient on all
+        ranks, if a gradient of one is not finite and there is no GradScaler.
+        """
+        error = self.intake.non_finite
+        self.queue.launch(step, complete=True)
+        self.updater.finish(step, error is not None, loss)
+        self.queue.finish(self.intake.arrived)
+        if self.queue.flagged:
+            self._fail_or_put_back(step, error)
+        self.failed = False
+        return not self.queue.flagged
+
+    def _uncover(self) -> None:
+        """Make room for the averages."""
+        for slot in self.slots:
+            if slot.stage is Stage.GUARDED:
+                slot.uncover()
+            elif slot.is_guarded:  # not finite: nothing of it is under way
+                slot.parameter.grad = None
+
+    def _fail_or_put_back(self, step: int, error: NonFiniteGradient | None) -> None:
+        """Put back what was sent, if a step can be skipped for a gradient that is not finite; else raise."""
+        if self.grad_scaler is None:
+            raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+        self.updater.skip()
+        for slot in self.intake.arrived:
+            if slot.sent is not None:
+                self.feedback.put_back(slot.sent, slot.name, step + 1)
+        self.feedback.residual.end_step(step + 1)  # another number: what was drawn for this step is drawn again

@@ -1,0 +1,140 @@
+"""The intake of gradients: the first half of a step, in which they arrive and are compressed."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.clip import clip_factor
+from resireduce.error_feedback import ErrorFeedback, check_finite
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.settings import Settings
+from resireduce.step.slot import DROPPED, Slot, Stage
+
+
+class Intake:
+    """Takes gradients: as autograd finishes them where they overlap with the backward pass, else all in `step()`.
+
+    Args:
+        slots: one for each parameter.
+        feedback: compresses them.
+        settings: what `resireduce.distribute` was given.
+        hides: whether a guard stands in `.grad` once a gradient has been taken.
+    """
+
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, hides: bool):
+        self.slots, self.feedback, self.hides = slots, feedback, hides
+        self.streamed, self.overlap = settings.streamed, settings.overlaps
+        self.max_norm, self.scaler = settings.max_local_grad_norm, settings.scaler
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the last step."""
+        self.arrived: list[Slot] = []
+        self.has_begun = False  # whether gradients of this step are compressed, absorbed or dropped already
+        self.holds = False  # whether an earlier pass of this step left gradients in .grad
+        self.non_finite: NonFiniteGradient | None = None
+        self._inverse_scale: float | None = None
+        self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
+        for slot in self.slots:
+            slot.restart()
+
+    def hold(self, slot: Slot) -> None:
+        """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
+        grad = slot.parameter.grad
+        if not (self.streamed and self.feedback.absorbs(slot.name)) or grad is None or grad.layout != torch.strided:
+            self.holds = True
+            return
+        slot.check_kind()
+        try:
+            self.feedback.absorb(self._unscale_(grad), slot.name)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.SPOILT)
+            slot.parameter.grad = None
+            return
+        self.has_begun = True
+        slot.go(Stage.ABSORBED)
+        slot.hide()
+
+    def take(self, slot: Slot, step: int) -> None:
+        """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it."""
+        slot.check_kind()
+        grad = self._gradient(slot)
+        try:
+            slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.DROPPED)
+        else:
+            self.has_begun = True
+            slot.go(Stage.TAKEN)
+            self.arrived.append(slot)
+        if self.streamed and self.scaler is not None and self.feedback.leaves_residual(slot.name):
+            slot.remember_sent(self.feedback.gathers(slot.name))
+        if self.hides:
+            slot.hide(keep=not self.streamed)
+        elif self.streamed:
+            slot.parameter.grad = None
+
+    def pending(self) -> list[Slot]:
+        """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
+
+        Gradients that were put there by hand are among them.
+        """
+        waiting = (Stage.OPEN, Stage.ABSORBED)
+        return [slot for slot in reversed(self.slots) if slot.stage in waiting and self._has(slot)]
+
+    def _has(self, slot: Slot) -> bool:
+        return (slot.passes > 0 and self.overlap) or slot.parameter.grad is not None
+
+    def prepare(self) -> bool:
+        """Unscale and clip the whole gradient of this rank, without overlap. False: that of some rank overflowed."""
+        if self.overlap or (self.max_norm is None and self.scaler is None):
+            return True
+        self._unscale_and_clip(self.pending())
+        self._prepared = True
+        return self.scaler is None or not self._anywhere(self.non_finite is not None)
+
+    def _gradient(self, slot: Slot) -> Tensor:
+        """Return the gradient that has come in this step, unscaled, but for what is absorbed already."""
+        grad = slot.parameter.grad
+        if slot.stage is Stage.ABSORBED and slot.is_guarded:
+            return torch.zeros_like(slot.parameter)
+        if grad is None or slot.stage is Stage.ABSORBED:
+            raise UsageError(DROPPED.format(name=slot.name))
+        if grad.layout != torch.strided:
+            raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
+        return grad if self._prepared else self._unscale_(slot.own(grad))
+
+    def _unscale_(self, grad: Tensor) -> Tensor:
+        """Divide by the scale of the loss, asked for once a step."""
+        if self.scaler is None:
+            return grad
+        if self._inverse_scale is None:
+            self._inverse_scale = self.scaler.inverse_scale()
+        return grad.mul_(self._inverse_scale)
+
+    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+        """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""
+        self.non_finite, self.has_begun = self.non_finite or error, True
+        slot.go(stage)
+
+    def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
+        norms = {}
+        for slot in pending:
+            grad = self._gradient(slot)
+            try:
+                check_finite(grad, slot.name)
+                norms[slot] = torch.linalg.vector_norm(grad)
+            except NonFiniteGradient as error:
+                self._drop(slot, error, Stage.DROPPED)
+        if self.max_norm is None or not norms:
+            return
+        _, factor = clip_factor(list(reversed(norms.values())), self.max_norm)
+        for slot in norms:
+            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
+
+    def _anywhere(self, here: bool) -> bool:
+        """Whether `here` is true on any rank. No message is under way yet, so all ranks ask at the same place."""
+        communicator = self.feedback.communicator
+        count = torch.tensor([int(here)], device=communicator.control_device)
+        return bool(communicator.all_reduce(count, "resireduce.overflow").wait())

@@ -1,0 +1,159 @@
+"""In which order messages leave and come back, and how many bytes of them are under way at once."""
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
+from resireduce.payload import Payload
+from resireduce.step.buckets import arrange, buckets
+from resireduce.step.slot import Slot
+from resireduce.timeline import Timeline, timed
+
+
+class LaunchQueue:
+    """Launches every tensor's message in every step, in one order that all ranks share, and receives in that order.
+
+    Before the first step the order is the reverse of the model's; from the second step on it is the order in which
+    rank 0's gradients arrived in the first. Messages that are gathered cost world size x payload bytes from launch to
+    receipt: beyond `gathered_limit` bytes of them the next waits (a single larger one goes alone).
+    """
+
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int):
+        self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
+        self.keeps_messages = False
+        """Whether a message may be delivered again."""
+        self.flagged = False
+        """Whether any rank, this one included, has flagged the last step."""
+        self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
+        self._next: dict[Slot, Slot] = {}
+        self._restart()
+
+    def _restart(self) -> None:
+        self._launched = self._gathered_bytes = 0
+        self._under_way: deque[Slot] = deque()
+        self._parked: list[Slot] = []
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    def prefetch_after(self, slot: Slot) -> None:
+        """Begin to bring the residual that will be needed next, now that the gradient of `slot` is there."""
+        if not self._next:
+            slots = [slot for bucket in self._buckets for slot in bucket]
+            self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
+        if slot in self._next:
+            self.feedback.residual.prefetch(self._next[slot].name)
+
+    def launch(self, step: int, complete: bool = False) -> None:
+        """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
+        while self._launched < len(self._buckets):
+            if not complete and self.feedback.communicator.would_block:
+                return  # another rank may be in a collective of the user's, and come to this one in step() only
+            bucket = self._buckets[self._launched]
+            missing = [slot for slot in bucket if slot.payload is None]
+            if missing and not complete:
+                return
+            for slot in missing:
+                slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
+            nbytes = sum(self.gathered_nbytes(slot, slot.payload) for slot in bucket if slot.payload)
+            if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
+                return
+            self._send(bucket)
+            self._gathered_bytes += nbytes
+            self._launched += 1
+
+    def _send(self, bucket: list[Slot]) -> None:
+        messages = self.feedback.send([slot.payload for slot in bucket if slot.payload], bucket[0].name)
+        for slot, message in zip(bucket, messages, strict=True):
+            slot.payload, slot.message = None, message
+        self._under_way.extend(bucket)
+
+    def gathered_nbytes(self, slot: Slot, payload: Payload) -> int:
+        """Bytes of all ranks' payloads of a tensor, if they are received; an all-reduce works in place."""
+        return payload.nbytes * self.feedback.communicator.world_size if self.feedback.gathers(slot.name) else 0
+
+    def next(self) -> Slot | None:
+        """Return the slot whose message is the oldest under way, if any is."""
+        return self._under_way[0] if self._under_way else None
+
+    def receive(self) -> Slot:
+        """Bring the oldest message back into its parameter's `.grad`.
+
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks.
+        """
+        slot = self._under_way.popleft()
+        assert slot.message is not None
+        self._gathered_bytes -= self.gathered_nbytes(slot, slot.message.payload)
+        if slot.is_taken:
+            self.deliver(slot)
+        else:
+            self._parked.append(slot)
+        return slot
+
+    def deliver(self, slot: Slot) -> None:
+        """Decompress a received message into its parameter's `.grad`."""
+        assert slot.message is not None
+        kept = slot.parameter.grad
+        if kept is None:
+            slot.parameter.grad = slot.laid_out(self.feedback.receive(slot.message))
+        elif kept.is_contiguous():
+            self.feedback.receive(slot.message, into=kept)
+        else:
+            kept.copy_(self.feedback.receive(slot.message))
+        if not self.keeps_messages:
+            slot.message = None
+
+    def settle(self, flag: bool) -> list[Slot]:
+        """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
+
+        And on whether to go on: `flagged` is whether any rank gave a `flag`, that its gradient cannot be used.
+        The step's last collective, since a rank may still be launching the others.
+        """
+        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
+        self.flagged = bool(presence[-1])
+        if not self.flagged:  # a gradient that is not finite is present nowhere
+            self._refuse_partly_absent(presence)
+        found = [slot for slot in self._parked if presence[slot.index]]
+        for slot in self._parked:
+            if slot in found:
+                self.deliver(slot)
+            else:
+                slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+        return found
+
+    def _refuse_partly_absent(self, presence: list[int]) -> None:
+        """Raise UsageError, on all ranks, if momentum is corrected and some ranks had no gradient of a tensor: their
+        velocity of it would neither be sent nor decay."""
+        if self.feedback.momentum is None:
+            return
+        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.feedback.communicator.world_size]
+        if some:
+            raise UsageError(
+                f"{some[0].name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+                "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+            )
+
+    @timed("communicate")
+    def _agree(self, here: list[int]) -> list[int]:
+        """Return the sums over all ranks of the numbers that are `here`."""
+        communicator = self.feedback.communicator
+        sums = torch.tensor(here, device=communicator.control_device)
+        found: list[int] = communicator.all_reduce(sums, "resireduce.presence").wait().tolist()
+        return found
+
+    def finish(self, arrived: list[Slot]) -> None:
+        """End the step in which this rank's gradients came in the order `arrived`."""
+        if not self._order_is_learnt:
+            indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
+            order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)
+            self.feedback.communicator.broadcast_(order, "resireduce.order")
+            self._buckets = list(arrange(self._buckets, [self.slots[index] for index in order.tolist()]))
+            self._order_is_learnt, self._next = True, {}
+        self._restart()

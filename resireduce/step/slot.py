@@ -1,0 +1,186 @@
+"""Slots: what is known of the gradient of one parameter on its way through a step."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+import torch
+from torch import Tensor, nn
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
+from resireduce.grouping import is_small
+from resireduce.message import Message
+from resireduce.payload import Payload
+from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
+
+DROPPED = (
+    "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
+    "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
+)
+
+
+class Stage(Enum):
+    """How far the gradient of one parameter has come within a step. AFTER says which stage may follow which."""
+
+    OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
+    ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
+    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
+    LAST = "the last pass is over, and what it left in `.grad` is being taken"
+    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
+    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+
+
+AFTER = {
+    Stage.OPEN: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.ABSORBED: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.SPOILT: {Stage.DROPPED},
+    Stage.LAST: {Stage.TAKEN, Stage.DROPPED},
+    Stage.TAKEN: {Stage.GUARDED},
+    Stage.GUARDED: {Stage.TAKEN},
+    Stage.DROPPED: set[Stage](),
+}
+"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no last pass has."""
+
+
+@dataclass(eq=False)
+class Slot:
+    """What is known, between two steps, of the gradient of one parameter."""
+
+    index: int
+    """Place among the trained parameters, in the order of the model."""
+    name: str
+    """Name of the parameter, as the model calls it."""
+    parameter: nn.Parameter
+    dense: bool
+    """Whether the payload is always the gradient itself, which is summed in place."""
+    small: bool
+    """Whether the gradient may share a message with others."""
+    guard: StreamedAway
+    """What stands in `.grad` while the gradient is under way."""
+    hidden: Tensor | None = None
+    """Kept: the tensor in whose place the guard stands, which takes the average."""
+    passes: int = 0
+    """Backward passes since the last step."""
+    made: int | None = None
+    """Where the gradient lies that autograd has left in `.grad` in this step. Another was put there by hand."""
+    stage: Stage = Stage.OPEN
+    """How far the gradient has come in this step."""
+    sent: Payload | None = None
+    """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
+    payload: Payload | None = None
+    """This rank's message, from its compression to its launch."""
+    message: Message | None = None
+    """The message under way, from its launch to its receipt."""
+    kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
+    """Dtype, device and shape that the parameter had at the start."""
+
+    def __post_init__(self) -> None:
+        self.kind = self._kind()
+
+    def _kind(self) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
+        return self.parameter.dtype, self.parameter.device, tuple(self.parameter.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense gradient."""
+        return self.parameter.nbytes
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the guard stands in `.grad`."""
+        return self.parameter.grad is self.guard
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last backward pass of this step is over."""
+        return self.stage in (Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether this rank has taken a gradient of it in this step."""
+        return self.stage in (Stage.TAKEN, Stage.GUARDED)
+
+    def go(self, stage: Stage) -> None:
+        """Enter `stage`, one of those AFTER the present one."""
+        assert stage in AFTER[self.stage], f"{self.name}: {stage.name} cannot follow {self.stage.name}"
+        self.stage = stage
+
+    def restart(self) -> None:
+        """Forget the last step."""
+        if self.is_guarded:
+            self.parameter.grad = None
+        self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
+        self.stage = Stage.OPEN
+
+    def hide(self, keep: bool = False) -> None:
+        """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""
+        self.hidden = self.parameter.grad if keep else None
+        self.parameter.grad = self.guard
+        if self.stage is Stage.TAKEN:
+            self.go(Stage.GUARDED)
+
+    def uncover(self) -> None:
+        """Take the guard away. UsageError if somebody has put something else in its place, or has dropped it."""
+        if not self.is_guarded:
+            raise UsageError(
+                f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
+                "step(), when it was already under way: that would have no effect. Scale the loss instead, "
+                "or use gradients='kept' (without overlap=True); and take the "
+                "model out of DistributedDataParallel, if it is in one"
+            )
+        self.parameter.grad = self.hidden
+        self.go(Stage.TAKEN)
+
+    def expect_another_pass(self) -> None:
+        """Make room in `.grad`, where the residual has absorbed earlier passes: a further one is about to add to it."""
+        if self.is_over:
+            raise UsageError(SECOND_BACKWARD.format(name=self.name))
+        if self.stage is Stage.ABSORBED:
+            if not self.is_guarded:
+                raise UsageError(DROPPED.format(name=self.name))
+            self.parameter.grad = None
+
+    def note_made(self) -> None:
+        """Remember where the gradient lies that autograd has left in `.grad`."""
+        grad = self.parameter.grad
+        self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
+
+    def own(self, grad: Tensor) -> Tensor:
+        """Return `grad`, to be overwritten; if it was put there by hand, a copy that takes its place."""
+        if grad.data_ptr() != self.made and not grad.is_meta:
+            grad = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
+        return grad
+
+    def laid_out(self, average: Tensor) -> Tensor:
+        """Return `average`, in memory as the parameter lies there, which fused optimizers take for granted."""
+        if average.stride() == self.parameter.stride():
+            return average
+        return torch.empty_like(self.parameter, dtype=average.dtype).detach_().copy_(average)
+
+    def check_kind(self) -> None:
+        """Raise UsageError if the parameter has another dtype, device or shape than at the start."""
+        then, now = self.kind, self._kind()
+        if now != then:
+            raise UsageError(
+                f"{self.name!r} was {then[0]} on {then[1]} at resireduce.distribute(...), and is {now[0]} on {now[1]} "
+                f"now (shape {then[2]}, now {now[2]}): convert or move the model before, or close() the optimizer and "
+                "distribute anew"
+            )
+
+    def remember_sent(self, gathered: bool) -> None:
+        """Keep what is about to be sent: unless it is `gathered`, a copy, since ranks' messages are summed in place."""
+        if self.payload is not None:
+            own = self.payload.buffer if gathered else self.payload.buffer.clone()
+            self.sent = replace(self.payload, buffer=own)
+
+
+def make_slots(parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback) -> list[Slot]:
+    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them."""
+    guard = guards(dict(parameters))
+    slots = []
+    for index, (name, parameter) in enumerate(parameters.items()):
+        dense = not feedback.keeps_residual(name)
+        slots.append(Slot(index, name, parameter, dense, dense and is_small(parameter), guard[name]))
+    return slots

@@ -1,0 +1,186 @@
+"""The second half of a step: averages come back, and the wrapped optimizer updates the parameters that have one."""
+
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.clip import clip_factor
+from resireduce.settings import Settings
+from resireduce.step.launch import LaunchQueue
+from resireduce.step.slot import Slot
+from resireduce.step.watch import Watch
+from resireduce.timeline import Timeline, timed
+from resireduce.wrapped_step import WrappedStep
+
+
+class Updater:
+    """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
+
+    Streamed, and if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are alive at
+    once: it is called for one slice of them after the other. Otherwise all are brought back for one call.
+
+    Args:
+        optimizer: the wrapped one.
+        slots: one for each parameter that is averaged.
+        queue: where messages come from.
+        settings: what `resireduce.distribute` was given.
+
+    With a limit of the norm, and streamed with a GradScaler, nothing is updated before all averages have been received.
+    Until then averages that will be used in slices are freed again; their messages are kept, and decompressed a
+    second time.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        slots: Sequence[Slot],
+        queue: LaunchQueue,
+        settings: Settings,
+    ):
+        self.queue, self.streamed = queue, settings.streamed
+        self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
+        self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
+        self._parameters = [slot.parameter for slot in slots]
+        self.chunk_bytes = largest_layer(slots)
+        self.grad_norm: Tensor | None = None
+        self._wrapped_step = WrappedStep(optimizer, self.streamed)
+        corrects_momentum = queue.feedback.momentum is not None
+        self.watch = Watch(optimizer, slots, self._wrapped_step, corrects_momentum)
+        cost = self._wrapped_step.cost(sum(slot.nbytes for slot in slots))
+        if cost is not None:
+            warnings.warn(cost, stacklevel=4)  # of distribute()
+        self.restart()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.queue.feedback.timeline
+
+    def restart(self) -> None:
+        """Forget what an unfinished step has brought."""
+        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
+        self._updating_bytes = 0
+        self._sliced = self.in_backward
+        self._early_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
+        self.watch.restart()
+
+    def update_early(self, arrived: Slot) -> None:
+        """Use averages in the backward pass once payloads take more than a chunk; that of `arrived` came just now."""
+        self._early_bytes += arrived.nbytes
+        while self._early_bytes > self.chunk_bytes and self.queue.next():
+            self.watch.note_use()
+            slot = self._receive()
+            self._early_bytes -= slot.nbytes if slot.is_taken else 0
+            self._update_some()
+
+    def skip(self) -> None:
+        """Note that a gradient was not finite, and the step is not taken: its norm is not either."""
+        if self.max_grad_norm is not None:
+            self.grad_norm = torch.tensor(math.inf, device="cpu")
+
+    def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
+        """Receive all that is under way, and update all parameters that have come.
+
+        flag: this rank's gradient cannot be used. What has not been updated is not, then, on any rank.
+        loss: what the closure given to `step` returned, if one was.
+        """
+        self._sliced = self._wrapped_step.is_sliced
+        self.queue.keeps_messages = self._sliced and self.waits
+        if self.waits:
+            norms = self._measure(step, flag)
+            if not self.queue.flagged:
+                self._use(norms)
+            elif self.streamed:
+                self._updating = list(norms)  # to be freed
+        else:
+            while self.queue.next():
+                self._receive()
+                self.queue.launch(step, complete=True)
+            self._updating += self.queue.settle(flag)
+        if not self.queue.flagged:
+            self._update_rest(loss)
+        self._free()
+
+    def _receive(self) -> Slot:
+        """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""
+        slot = self.queue.next()
+        assert slot is not None
+        self._make_room(slot)
+        self.queue.receive()
+        if slot.is_taken:
+            self._add(slot)
+        return slot
+
+    def _make_room(self, slot: Slot) -> None:
+        if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
+            self._update_some()
+
+    def _add(self, slot: Slot) -> None:
+        self._updating.append(slot)
+        self._updating_bytes += slot.nbytes
+
+    def _measure(self, step: int, flag: bool) -> dict[Slot, Tensor]:
+        """Receive everything: the norm of each average, which is freed again if it will be used in slices."""
+        norms: dict[Slot, Tensor] = {}
+
+        def measure(slot: Slot) -> None:
+            assert slot.parameter.grad is not None
+            norms[slot] = torch.linalg.vector_norm(slot.parameter.grad)
+            if self._sliced:
+                slot.parameter.grad = None
+
+        while self.queue.next():
+            slot = self.queue.receive()
+            if slot.is_taken:
+                measure(slot)
+            self.queue.launch(step, complete=True)
+        for slot in self.queue.settle(flag):
+            measure(slot)
+        return dict(sorted(norms.items(), key=lambda item: item[0].index))
+
+    def _use(self, norms: dict[Slot, Tensor]) -> None:
+        """Bring back what was measured, scaled so that its global norm is as clip_grad_norm_ would make it."""
+        factor = self._factor(list(norms.values()))
+        for slot in norms:
+            self._make_room(slot)
+            if self._sliced:
+                self.queue.deliver(slot)
+                slot.message = None
+            if factor is not None:
+                slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
+            self._add(slot)
+
+    def _factor(self, norms: list[Tensor]) -> Tensor | None:
+        """Return what averages of these norms are scaled by, 0-D; None if they are not to be clipped."""
+        if self.max_grad_norm is None or not norms:
+            return None
+        self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
+        return None if self.max_grad_norm == math.inf else factor
+
+    @timed("update")
+    def _update_some(self) -> None:
+        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
+        self._wrapped_step.some()
+        self._free()
+
+    @timed("update")
+    def _update_rest(self, loss: Tensor | float | None) -> None:
+        self._wrapped_step.whole(loss, self._parameters)
+
+    def _free(self) -> None:
+        if self.streamed:
+            for slot in self._updating:
+                slot.parameter.grad = None
+        self._updating, self._updating_bytes = [], 0
+
+
+def largest_layer(slots: Sequence[Slot]) -> int:
+    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
+    layers: dict[str, int] = {}
+    for slot in slots:
+        layer = slot.name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + slot.nbytes
+    return max(layers.values())

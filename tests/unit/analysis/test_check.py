@@ -1,0 +1,430 @@
+"""The regression check: planted wrong records change it exactly as they should, and none crashes it."""
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.check.bands import UNEVEN, Bands
+from benchmarks.analysis.check.reference import Reference
+from benchmarks.analysis.check.reference_rows import change_text
+from benchmarks.core.cell import Cell
+from benchmarks.core.matrix import expand
+from benchmarks.core.record import CellResult
+from resireduce.scheme import COMPRESSORS, load
+from tests.records import make_result
+
+CONFIG = {
+    "run": "x",
+    "defaults": {"density": 0.01},
+    "matrix": [
+        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": ["baseline", "w+2d"], "gradients": ["kept", "streamed"]},
+        {"model": "vgg-digits", "scheme": "none", "seed": [0, 1]},
+    ],
+}
+VGG = Cell(model="vgg-digits", scheme="w+2d")
+LABEL = "w+2d, kept on vgg-digits"
+MEASURED = {
+    "commit": "0" * 40,
+    "dirty": False,
+    "python": "3.11.9",
+    "packages": {"torch": "2.13.0+cpu"},
+    "cpu": "Example CPU",
+    "device": "cpu",
+}
+
+
+def path_of(folder, cell):
+    return folder / "cells" / f"{cell.name}.json"
+
+
+def change(folder, cell=VGG, **values):
+    """Replace fields of a cell's record; bytes of residuals change total and peak with them."""
+    path = path_of(folder, cell)
+    record = json.loads(path.read_text())
+    if "residuals_bytes" in values:
+        more = values["residuals_bytes"] - record["residuals_bytes"]
+        values |= {name: record[name] + more for name in ("total_bytes", "peak_states_bytes")}
+    path.write_text(json.dumps(record | values))
+
+
+def change_all(folder, **values):
+    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
+        change(folder, cell, **values)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
+        replace(make_result(cell), provenance=MEASURED).save(path_of(folder, cell))
+    return folder
+
+
+@pytest.fixture
+def reference(folder, tmp_path, capsys):
+    path = tmp_path / "reference.json"
+    assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "first"]) == 0
+    capsys.readouterr()
+    return path
+
+
+@pytest.fixture
+def check(folder, reference, capsys):
+    def run(*more, status):
+        code = main(["check", "--run", str(folder), "--reference", str(reference), *more])
+        said = capsys.readouterr()
+        assert code == status, said.out + said.err
+        return said.out + said.err
+
+    return run
+
+
+def residuals(folder, cell=VGG):
+    return json.loads(path_of(folder, cell).read_text())["residuals_bytes"]
+
+
+def test_an_equal_run_passes(check):
+    assert "Check PASSED: 9 settings, all as in the reference" in check(status=0)
+
+
+def test_a_smaller_saving_fails_and_is_named(folder, check):
+    change(folder, residuals_bytes=residuals(folder) + 147_000)
+    said = check(status=1)
+    assert f"  {LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less\n" in said
+    assert "    residuals 2,520,000 -> 2,667,000: 147,000 bytes more (+5.83 %)\n" in said
+    assert "Check FAILED: 9 settings, 1 worse" in said
+
+
+def test_one_byte_less_saved_is_seen(folder, check):
+    change(folder, residuals_bytes=residuals(folder) + 1)
+    said = check(status=1)
+    assert f"{LABEL}: saving" in said and "residuals 2,520,000 -> 2,520,001: 1 bytes more" in said
+
+
+def test_the_worst_comes_first(folder, check):
+    change(folder, residuals_bytes=residuals(folder) + 10)
+    worse = Cell(model="gpt2-bytes", scheme="w+2d")
+    change(folder, worse, residuals_bytes=residuals(folder, worse) + 1_000_000)
+    said = check(status=1)
+    assert said.index("on gpt2-bytes") < said.index("on vgg-digits")
+
+
+def test_a_larger_saving_passes_and_is_told(folder, check):
+    change(folder, residuals_bytes=residuals(folder) - 147_000)
+    said = check(status=0)
+    assert f"BETTER than the reference: 1\n  {LABEL}: saving 17.5 % -> 17.9 %: 0.4 points more" in said
+    assert "--accept" in said
+
+
+@pytest.mark.parametrize(
+    ("planted", "named"),
+    [
+        ({"status": "oom", "reason": "out of memory in step 3"}, "oom: out of memory in step 3"),
+        ({"status": "timeout", "reason": "too slow"}, "timeout: too slow"),
+        ({"schema_version": 99}, "broken: schema_version: 99 cannot be read"),
+        ({"metric": float("nan")}, "broken: half written or not JSON (NaN is not strict JSON"),
+        ({"total_bytes": 5}, "broken: total_bytes: 5 is not the sum"),
+        ({"residuals": 5}, "broken:"),
+        ({"cell": {"model": "vgg-digits"}}, "broken: the record is of another cell"),
+    ],
+)
+def test_a_record_that_is_none_is_named(folder, check, planted, named):
+    path = path_of(folder, VGG)
+    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    said = check(status=1)
+    assert f"NOT COMPARED, since there is no valid record: 1\n  {LABEL}: {named}" in said
+    assert "Check FAILED" in said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", '{"a": 1, "a": 2}', "[" * 5000, "\x00"])
+def test_no_text_in_place_of_a_record_crashes(folder, check, text):
+    path_of(folder, VGG).write_text(text)
+    assert f"{LABEL}: broken" in check(status=1)
+
+
+def test_a_missing_cell_is_named_with_its_command(folder, check):
+    path_of(folder, VGG).unlink()
+    said = check(status=1)
+    assert f"{LABEL}: not run: not run yet; to fill it: .venv/bin/snakemake" in said
+
+
+def test_a_missing_baseline_fails_what_is_measured_by_it(folder, check):
+    path_of(folder, Cell(model="vgg-digits")).unlink()
+    said = check(status=1)
+    assert "baseline, kept on vgg-digits: not run" in said
+    assert f"{LABEL}: saving: the reference has it, the run has not: there is no record of its baseline" in said
+
+
+def test_a_missing_seed_is_named(folder, check):
+    path_of(folder, Cell(model="vgg-digits", scheme="none", seed=1)).unlink()
+    assert "none (no residual), kept on vgg-digits, seed 1: not run" in check(status=1)
+
+
+def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
+    config = json.loads((folder / "config.json").read_text())
+    config["matrix"][1] = {"model": "vgg-digits", "scheme": ["none", "w"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    new = Cell(model="vgg-digits", scheme="w")
+    replace(make_result(new), provenance=MEASURED).save(path_of(folder, new))
+    said = check(status=1)
+    assert "none (no residual), kept on vgg-digits: missing: seeds 1 are in the reference and not in the run's" in said
+    assert "NEW, not in the reference: 1\n  w, kept on vgg-digits: not in the reference" in said
+
+
+def test_a_record_that_is_there_twice_is_named(folder, check):
+    (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
+    assert f"{LABEL}: there twice: cells/{VGG.name}.json and cells/copy.json" in check(status=1)
+
+
+def test_left_overs_of_another_matrix_do_not_count(folder, check):
+    other = Cell(model="resnet-digits", scheme="w")
+    make_result(other).save(path_of(folder, other))
+    (folder / "cells/old.json").write_text("{}")
+    check(status=0)
+
+
+@pytest.mark.parametrize(
+    "odd", [{"packages": "torch"}, {"packages": 7}, {"device": ["cpu"]}, {"commit": {"a": []}}], ids=str
+)
+def test_odd_provenance_of_a_record_does_not_crash(folder, check, odd):
+    change(folder, provenance=MEASURED | odd)
+    assert "Check PASSED" in check(status=0)
+
+
+def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
+    cell = Cell(model="vgg-digits", scheme="none", seed=1)
+    change(folder, cell, parameters_bytes=1, total_bytes=make_result(cell).total_bytes - 8_400_000 + 1)
+    assert "parameters_bytes is 1, that of seed 0 8,400,000" in check(status=1)
+
+
+def test_a_metric_that_counts_the_other_way_is_named(folder, check):
+    change(folder, higher_is_better=False)
+    assert "higher_is_better was True and is False" in check(status=1)
+
+
+def test_speed_counts_as_a_ratio_to_the_baseline_within_a_band(folder, check):
+    change_all(folder, steps_per_second=3.0)  # a slower machine: all ratios are 1
+    check(status=0)
+    change(folder, steps_per_second=3.0 * 0.8)
+    assert f"{LABEL}: speed against the baseline's 1.075 -> 0.8" in check(status=1)
+
+
+def test_a_lost_metric_fails_beyond_its_band(folder, check):
+    old = json.loads(path_of(folder, VGG).read_text())["metric"]
+    change(folder, metric=old * 0.98)
+    said = check(status=0)
+    assert f"CHANGED within the band, on the same machine: 1\n  {LABEL}: metric 0.98 -> 0.9604" in said
+    change(folder, metric=old * 0.95)
+    assert f"{LABEL}: metric 0.98 -> 0.931 (-5 %)" in check(status=1)
+
+
+def test_for_perplexity_more_is_worse(folder, check):
+    cell = Cell(model="gpt2-bytes", scheme="w+2d")
+    old = json.loads(path_of(folder, cell).read_text())["metric"]
+    change(folder, cell, metric=old * 1.1)
+    check(status=1)
+    change(folder, cell, metric=old * 0.9)
+    assert "BETTER" in check(status=0)
+
+
+def test_short_runs_compare_neither_speed_nor_metric(folder, tmp_path, capsys):
+    change_all(folder, steps=2)
+    path = tmp_path / "short.json"
+    assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "x"]) == 0
+    change(folder, metric=0.1, steps_per_second=0.1)
+    assert main(["check", "--run", str(folder), "--reference", str(path)]) == 0
+    assert all(row.metric is None and row.throughput_ratio is None for row in Reference.load(path).rows.values())
+
+
+def test_a_gpu_has_a_band(folder, reference, check):
+    values = json.loads(reference.read_text())
+    reference.write_text(json.dumps(values | {"provenance": values["provenance"] | {"device": "NVIDIA H100"}}))
+    change_all(folder, provenance=MEASURED | {"device": "NVIDIA H100"})
+    change(folder, residuals_bytes=residuals(folder) + 5000)
+    check(status=0)
+    change(folder, residuals_bytes=residuals(folder) + 142_000)
+    assert f"{LABEL}: saving 17.5 % -> 17.1 %" in check(status=1)
+
+
+def test_another_device_compares_states_in_a_band_and_no_peaks(folder, check):
+    change_all(folder, provenance=MEASURED | {"device": "NVIDIA H100"}, peak_states_bytes=1)
+    said = check(status=0)
+    assert "Note: device is NVIDIA H100, that of the reference cpu" in said
+    assert "fullest moment not compared (another device)" in said
+
+
+def test_another_torch_compares_peaks_in_a_band(folder, check):
+    change_all(folder, provenance=MEASURED | {"packages": {"torch": "2.9.1"}})
+    old = json.loads(path_of(folder, VGG).read_text())["peak_states_bytes"]
+    change(folder, peak_states_bytes=old + 1000)
+    assert "Note: torch is 2.9.1, that of the reference 2.13.0+cpu" in check(status=0)
+    change(folder, peak_states_bytes=old * 2)
+    check(status=1)
+
+
+def test_messages_of_uneven_length_are_those_of_the_compressors():
+    uneven = {name for name, one in COMPRESSORS.items() if not load(one.target).equal_sizes}
+    assert set(UNEVEN) == uneven
+    same = {"device": "cpu", "torch": "2.13.0"}
+    assert Bands.between(same, same).of("in_flight_bytes", "topk") == 0
+    assert Bands.between(same, same).of("in_flight_bytes", "dgc") > 0
+    assert Bands.between(same, same).of("total_bytes", "dgc") == 0
+
+
+def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, tmp_path):
+    change(folder, residuals_bytes=residuals(folder) + 147_000)
+    path_of(folder, Cell(model="gpt2-bytes", scheme="w+2d")).write_text('{"schema_version": 2, "\\u0000<&": 1}')
+    check("--junit", str(tmp_path / "out/junit.xml"), status=1)
+    root = ElementTree.parse(tmp_path / "out/junit.xml").getroot()
+    suite = root.find("testsuite")
+    cases = suite.findall("testcase")
+    assert root.tag == "testsuites" and suite.get("tests") == str(len(cases)) == root.get("tests")
+    assert all(case.get("classname") and case.get("name") and case.get("time") for case in cases)
+    assert {child.tag for case in cases for child in case} <= {"failure", "skipped", "system-out"}
+    failures = [case for case in cases if case.find("failure") is not None]
+    assert suite.get("failures") == str(len(failures))
+    texts = [case.find("failure").text for case in failures]
+    assert f"{LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less" in texts
+    assert any("w+2d, kept on gpt2-bytes: broken" in text for text in texts)
+    assert len({(case.get("classname"), case.get("name")) for case in cases}) == len(cases)
+    assert len(cases) >= 8 * len(("saving", "total"))
+
+
+def test_a_run_is_a_reference_too(folder, check):
+    assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 0
+    assert main(["check", "--run", str(folder), "--reference", str(folder), "--accept", "x"]) == 2
+
+
+def test_a_folder_of_references_has_one_for_the_device(folder, reference, tmp_path, capsys):
+    several = tmp_path / "several"
+    several.mkdir()
+    text = reference.read_text()
+    (several / "cpu.json").write_text(text)
+    (several / "gpu.json").write_text(text.replace('"device": "cpu"', '"device": "NVIDIA H100"'))
+    (several / "other.json").write_text('{"confidence": 0.95}')
+    assert main(["check", "--run", str(folder), "--reference", str(several)]) == 0
+    (several / "cpu2.json").write_text(text)
+    assert main(["check", "--run", str(folder), "--reference", str(several)]) == 2
+    assert "cpu.json, cpu2.json; name the file" in capsys.readouterr().err
+
+
+def test_accepting_keeps_why_and_what_changed(folder, reference, check):
+    before = len(reference.read_text().splitlines())
+    change(folder, residuals_bytes=residuals(folder) + 147_000)
+    check("--accept", "2d keeps  more\nrows", status=0)
+    check(status=0)
+    first, second = Reference.load(reference).history
+    assert first["reason"] == "first" and first["changes"] == ["9 settings measured for the first time"]
+    assert second["reason"] == "2d keeps more rows" and second["date"] and "commit" in second
+    assert f"{LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less" in second["changes"]
+    assert len(second["changes"]) == 5 and before < len(reference.read_text().splitlines())
+    text = reference.read_text()
+    assert "stays as it is" in check("--accept", "again", status=0) and reference.read_text() == text
+
+
+@pytest.mark.parametrize("spoil", ["empty", "hole", "twice", "mixed", "config", "lost"])
+def test_what_cannot_be_accepted_leaves_the_reference(folder, reference, check, spoil):
+    reason, text = "why", reference.read_text()
+    if spoil == "empty":
+        reason = " "
+    elif spoil == "hole":
+        path_of(folder, VGG).unlink()
+    elif spoil == "twice":
+        (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
+    elif spoil == "mixed":
+        change(folder, provenance=MEASURED | {"packages": {"torch": "2.9.1"}})
+    elif spoil == "config":
+        (folder / "config.json").write_text("{")
+    else:
+        config = CONFIG | {"matrix": CONFIG["matrix"][:1]}
+        (folder / "config.json").write_text(json.dumps(config))
+    said = check("--accept", reason, status=2)
+    assert said.splitlines()[-1].startswith("error: accept: ") and reference.read_text() == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"confidence": 0.95, "rows": []}',
+        '{"made_by": "python -m benchmarks check --accept", "format": 9}',
+    ],
+)
+def test_what_is_no_reference_is_refused(folder, reference, check, text):
+    reference.write_text(text)
+    assert check(status=2).startswith("error: reference: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("total_bytes", 5),
+        ("total_bytes", -1),
+        ("parameters_bytes", "8"),
+        ("seeds", []),
+        ("seeds", [0, 0]),
+        ("metric", "x"),
+        ("name", "other"),
+        ("cell", {"model": "unknown"}),
+        ("color", 1),
+    ],
+)
+def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
+    values = json.loads(reference.read_text())
+    values["rows"][0][name] = value
+    reference.write_text(json.dumps(values))
+    said = check(status=2)
+    assert said.startswith(f"error: reference: {reference}: ") and said.count("\n") == 1
+
+
+def test_a_reference_with_a_row_twice_or_nan_is_refused(reference, check):
+    values = json.loads(reference.read_text())
+    reference.write_text(json.dumps(values | {"rows": [*values["rows"], values["rows"][0]]}))
+    assert "is there twice" in check(status=2)
+    values["rows"][0]["metric"] = float("nan")
+    reference.write_text(json.dumps(values))
+    assert "NaN is not strict JSON" in check(status=2)
+
+
+def test_wrong_use_is_one_line(folder, reference, tmp_path, capsys):
+    for arguments in (
+        ["--run", str(tmp_path / "none"), "--reference", str(reference)],
+        ["--run", str(folder), "--reference", str(tmp_path / "none")],
+        ["--run", str(folder), "--reference", str(reference), "--junit", str(tmp_path)],
+        ["--run", str(folder), "--reference", str(reference), "--measure", str(tmp_path / "no.yaml")],
+    ):
+        assert main(["check", *arguments]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("quantity", "old", "new", "text"),
+    [
+        ("saving", 0.164, 0.159, "saving 16.4 % -> 15.9 %: 0.5 points less"),
+        ("saving", 0.164, 0.16399, "saving 16.400 % -> 16.399 %: 0.001 points less"),
+        ("total_bytes", 0, 5, "total 0 -> 5: 5 bytes more"),
+        ("metric", 80.0, 76.0, "metric 80 -> 76 (-5 %)"),
+    ],
+)
+def test_changes_are_readable(quantity, old, new, text):
+    assert change_text(quantity, old, new) == text
+
+
+def test_measuring_leaves_records_that_a_report_can_read(tmp_path):
+    config = tmp_path / "one.yaml"
+    config.write_text(
+        "run: one\nmatrix: [{model: vgg-digits, backend: local, world_size: 1, steps: 1, batch_per_rank: 2}]"
+    )
+    arguments = ["--measure", str(config), "--run", str(tmp_path / "one"), "--reference", str(tmp_path / "r.json")]
+    assert main(["check", *arguments, "--accept", "first"]) == 0
+    (record,) = (tmp_path / "one/cells").glob("*.json")
+    assert CellResult.load(record).status == "ok"
+    assert main(["check", *arguments]) == 0

@@ -1,0 +1,280 @@
+"""Records that once gave a wrong verdict: each test has the name of the fault that let them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
+from tests.claim_records import make, run_of, states
+
+BOOK = load_claims()
+SEEDS = range(5)
+Change = Callable[[CellResult], dict[str, Any]]
+
+
+def judged(name: str, results: list[CellResult], holes: list[tuple[Cell, str, str]] | None = None) -> LedgerRow:
+    claim = next(claim for claim in BOOK.claims if claim.id == name)
+    return ledger(run_of(results, holes or []), book=replace(BOOK, claims=(claim,)))[0]
+
+
+def cells(scheme: str, **fields: Any) -> list[Cell]:
+    return [Cell(model="vgg-digits", scheme=scheme, seed=seed, **fields) for seed in SEEDS]
+
+
+def three(**fields: Any) -> dict[str, list[CellResult]]:
+    """True records of the two sides of a claim of accuracy, and of its control."""
+    return {scheme: [make(cell) for cell in cells(scheme, **fields)] for scheme in ("baseline", "w+2d", "none")}
+
+
+def accuracy(sides: dict[str, list[CellResult]]) -> LedgerRow:
+    return judged("exp2-accuracy-vgg19", [one for records in sides.values() for one in records])
+
+
+def identity(*groups: list[CellResult]) -> str:
+    return judged("ours-identical-vgg19", [one for group in groups for one in group]).status
+
+
+def pair(worse: float = 0.0, **fields: Any) -> list[CellResult]:
+    streamed = [make(cell, worse=worse) for cell in cells("baseline", gradients="streamed", **fields)]
+    return [*streamed, *(make(cell) for cell in cells("baseline", **fields))]
+
+
+# --- 1: one group of several is judged ---
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_only_the_first_of_several_groups_is_judged(first: bool) -> None:
+    groups = [pair(backend="torch"), pair(worse=10, backend="horovod")]
+    assert identity(*(groups if first else groups[::-1])) == "not reproduced"
+    assert identity(pair(backend="torch"), pair(backend="horovod")) == "reproduced"
+
+
+def test_a_group_that_failed_is_left_out() -> None:
+    failed = [(one.cell, "error", "as planted") for one in pair(backend="horovod")]
+    assert judged("ours-identical-vgg19", pair(), failed).status == "inconclusive"
+    waiting = [(cell, "not run", "not run yet") for cell, _, _ in failed]
+    one = judged("ours-identical-vgg19", pair(), waiting)
+    assert one.status == "inconclusive" and "with world_size 2, backend horovod: " in one.reason
+
+
+def test_ranks_that_a_claim_names_are_not_asked_for() -> None:
+    both = [make(Cell(model="vgg19", scheme=scheme, world_size=1, backend="local")) for scheme in ("w+2d", "baseline")]
+    wasted = [
+        make(Cell(model="vgg19", scheme=scheme, world_size=8), **({} if scheme == "baseline" else bytes_of_baseline()))
+        for scheme in ("w+2d", "baseline")
+    ]
+    assert judged("exp1-local-vgg19", both).status == "not run"
+    assert judged("exp1-local-vgg19", [*both, *wasted]).status == "not reproduced"
+
+
+def bytes_of_baseline() -> dict[str, int]:
+    return states(Cell(model="vgg19", scheme="baseline"))
+
+
+# --- 2: data and steps are free ---
+
+
+def test_a_few_steps_on_synthetic_inputs_are_a_training() -> None:
+    fields: dict[str, Any] = {"model": "vgg19", "scheme": "baseline", "steps": 20, "data": "synthetic"}
+    short = [make(Cell(gradients=gradients, **fields)) for gradients in ("kept", "streamed")]
+    one = judged("ours-identical-vgg19", short)
+    assert one.status == "inconclusive"
+    assert one.reason == "of vgg19 there is no whole training, only 20 steps (data synthetic, steps 20)"
+    one = judged("ours-identical-vgg19", [*short, *pair(worse=10)])
+    assert (one.status, one.scope) == ("not reproduced", "small models")
+
+
+def test_a_training_that_stopped_early_is_a_whole_one() -> None:
+    sides = three()
+    sides["w+2d"] = [replace(one, steps=50, metric_history=[[50, one.metric]]) for one in sides["w+2d"]]
+    one = accuracy(sides)
+    assert one.status == "inconclusive" and "steps: 50, its cell and recipe have 200" in one.reason
+
+
+# --- 3: a control need lose only more than 0 ---
+
+
+@pytest.mark.parametrize(("loss", "status"), [(0.9, "inconclusive"), (1.5, "reproduced")])
+def test_a_control_that_loses_less_than_the_margin_can_tell(loss: float, status: str) -> None:
+    sides = three()
+    sides["none"] = [make(one.cell, worse=loss * 100 / 95 - 6) for one in sides["none"]]
+    one = accuracy(sides)
+    assert one.status == status and ("these records cannot tell" in one.reason) == (status == "inconclusive")
+
+
+CONTROLS: list[tuple[Change, str]] = [
+    (lambda one: {"metric_name": "f1"}, "metric_name is not the same in all records"),
+    (lambda one: {"provenance": {**one.provenance, "cpu": "Other CPU"}}, "the cells compared differ in cpu"),
+    (lambda one: {"metric_history": [[200, one.metric]]}, "metric_history: 1 evaluations, its recipe has 4"),
+    (lambda one: {"metric": 80.0}, "metric: 80.0 is not the end of metric_history"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), CONTROLS, ids=[reason for _, reason in CONTROLS])
+def test_a_control_is_not_checked(change: Change, reason: str) -> None:
+    sides = three()
+    sides["none"] = [replace(one, **change(one)) for one in sides["none"]]
+    one = accuracy(sides)
+    assert one.status == "inconclusive" and reason in one.reason
+
+
+# --- 5: only totals of memory are judged ---
+
+GIB = 2**30
+BYTES: list[tuple[str, Change]] = [
+    ("w+2d", lambda one: parts(one, parameters=1, gradients=0, residuals=0, optimizer_states=0)),
+    ("w+2d", lambda one: parts(one, parameters=(one.parameters_bytes or 0) // 3)),
+    ("w+2d", lambda one: parts(one, gradients=0)),
+    ("w+2d", lambda one: parts(one, optimizer_states=0)),
+    ("w+2d", lambda one: parts(one, residuals=0)),
+    ("baseline", lambda one: parts(one, residuals=(one.residuals_bytes or 0) + GIB)),
+    ("baseline", lambda one: parts(one, optimizer_states=(one.optimizer_states_bytes or 0) + GIB)),
+]
+
+
+def parts(one: CellResult, **change: int) -> dict[str, int]:
+    held = {name: getattr(one, name) for name in states(one.cell)} | {f"{n}_bytes": v for n, v in change.items()}
+    total = sum(held[f"{name}_bytes"] for name in ("parameters", "gradients", "residuals", "optimizer_states"))
+    return held | {"total_bytes": total, "peak_states_bytes": total}
+
+
+@pytest.mark.parametrize(("side", "change"), BYTES, ids=range(len(BYTES)))
+def test_a_saving_comes_from_anything(side: str, change: Change) -> None:
+    fields: dict[str, Any] = {"model": "bert-large", "world_size": 64}
+    records = [make(Cell(scheme=scheme, **fields)) for scheme in ("w+2d", "baseline")]
+    assert judged("exp1-cloud-bert-large", records).status == "reproduced"
+    one = judged("exp1-cloud-bert-large", [replace(r, **change(r)) if r.cell.scheme == side else r for r in records])
+    assert one.status == "inconclusive" and ", by plan " in one.reason
+
+
+def test_more_than_the_published_saving_is_that_saving() -> None:
+    records = [make(Cell(model="resnet50", world_size=8, scheme=scheme)) for scheme in ("w+2d", "baseline")]
+    one = judged("exp1-local-resnet50", records)
+    assert (one.status, one.reason) == ("not reproduced", "resnet50 14.88 %; published 11.9 %, 2.98 points more")
+
+
+# --- 6: what no training can have left ---
+
+
+def test_one_result_has_three_names() -> None:
+    sides = three()
+    first = sides["w+2d"][0]
+    sides["w+2d"] = [replace(first, cell=one.cell) for one in sides["w+2d"]]
+    assert accuracy(sides).status == "inconclusive"
+
+
+def test_a_seed_that_does_nothing() -> None:
+    sides = three()
+    same: dict[str, Any] = {"metric": 95.0, "metric_history": [[step, 95.0] for step in (50, 100, 150, 200)]}
+    sides["w+2d"] = [replace(one, **same) for one in sides["w+2d"]]
+    one = accuracy(sides)
+    assert one.status == "inconclusive" and "seeds 0 and 1 of topk/w+2d/kept have the same history" in one.reason
+
+
+def test_seeds_without_spread_are_certain() -> None:
+    sides = three()
+    for tested, other in zip(sides["w+2d"], list(sides["baseline"]), strict=True):
+        metric = (other.metric or 0) - 0.25
+        sides["w+2d"][tested.cell.seed] = replace(
+            tested, metric=metric, metric_history=[*tested.metric_history[:-1], [200, metric]]
+        )
+    one = accuracy(sides)
+    assert one.status == "inconclusive" and "5 seeds differ by the same 0.2500" in one.reason
+
+
+def test_one_training_is_both_sides() -> None:
+    sides = three()
+    sides["w+2d"] = [replace(one, cell=cell) for one, cell in zip(sides["baseline"], cells("w+2d"), strict=True)]
+    one = accuracy(sides)
+    assert one.status == "inconclusive"
+
+
+def rank(one: CellResult, **change: int) -> dict[str, Any]:
+    return {name: getattr(one, name) for name in states(one.cell)} | change
+
+
+IMPOSSIBLE: list[tuple[Change, str]] = [
+    (lambda one: {"steps": 0, "step_seconds": []}, "steps: 0, so nothing was trained"),
+    (lambda one: {"metric_history": []}, "metric_history: empty or null"),
+    (lambda one: {"metric_history": [[s, None] for s in (50, 100, 150, 200)]}, "metric_history: empty or null"),
+    (lambda one: {"metric_history": [*one.metric_history[:-1], [200, 12.0]]}, "is not the end of metric_history, 12"),
+    (lambda one: {"metric_history": one.metric_history[:-1]}, "metric_history: its steps, up to 150, are not those"),
+    (lambda one: {"higher_is_better": False}, "accuracy: from 0 to 100 and higher is better"),
+    (lambda one: history_of(one, 101.0), "accuracy: from 0 to 100 and higher is better; here up to 101"),
+    (lambda one: {"per_rank": [rank(one), rank(one)], "total_bytes": 1}, "total_bytes: 1 is not the sum"),
+    (lambda one: {"per_rank": [rank(one, total_bytes=1, residuals_bytes=2)] * 2}, "per_rank: no rank holds the bytes"),
+    (lambda one: {"per_rank": [rank(one)]}, "per_rank: 1 ranks, its cell has 2"),
+    (lambda one: {"ladder": [rung("model_state_itemised", 7)]}, "ladder: model_state_itemised is 7 bytes, total_bytes"),
+    (lambda one: {"steps_per_second": 999.0}, "steps_per_second: 999, by its step_seconds"),
+    (lambda one: {"step_seconds": one.step_seconds[:7]}, "step_seconds: 7 that took time are needed for 200"),
+    (lambda one: {"wall_seconds": 1.0}, "wall_seconds: 1 is less than its steps took"),
+    (lambda one: {"peak_states_bytes": 1}, "peak_states_bytes: 1 is not total_bytes and in_flight_bytes together"),
+]
+
+
+def history_of(one: CellResult, metric: float) -> dict[str, Any]:
+    return {"metric": metric, "metric_history": [[step, metric] for step, _ in one.metric_history]}
+
+
+def rung(name: str, size: int) -> dict[str, Any]:
+    return {"name": name, "method": "as planted", "bytes": size}
+
+
+@pytest.mark.parametrize(("change", "reason"), IMPOSSIBLE, ids=[reason for _, reason in IMPOSSIBLE])
+def test_what_no_training_can_leave_is_evidence(change: Change, reason: str) -> None:
+    sides = three()
+    try:
+        sides["w+2d"] = [replace(one, **change(one)) for one in sides["w+2d"]]
+    except ValueError as refused:  # a record that is no record; a file with it is a hole
+        assert reason in str(refused)
+        return
+    one = accuracy(sides)
+    assert one.status == "inconclusive" and reason in one.reason
+
+
+def test_a_perplexity_that_is_better_when_higher_is_evidence() -> None:
+    both = [
+        make(Cell(model="gpt2-bytes", scheme=scheme, seed=seed), higher_is_better=True)
+        for scheme in ("baseline", "w+2d", "none")
+        for seed in SEEDS
+    ]
+    one = judged("exp2-accuracy-gpt2-medium", both)
+    assert one.status == "inconclusive" and "perplexity: 1 or more and lower is better" in one.reason
+
+
+# --- 7: provenance (and tests/unit/analysis/test_claims_planted.py) ---
+
+
+def test_a_cpu_tests_what_is_said_of_64_gpus() -> None:
+    records = [make(Cell(model="bert-large", world_size=64, scheme=scheme)) for scheme in ("w+2d", "baseline")]
+    on_cpu = [replace(one, provenance={**one.provenance, "device": "cpu"}) for one in records]
+    one = judged("exp1-cloud-bert-large", on_cpu)
+    assert one.status == "inconclusive" and one.reason.endswith("measured on a CPU, the claim is of GPUs")
+
+
+# --- 9: failed cells ---
+
+
+def test_seeds_that_crashed_are_left_out() -> None:
+    sides = three()
+    crashed = [(one.cell, "error", "as planted") for one in sides["w+2d"][2:]]
+    left = [*sides["baseline"], *sides["none"], *sides["w+2d"][:2]]
+    one = judged("exp2-accuracy-vgg19", left, crashed)
+    assert (
+        one.status == "inconclusive" and "seed 2, 3, 4 of topk/w+2d/kept is missing (error: as planted)" in one.reason
+    )
+
+
+def test_a_broken_kept_record_is_replaced_by_a_streamed_one() -> None:
+    streamed = [make(cell) for cell in cells("w+2d", gradients="streamed")]
+    base = [make(cell) for cell in cells("baseline")]
+    assert judged("exp1-local-vgg19", [*base, *streamed]).status == "reproduced", "no kept cell was to be run"
+    broken = [(cell, "broken", "as planted") for cell in cells("w+2d")]
+    one = judged("exp1-local-vgg19", [*base, *streamed], broken)
+    assert (one.status, one.reason) == ("inconclusive", "vgg-digits.topk.w+2d.kept.d0.01.s0: broken, as planted")

@@ -1,0 +1,157 @@
+"""claims.yaml: what is wrong in it is said in one line, before anything is read."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.analysis.claims.kinds import KINDS
+from benchmarks.analysis.claims.load_claims import CLAIMS_FILE, load_claims
+from resireduce.errors import ConfigError
+
+GOOD: dict[str, Any] = {
+    "noise": 0.5,
+    "margins": {"accuracy": {"against": "fig3-resnet50-stored-100", "tested": "fig3-resnet50-stored-52"}},
+    "counts": {"vgg19": {"parameters": 10, "residuals": 9, "saved": 5, "copies": 1}},
+    "stand_ins": {"vgg19": "vgg-digits"},
+    "claims": [
+        {
+            "id": "one",
+            "source": "Table 9",
+            "statement": "{model} saves {published} %",
+            "models": ["vgg19"],
+            "published": "exp1-local-saving-vgg19",
+            "cells": {"all": {"world_size": 8}, "tested": {"scheme": "w+2d"}, "against": {"scheme": "baseline"}},
+            "test": {"kind": "saving", "tolerance": 1},
+            "command": "make run",
+            "small": {"statement": "{model} saves {at_least} %", "test": {"tolerance": None, "at_least": 5}},
+        }
+    ],
+}
+
+
+def written(folder: Path, values: Any) -> Path:
+    path = folder / "claims.yaml"
+    path.write_text(yaml.safe_dump(values, sort_keys=False))
+    return path
+
+
+def with_claim(**change: Any) -> dict[str, Any]:
+    return {**GOOD, "claims": [{k: v for k, v in {**GOOD["claims"][0], **change}.items() if v is not None}]}
+
+
+def test_a_claim_and_its_small_scope(tmp_path: Path) -> None:
+    (claim,) = load_claims(written(tmp_path, GOOD)).claims
+    assert claim.paper.statement == "vgg19 saves 14.8 %" and claim.paper.models == ("vgg19",)
+    assert claim.paper.roles["tested"] == {"world_size": 8, "scheme": "w+2d"}
+    assert claim.small is not None and claim.small.statement == "vgg-digits saves 5 %"
+    assert claim.small.roles["tested"] == {"scheme": "w+2d"}, "on as many ranks as there are"
+    assert (claim.small.models, claim.small.command) == (("vgg-digits",), "make run")
+
+
+def test_one_claim_for_each_model(tmp_path: Path) -> None:
+    each = {"vgg19": "exp1-local-saving-vgg19", "resnet50": "exp1-local-saving-resnet50"}
+    small = {"of": ["vgg19"], "statement": "{model}", "test": {"tolerance": None, "at_least": 5}}
+    values = with_claim(models=None, published=None, each=each, small=small)
+    one, two = load_claims(written(tmp_path, values)).claims
+    assert (one.id, two.id) == ("one-vgg19", "one-resnet50") and one.small is not None and two.small is None
+    assert two.published["value"].value == 11.9
+
+
+SAVING = {"kind": "saving", "tolerance": 1}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({**GOOD, "claim": []}, "claims.yaml key: 'claim' is not known (did you mean 'claims'?); allowed: claims, counts,"),
+    ({**GOOD, "margins": {}}, "margins: missing; allowed: noise, margins, counts, stand_ins, claims, all of them"),
+    ({**GOOD, "noise": "x"}, "noise: 'x' is not allowed; give a number above 0"),
+    ({**GOOD, "margins": {"f1": {"points": 1}}}, "margins: f1 key: 'points' is not known"),
+    ({**GOOD, "margins": {"f1": {"against": "x"}}}, "margins: f1: against: 'x' is not known"),
+    ({**GOOD, "counts": {"vgg19": {"parameters": 1.5}}}, "counts: vgg19: parameters: 1.5 is not allowed; give a whole"),
+    ({**GOOD, "stand_ins": {"vgg19": "vgg"}}, "stand_ins: vgg19: 'vgg' is not known (did you mean "),
+    ({**GOOD, "claims": ["one"]}, "claims entry 1: 'one' is not a mapping"),
+    ({**GOOD, "claims": GOOD["claims"] * 2}, "claim 'one': id: 'one' is there twice; give each claim an id of its own"),
+    (with_claim(id=None), "claims entry 1: id: missing; give it"),
+    (with_claim(source=None), "claim 'one': source: missing; give it"),
+    (with_claim(kinds=1), "claim 'one' key: 'kinds' is not known"),
+    (
+        with_claim(test={"kind": "save"}),
+        "claim 'one': test: kind: 'save' is not known (did you mean 'share'?); allowed: ",
+    ),
+    (with_claim(test={**SAVING, "margin": 1}), "claim 'one': test key: 'margin' is not known"),
+    (with_claim(test={**SAVING, "tolerance": "1"}), "claim 'one': test: tolerance: '1' is not allowed; give a number"),
+    (
+        with_claim(test={"kind": "saving"}),
+        "claim 'one': test: tolerance: missing; kind saving needs tolerance, at_least ",
+    ),
+    (with_claim(test={"kind": "throughput"}), "claim 'one': test: margin: missing; kind throughput needs margin"),
+    (
+        with_claim(test={"kind": "throughput", "margin": "exp9"}),
+        "claim 'one': test: margin: 'exp9' is not known",
+    ),
+    (with_claim(published="exp1"), "claim 'one': published: value: 'exp1' is not known"),
+    (with_claim(published={"low": "fig6-gain-min"}), "claim 'one': published key: 'low' is not known"),
+    (with_claim(models=["vgg20"]), "claim 'one': cells: tested: model: 'vgg20' is not known (did you mean 'vgg19'"),
+    (with_claim(models=[]), "claim 'one': models: [] is not allowed; give a list of at least one"),
+    (with_claim(each={"vgg19": None}), "claim 'one': each: give either `each`, one claim a model, or `models`"),
+    (with_claim(cells={"tested": {}}), "claim 'one': cells: against: missing; kind saving has tested, against"),
+    (
+        with_claim(cells={"tested": {"scheme": "v"}, "against": {}}),
+        "claim 'one': cells: tested: scheme: 'v' is not known",
+    ),
+    (
+        with_claim(cells={"tested": {"colour": 1}, "against": {}}),
+        "claim 'one': cells: tested: cell key: 'colour' is not known",
+    ),
+    (
+        with_claim(cells={"tested": {}, "against": {}, "control": {}}),
+        "claim 'one': cells: 'control' is not known",
+    ),
+    (with_claim(command=None), "claim 'one': command: None is not allowed; give what runs its cells"),
+    (with_claim(statement="{colour}"), "claim 'one': statement: 'colour' in braces is not known; allowed: model, "),
+    (
+        with_claim(small={"test": {"at_most": "x"}}),
+        "claim 'one': small: test: at_most: 'x' is not allowed; give a number",
+    ),
+    (
+        with_claim(test={"kind": "consistency", "arithmetic": "sum"}),
+        "claim 'one': test: arithmetic: 'sum' is not known",
+    ),
+    (
+        with_claim(test={"kind": "consistency", "arithmetic": "largest", "of": []}),
+        "claim 'one': test: stated: missing; arithmetic largest needs stated, of",
+    ),
+    (
+        with_claim(test={"kind": "consistency", "arithmetic": "largest", "stated": "x", "of": []}),
+        "claim 'one': test: stated: 'x' is not known",
+    ),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD, ids=[message[:60] for _, message in BAD])
+def test_bad_entries_are_named_in_one_line(tmp_path: Path, values: Any, message: str) -> None:
+    path = written(tmp_path, values)
+    with pytest.raises(ConfigError) as error:
+        load_claims(path)
+    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
+
+
+def test_a_published_value_is_written_once() -> None:
+    """Claims name published values by their ids, and margins of experiment 5 too."""
+    claims = load_claims().claims
+    assert all(isinstance(c.paper.limits["margin"], str) for c in claims if c.id.startswith("exp5-loss"))
+    limits = {name for kind in KINDS.values() for name in kind.limits}
+    values = {one.value for one in load_claims().published.values() if one.unit == "%" and one.value % 1}
+    for claim in claims:
+        assert not values & {claim.paper.limits.get(name) for name in limits - {"margin"}} - {0.5}, claim.id
+
+
+def test_ids_are_short_names_of_words() -> None:
+    names = [claim.id for claim in load_claims(CLAIMS_FILE).claims]
+    assert all(name == name.lower() and " " not in name and len(name) <= 36 for name in names)
+
+
+def test_an_id_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "claims.yaml"
+    path.write_text(CLAIMS_FILE.read_text().replace("- id: exp1-local-max-stated", "- id: [1]"))
+    with pytest.raises(ConfigError, match=r"claim \[1\]: id: \[1\] is not allowed; give a text"):
+        load_claims(path)

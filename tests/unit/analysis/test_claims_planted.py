@@ -1,0 +1,287 @@
+"""Wrong records planted in a folder: each changes the ledger exactly as it should, and none crashes it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.labels import MINUS
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.report_command import screen_text, write_claims
+from benchmarks.core.cell import Cell
+from benchmarks.core.matrix import expand
+from benchmarks.core.record import CellResult
+from tests.claim_records import make, wasted
+
+CONFIG = {
+    "run": "x",
+    "defaults": {"seed": [0, 1, 2]},
+    "matrix": [
+        {"model": "vgg-digits", "scheme": ["baseline", "none", "w+2d"]},
+        {"model": "vgg-digits", "scheme": "w+2d", "gradients": "streamed"},
+    ],
+}
+ACCURACY, SAVING, SAME, SPEED = "exp2-accuracy-vgg19", "exp1-local-vgg19", "ours-identical-w2d-vgg19", "exp2-time-vgg19"
+WHERE = ". On vgg-digits; the "
+KEPT = "loss 0.06 [0.05, 0.08] points, margin 1.27"
+
+
+def path_of(folder: Path, cell: Cell) -> Path:
+    return folder / "cells" / f"{cell.name}.json"
+
+
+def cell_of(scheme: str = "w+2d", seed: int = 1, **fields: Any) -> Cell:
+    return Cell(model="vgg-digits", scheme=scheme, seed=seed, **fields)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
+        make(cell).save(path_of(tmp_path, cell))
+    return tmp_path
+
+
+def found(folder: Path, *more: Path) -> dict[str, LedgerRow]:
+    return {one.id: one for one in ledger(*(load_run(path) for path in (folder, *more)))}
+
+
+def said(one: LedgerRow) -> tuple[str, str]:
+    """Status, and what was said before where it was measured."""
+    assert one.scope != "small models" or WHERE in one.reason or not one.cells
+    return one.status, one.reason.partition(WHERE)[0]
+
+
+def failed(cell: Cell, status: str, reason: str) -> CellResult:
+    return CellResult(cell=cell, status=status, reason=reason)
+
+
+def test_true_records(folder: Path) -> None:
+    before = found(folder)
+    assert said(before[SAVING]) == ("reproduced", "vgg-digits 16.40 %, at least 10 % and at most 18 %")
+    status, reason = said(before[ACCURACY])
+    assert status == "reproduced" and reason.startswith(KEPT) and "; control: without residuals the loss is" in reason
+    assert said(before[SAME]) == ("reproduced", "equal in every digit at 4 evaluations, 3 seeds")
+    assert said(before[SPEED]) == ("reproduced", f"longer by 0.00 [{MINUS}0.01, 0.01] %, margin 10.00; over 3 seeds")
+    assert before[ACCURACY].seeds == 3 and before[ACCURACY].hardware == "Example CPU, 2 ranks"
+
+
+def test_a_saving_that_is_too_small(folder: Path) -> None:
+    for seed in range(3):
+        make(cell_of(seed=seed), **wasted(cell_of(seed=seed), 0.3)).save(path_of(folder, cell_of(seed=seed)))
+    assert said(found(folder)[SAVING]) == ("not reproduced", "vgg-digits 8.90 %, at least 10 % and at most 18 %")
+
+
+def test_bytes_that_differ_between_seeds(folder: Path) -> None:
+    make(cell_of(), **wasted(cell_of(), 0.3)).save(path_of(folder, cell_of()))
+    status, reason = said(found(folder)[SAVING])
+    assert status == "inconclusive"
+    assert reason.startswith("residuals_bytes differs between seeds: 1,502,080 and ")
+
+
+def test_an_accuracy_that_is_lost(folder: Path) -> None:
+    for seed in range(3):
+        make(cell_of(seed=seed), worse=5).save(path_of(folder, cell_of(seed=seed)))
+    status, reason = said(found(folder)[ACCURACY])
+    assert (status, reason) == ("not reproduced", "loss 4.81 [4.80, 4.83] points, margin 1.27")
+    assert said(found(folder)[SAME])[0] == "not reproduced"
+
+
+def test_a_control_that_is_as_good(folder: Path) -> None:
+    for seed in range(3):
+        make(cell_of("none", seed), worse=-6).save(path_of(folder, cell_of("none", seed)))
+    status, reason = said(found(folder)[ACCURACY])
+    assert status == "inconclusive"
+    assert reason.endswith(" points, not seen to be above the margin: these records cannot tell")
+
+
+def test_a_control_that_is_missing(folder: Path) -> None:
+    for seed in range(3):
+        path_of(folder, cell_of("none", seed)).unlink()
+    status, reason = said(found(folder)[ACCURACY])
+    assert status == "inconclusive"
+    assert "; control, no residuals: vgg-digits.topk.none.kept.d0.01.s0: not run; seed 0, 1, 2 of " in reason
+    config = json.loads((folder / "config.json").read_text())
+    config["matrix"][0]["scheme"].remove("none")
+    (folder / "config.json").write_text(json.dumps(config))
+    status, reason = said(found(folder)[ACCURACY])
+    assert status == "inconclusive"
+    assert reason.endswith("; the control, no residuals, is missing: make run RUN=mini PART=table")
+
+
+def test_a_missing_seed(folder: Path) -> None:
+    """What is missing counts as failed: it may have been left out because it did."""
+    path_of(folder, cell_of()).unlink()
+    now = found(folder)
+    one = now[ACCURACY]
+    assert (one.status, one.seeds) == ("inconclusive", 2)
+    assert "; seed 1 of topk/w+2d/kept is missing (not run: not run yet)" in one.reason
+    assert now[SAME].status == now[SAVING].status == now[SPEED].status == "inconclusive"
+    path_of(folder, cell_of(seed=2)).unlink()
+    one = found(folder)[ACCURACY]
+    assert (one.status, one.seeds) == ("inconclusive", 1)
+    assert one.reason.startswith("n = 1: seed 0 alone has no interval; worse by 0.06 points; seed 1, 2 of topk/w+2d/")
+    path_of(folder, cell_of(seed=0)).unlink()
+    one = found(folder)[ACCURACY]
+    assert (one.status, one.scope, one.command) == ("not run", "none", "make run RUN=mini PART=table")
+
+
+@pytest.mark.parametrize("status", ["oom", "timeout", "node-fail", "error"])
+def test_cells_that_failed(folder: Path, status: str) -> None:
+    failed(cell_of(), status, "as planted").save(path_of(folder, cell_of()))
+    one = found(folder)[ACCURACY]
+    assert one.status == "inconclusive" and f"seed 1 of topk/w+2d/kept is missing ({status}: as planted)" in one.reason
+    for seed in range(3):
+        failed(cell_of(seed=seed), status, "as planted").save(path_of(folder, cell_of(seed=seed)))
+    now = found(folder)
+    for name in (ACCURACY, SAME, SPEED):
+        reason = f"vgg-digits.topk.w+2d.kept.d0.01.s0: {status}, as planted"
+        assert (now[name].status, now[name].reason) == ("inconclusive", reason)
+
+
+def test_a_diverged_cell_of_the_scheme_refutes_it(folder: Path) -> None:
+    failed(cell_of(), "diverged", "loss is NaN at step 7").save(path_of(folder, cell_of()))
+    one = found(folder)[ACCURACY]
+    assert said(one) == (
+        "not reproduced",
+        "seed 1 of vgg-digits.topk.w+2d.kept.d0.01.s1 diverged (loss is NaN at step 7), "
+        "that of vgg-digits.topk.baseline.kept.d0.01.s1 finished; "
+        "seed 1 of topk/w+2d/kept is missing (diverged: loss is NaN at step 7)",
+    )
+    failed(cell_of("baseline"), "diverged", "loss is NaN at step 9").save(path_of(folder, cell_of("baseline")))
+    one = found(folder)[ACCURACY]
+    assert (one.status, one.seeds) == ("inconclusive", 2)
+    assert "seed 1 of topk/baseline/kept is missing (diverged: loss is NaN at step 9)" in one.reason
+
+
+def test_nan_in_a_record(folder: Path) -> None:
+    path = path_of(folder, cell_of())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"metric": float("nan")}))
+    one = found(folder)[ACCURACY]
+    assert (one.status, one.seeds) == ("inconclusive", 2)
+    assert "seed 1 of topk/w+2d/kept is missing (broken: " in one.reason
+
+
+def test_a_foreign_schema_version(folder: Path) -> None:
+    for seed in range(3):
+        path = path_of(folder, cell_of(seed=seed))
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
+    now = found(folder)
+    reason = "vgg-digits.topk.w+2d.kept.d0.01.s0: broken, schema_version: 99 cannot be read; allowed: 1 to "
+    assert now[ACCURACY].status == "inconclusive" and now[ACCURACY].reason.startswith(reason)
+    assert now[SAVING].status == "inconclusive" and now[SAVING].reason.startswith(reason), "nothing stands in for them"
+
+
+FACTS = [("commit", "c2"), ("cpu", "Other CPU"), ("packages", {"torch": "2.12"})]
+FACTS += [("data_hash", "d2"), ("weights_hash", "w2"), ("dirty", True)]
+
+
+@pytest.mark.parametrize(("fact", "value"), FACTS)
+def test_mixed_provenance(folder: Path, fact: str, value: Any) -> None:
+    """Other inputs, code or machine of one side are named, and leave open what they can change."""
+    record = make(cell_of())
+    replace(record, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
+    now = found(folder)
+    open_for = "reproduced" if fact == "commit" else "inconclusive"
+    expected = {ACCURACY: open_for, SAVING: "reproduced", SAME: open_for, SPEED: "inconclusive"}
+    for name, status in expected.items():
+        assert now[name].status == status
+        assert said(now[name])[1].endswith(f"; the cells compared differ in {fact}")
+    # Digits that differ refute nothing then.
+    other = make(cell_of(), worse=1e-9)
+    replace(other, provenance={**record.provenance, fact: value}).save(path_of(folder, cell_of()))
+    assert found(folder)[SAME].status == "inconclusive"
+
+
+def test_another_number_of_threads(folder: Path) -> None:
+    """A rank that did not compute with its cell's threads is of another cell, whatever its digits are."""
+    record = make(cell_of())
+    replace(record, provenance={**record.provenance, "threads": 2}).save(path_of(folder, cell_of()))
+    now = found(folder)
+    for name in (ACCURACY, SAVING, SAME, SPEED):
+        assert now[name].status == "inconclusive"
+        assert "threads: a rank computed with 2, its cell has 1" in said(now[name])[1]
+
+
+def test_duplicates_of_a_cell(folder: Path) -> None:
+    copy = folder / "cells" / "copy.json"
+    make(cell_of()).save(copy)
+    assert found(folder)[ACCURACY].status == "reproduced", "an equal copy says nothing else"
+    make(cell_of(), worse=9).save(copy)
+    now = found(folder)
+    for name in (ACCURACY, SAVING, SAME, SPEED):
+        assert now[name].status == "inconclusive"
+        reason = "; copy.json holds another record of vgg-digits.topk.w+2d.kept.d0.01.s1; delete the wrong one"
+        assert said(now[name])[1].endswith(reason)
+    copy.rename(path_of(folder, cell_of()))
+    make(cell_of(seed=2)).save(path_of(folder, cell_of()))
+    assert "broken: the record is of another cell" in found(folder)[ACCURACY].reason
+
+
+def test_runs_that_are_put_together(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "y"
+    (other / "cells").mkdir(parents=True)
+    (other / "config.json").write_text(json.dumps({**CONFIG, "run": "y"}))
+    path_of(folder, cell_of()).rename(path_of(other, cell_of()))
+    assert found(folder, other)[ACCURACY].seeds == 3 and "missing" not in found(folder, other)[ACCURACY].reason
+    make(cell_of(seed=2), worse=9).save(path_of(other, cell_of(seed=2)))
+    for runs in ((folder, other), (other, folder)):
+        one = found(*runs)[ACCURACY]
+        assert one.status == "inconclusive", "whatever their order"
+        assert "and y have other values of vgg-digits.topk.w+2d.kept.d0.01.s2; give one of them" in one.reason
+
+
+def test_the_report_writes_and_shows_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = load_run(folder)
+    write_claims(run, ledger(run))
+    plain = json.loads((folder / "claims.json").read_text())
+    assert [one["status"] for one in plain] == [one.status for one in ledger(run)]
+    rows = (folder / "tables/claims.csv").read_text().splitlines()
+    assert rows[0].startswith("id,status,scope,value,interval_low,") and len(rows) == len(plain) + 1
+    assert (
+        f"| `{ACCURACY}`: vgg-digits keeps its metric with w+2d | reproduced (small models) |"
+        in (folder / "tables/claims.md").read_text()
+    )
+    assert main(["claims", "--run", str(folder)]) == 0
+    text = capsys.readouterr().out.strip()
+    assert text in screen_text(run)
+    assert "On small models: what a laptop can show of each claim; published values themselves were not tested" in text
+    assert f"+ {SAVING:<36} vgg-digits 16.40 %, at least 10 % and at most 18 %" in text
+
+
+def test_one_seed_is_labelled(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "defaults": {"seed": 0}}))
+    assert main(["claims", "--run", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "On small models, one seed: what a laptop can show of each claim" in text
+    assert f"? {ACCURACY:<36} n = 1: seed 0 alone has no interval; worse by 0.06 points" in text
+    assert f"+ {SAME:<36} equal in every digit at 4 evaluations, 1 seed" in text
+
+
+def planted(folder: Path, cell: Cell, **values: Any) -> None:
+    path = path_of(folder, cell)
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("schemes", "values", "reason"),
+    [
+        (["w+2d"], {"metric_name": "f1", "metrics": {}}, "metric_name is not the same in all records: f1, accuracy"),
+        (["w+2d"], {"higher_is_better": False}, "vgg-digits.topk.w+2d.kept.d0.01.s0: broken, accuracy: from 0 to 100"),
+        (["w+2d", "baseline"], {"metric_name": "x", "metrics": {}}, "metric_name: 'x' has no margin; claims.yaml has"),
+    ],
+)
+def test_metrics_that_are_not_alike_are_not_subtracted(
+    folder: Path, schemes: list[str], values: dict[str, Any], reason: str
+) -> None:
+    for scheme in schemes:
+        for seed in range(3):
+            planted(folder, cell_of(scheme, seed), **values)
+    one = found(folder)[ACCURACY]
+    assert one.status == "inconclusive"
+    assert one.reason.startswith(reason)

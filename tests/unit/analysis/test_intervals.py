@@ -1,0 +1,113 @@
+"""Intervals over seeds: the arithmetic, what it allows to say, and README's table."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.statistics import Interval, interval, p_beyond, paired, t_quantile
+from benchmarks.analysis.tables.accuracy import accuracy, paired_baseline
+from benchmarks.analysis.tables.intervals import SHOWN, readme_table
+from benchmarks.core.cell import Cell
+from benchmarks.core.matrix import expand
+from tests.records import make_result
+
+MATRIX = [
+    {"model": "gpt2-bytes", "compressor": "none", "scheme": "none", "seed": [0, 1, 2]},
+    {"model": "gpt2-bytes", "scheme": ["baseline", "none", "w+2d"], "seed": [0, 1, 2]},
+    {"model": "gpt2-bytes", "compressor": "qsgd", "scheme": ["w", "baseline"], "seed": 1},
+    {"model": "gpt2-bytes", "scheme": ["w", "baseline"], "density": 0.1, "seed": [2, 3]},
+    {"model": "gpt2-bytes", "scheme": "w+2d", "gradients": "streamed", "seed": [0, 1, 2]},
+]
+METRIC = {0: 4.0, 1: 4.5, 2: 5.0, 3: 5.5}
+WORSE = {"none": [0.9, 1.0, 1.1], "w+2d": [0.4, -0.2, 0.1]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"matrix": MATRIX}))
+    for cell in expand({"matrix": MATRIX}):
+        worse = WORSE.get(cell.scheme, [0.0] * 4) if cell.compressor == "topk" else [0.0] * 4
+        result = replace(make_result(cell), metric=METRIC[cell.seed] + worse[cell.seed])
+        result.save(tmp_path / f"cells/{cell.name}.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"),
+    [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (1000, 1.9623)],
+)
+def test_quantiles_are_those_of_students_table(degrees: int, quantile: float) -> None:
+    assert t_quantile(0.975, degrees) == pytest.approx(quantile, abs=5e-5)
+    assert p_beyond(Interval(1.0, 0.5, degrees + 1), 1.5) == pytest.approx(0.05) and t_quantile(0.5, degrees) == 0
+
+
+def test_an_interval_of_three() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found == Interval(2.0, pytest.approx(4.302653 / 3**0.5), 3)
+    assert interval([]) is None and interval([1.0]) == Interval(1.0, None, 1)
+    assert paired({2: 5.0, 0: 1.0, 7: 0.0}, {0: 3.0, 2: 4.0, 1: 0.0}) == [-2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (Interval(1.0, 0.9, 3), "higher"),
+        (Interval(-1.0, 0.9, 3), "lower"),
+        (Interval(-1.0, 1.0, 3), "no difference seen"),
+        (Interval(0.0, 0.0, 3), "equal"),
+        (Interval(5.0, None, 1), "n = 1"),
+    ],
+)
+def test_a_verdict_is_what_the_interval_allows(found: Interval, verdict: str) -> None:
+    assert found.verdict == verdict
+
+
+def test_settings_are_compared_with_the_baseline_of_their_compressor_and_density(folder: Path) -> None:
+    run = load_run(folder)
+    found = {(r["compressor"], r["scheme"], r["density"], r["gradients"]): r for r in accuracy(run).records}
+    none, shared = found["topk", "none", 0.01, "kept"], found["topk", "w+2d", 0.01, "kept"]
+    assert (none["difference_mean"], none["verdict"], none["pairs"]) == (pytest.approx(1.0), "higher", 3)
+    assert none["difference_half_width"] == pytest.approx(4.302653 * 0.1 / 3**0.5)
+    assert (shared["difference_mean"], shared["verdict"]) == (pytest.approx(0.1), "no difference seen")
+    assert found["topk", "w", 0.1, "kept"]["difference_mean"] == 0 and found["topk", "w", 0.1, "kept"]["pairs"] == 2
+    assert found["topk", "w", 0.1, "kept"]["verdict"] == "equal"
+    assert found["qsgd", "w", 1.0, "kept"]["verdict"] == "n = 1"
+    assert found["topk", "baseline", 0.01, "kept"]["difference_mean"] is None
+    dense = paired_baseline(run, Cell(model="gpt2-bytes", compressor="none", scheme="none"))
+    assert dense == Cell(model="gpt2-bytes", density=0.01)
+    text = "\n".join(" ".join(row) for row in accuracy(run).body)
+    assert "4.500, n = 1: no interval" in text and ": no difference seen)" in text
+
+
+def test_the_command_writes_json_and_readmes_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = folder / "mini.json"
+    assert main(["intervals", "--run", str(folder), "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    text = capsys.readouterr().out
+    assert readme_table(rows) in text
+    row = "gpt2-bytes, perplexity ↓ | none (no residual), kept | 3 | 80.0 % | 5.50 ± 1.49 | +1.00 ± 0.25, higher"
+    assert f"| {row} |" in text
+    assert len(readme_table(rows).splitlines()) == 2 + len(SHOWN)
+    (folder / f"cells/{Cell(model='gpt2-bytes').name}.json").unlink()
+    assert main(["intervals", "--run", str(folder)]) == 0
+    text = capsys.readouterr().out
+    assert "+1.05 ± 0.64, higher (2 seeds in common)" in text
+    assert "Missing: 1 of 21 cells; see: python -m benchmarks report" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "run"), [("intervals", "mini PART=table"), ("precision", "precision"), ("tell", "tell")]
+)
+def test_a_folder_without_records_is_refused(
+    command: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([command, "--run", str(tmp_path)]) == 2
+    assert "holds no run (no config.json, no cells)" in capsys.readouterr().err
+    (tmp_path / "cells").mkdir()
+    assert main([command, "--run", str(tmp_path)]) == 2
+    assert f"has no finished cell; make some with: make run RUN={run}" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.json"))

@@ -1,0 +1,354 @@
+"""The tables and figures of the paper: all published values, whatever the run holds; and what is missing, and why."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.analysis.charts.draw import draw_all
+from benchmarks.analysis.charts.look import PUBLISHED, SERIES
+from benchmarks.analysis.charts.rows_chart import bars_chart
+from benchmarks.analysis.labels import ABSENT, MINUS, TIMES
+from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.paper.paper_rows import paper_parts
+from benchmarks.analysis.published import load_published
+from benchmarks.analysis.table import Table
+from benchmarks.analysis.tables.table_list import PAPER_TABLES, all_tables
+from benchmarks.analysis.write import to_csv, to_latex, to_markdown
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand
+from benchmarks.core.record import CellResult
+from tests.full_set import make_full_set
+from tests.full_size import make_full_result
+from tests.records import make_result
+
+NOT_IN_TABLES = ("sec", "fig7-")
+"""Ids of what the paper states of its clusters and examples; nothing of it is measured."""
+EMPTY = Run(Path("empty"), [], {}, {}, [])
+SMALL: dict[str, Any] = {
+    "defaults": {"seed": [0, 1, 2]},
+    "matrix": [
+        {"model": ["vgg-digits", "gpt2-bytes"], "compressor": "none", "scheme": "none"},
+        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": ["baseline", "none", "w+2d"]},
+        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": "w+2d", "gradients": "streamed"},
+        {"model": ["vgg-digits"], "scheme": "member", "options": [{"norm": 1, "smallest": True}, {"norm": 2}]},
+        {"model": ["gpt2-bytes"], "scheme": "partial", "options": [{"ratio": 0.25}, {}]},
+    ],
+}
+
+
+SEEDS: list[int] = read_config(Path("benchmarks/config/paper.yaml"))["defaults"]["seed"]
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("full") / "paper"
+    make_full_set(folder)
+    return load_run(folder)
+
+
+@pytest.fixture(scope="module")
+def small() -> Run:
+    cells = expand(SMALL)
+    return Run(Path("small"), cells, {cell: make_result(cell) for cell in cells}, {}, [])
+
+
+def paper_rows(table: Table) -> list[dict[str, Any]]:
+    return [record for record in table.records if record["kind"] == "paper"]
+
+
+def line(table: Table, model: str, label: str, **more: Any) -> dict[str, Any]:
+    wanted = {"model": model, "line": label, **more}
+    (found,) = [one for one in table.records if all(one[name] == value for name, value in wanted.items())]
+    return found
+
+
+# --- without any result ---
+
+
+def test_every_published_value_is_in_a_table() -> None:
+    shown: set[str] = set()
+    text = ""
+    for make in PAPER_TABLES.values():
+        table = make(EMPTY)
+        shown |= {record["published_id"] for record in table.records}
+        text += "\n".join(table.notes)
+    for name, one in load_published().items():
+        if not name.startswith(NOT_IN_TABLES):
+            assert name in shown or f"{one.value:g} {one.unit} ({one.source}" in text, name
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_without_results_every_row_says_how_to_fill_it(name: str) -> None:
+    table = PAPER_TABLES[name](EMPTY)
+    assert table.name == name and len(table.body) == len(table.records) > 0
+    for row, record in zip(table.body, table.records, strict=True):
+        assert len(row) == len(table.head)
+        assert record["measured"] is None and record["missing"] == row[-1] == "not run"
+        assert record["command"] == f"make run RUN=paper PART={record['part']}"
+        assert record["part"] in paper_parts()
+    assert "snakemake --profile slurm --config part=" in table.all_notes[-1]
+    assert to_csv(table).count("not run") and "not run" in to_markdown(table, [])
+
+
+def test_tables_2_to_4_have_the_papers_shape() -> None:
+    shapes = {"table2": (4, 2), "table3": (4, 4), "table4": (4, 4)}
+    for name, (models, lines) in shapes.items():
+        records = PAPER_TABLES[name](EMPTY).records
+        assert len({record["model"] for record in records}) == models
+        assert len({record["line"] for record in records}) == lines
+        assert all(record["published"] is not None for record in records)
+
+
+# --- the whole matrix, with holes ---
+
+
+def test_measured_stands_beside_published(paper: Run) -> None:
+    for name in ("table2", "table3", "table4"):
+        for record in paper_rows(PAPER_TABLES[name](paper)):
+            if record["measured"] is not None:
+                assert record["measured"] == pytest.approx(record["published"], abs=1)
+                assert record["unit"] == record["published_unit"]
+                assert record["measured_n"] == record["seeds"] == len(SEEDS) - len(record["missing_cells"])
+
+
+def test_saving_is_the_arithmetic_of_the_bytes(paper: Run) -> None:
+    table = PAPER_TABLES["fig9a"](paper)
+    assert line(table, "vgg19", "ResiReduce-(w+2d)")["measured"] == pytest.approx(15.67, abs=0.01)
+    assert line(table, "vgg19", "ResiReduce-w")["published"] is None
+    assert line(table, "bert-large", "ResiReduce-(w+2d)")["published"] == 13.3
+    share = line(PAPER_TABLES["fig2"](paper), "vgg19", "Baseline")
+    assert (round(share["measured"], 2), share["published"]) == (25.0, 23.56)
+
+
+def test_holes_say_why_and_name_the_command(paper: Run) -> None:
+    found = [record for make in PAPER_TABLES.values() for record in paper_rows(make(paper)) if record["missing"]]
+    words = " ".join(record["missing"] for record in found)
+    for word in ("not run", "oom", "timeout", "node lost", "diverged", "unfinished"):
+        assert word in words
+    for record in found:
+        if record["missing_cells"]:
+            assert record["command"].startswith((".venv/bin/snakemake --cores all", "make run RUN=paper PART="))
+            assert all(one["reason"] and one["command"] for one in record["missing_cells"])
+
+
+def test_what_is_compared_with_is_missing(paper: Run) -> None:
+    cell = Cell(model="vgg19", scheme="baseline", world_size=8, steps=20, data="synthetic")
+    results = {one: result for one, result in paper.results.items() if one != cell}
+    table = PAPER_TABLES["fig9a"](replace(paper, results=results))
+    record = line(table, "vgg19", "ResiReduce-(w+2d)")
+    assert (record["measured"], record["missing"]) == (None, "to compare with: not run")
+
+
+def test_throughput_loss_is_against_the_same_number_of_ranks(paper: Run) -> None:
+    table = PAPER_TABLES["fig11"](paper)
+    record = line(table, "bert-large", "ResiReduce", world_size=64)
+    speeds = [
+        paper.results[Cell(model="bert-large", scheme=scheme, world_size=64, steps=200)].steps_per_second or 0
+        for scheme in ("w+2d", "baseline")
+    ]
+    assert record["measured"] == pytest.approx(100 * (1 - speeds[0] / speeds[1]))
+    assert record["published"] == 0.48
+    assert line(table, "bert-large", "ResiReduce", world_size=16)["published"] is None
+
+
+def test_gain_is_paired_by_seed_and_turned_for_perplexity(paper: Run) -> None:
+    table = PAPER_TABLES["fig6"](paper)
+    record = line(table, "gpt2-medium", "L2: gain of largest over smallest")
+    base: dict[str, Any] = {"model": "gpt2-medium", "scheme": "member", "world_size": 4}
+    for seed, value in record["values"].items():
+        largest, smallest = (
+            paper.results[Cell(**base, seed=int(seed), options={"norm": 2, "smallest": small})].metric or 0
+            for small in (False, True)
+        )
+        assert value == pytest.approx(100 * (smallest - largest) / smallest)
+    assert record["measured"] > 0
+
+
+# --- small models, and more than the paper has ---
+
+
+def test_small_models_stand_in_without_published_values(small: Run) -> None:
+    record = line(PAPER_TABLES["table4"](small), "vgg-digits", "ResiReduce-0.01", gradients="kept")
+    assert record["kind"] == "small model" and record["published"] is None and record["measured_n"] == 3
+    saving = line(PAPER_TABLES["fig9a"](small), "gpt2-bytes", "w+2d, streamed (ours)")
+    assert saving["measured"] == pytest.approx(100 * (5 - 3 - 0.3) / 5, abs=0.01)
+    text = to_markdown(PAPER_TABLES["fig3"](small), [])
+    assert "gpt2-bytes (small model, no published value)" in text
+    assert {"L1-S, smallest norm", "member, kept, options norm 2"} & {
+        one["line"] for one in PAPER_TABLES["fig6"](small).records if one["kind"] == "small model"
+    }
+
+
+def test_what_the_paper_does_not_have_is_marked(paper: Run) -> None:
+    cell = Cell(model="resnet50", scheme="w+2d", compressor="fp16", world_size=8)
+    more = replace(paper, cells=[*paper.cells, cell], results={**paper.results, cell: make_full_result(cell)})
+    (record,) = [one for one in PAPER_TABLES["table3"](more).records if one["kind"] == "beyond the paper"]
+    assert record["published"] is None and record["measured"] is not None and "w+2d" in record["line"]
+    assert len(PAPER_TABLES["table3"](more).records) == len(PAPER_TABLES["table3"](paper).records) + 1
+
+
+# --- wrong records ---
+
+
+def put(folder: Path, of: Cell, **change: Any) -> None:
+    values = make_full_result(of).to_dict() | change
+    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    (folder / f"cells/{of.name}.json").write_text(json.dumps(values))
+
+
+def table2_record(folder: Path, label: str = "ResiReduce") -> dict[str, Any]:
+    for make in all_tables().values():
+        table = make(load_run(folder))
+        assert to_csv(table) and to_markdown(table, []) and to_latex(table)
+    return line(PAPER_TABLES["table2"](load_run(folder)), "resnet50", label)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    defaults = {"model": "resnet50", "world_size": 64, "seed": SEEDS}
+    config = {"defaults": defaults, "matrix": [{"scheme": ["baseline", "w+2d"]}, {"scheme": "w+2d", "seed": 0}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for cell in expand(config):
+        put(tmp_path, cell)
+    return tmp_path
+
+
+REDUCED = Cell(model="resnet50", scheme="w+2d", world_size=64)
+
+
+def test_all_is_well_before(folder: Path) -> None:
+    assert len(load_run(folder).cells) == 2 * len(SEEDS), "a cell that a config has twice is one"
+    assert table2_record(folder)["measured_n"] == len(SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "status"),
+    [
+        ({"metric": float("nan")}, "broken"),
+        ({"schema_version": 99}, "broken"),
+        ({"total_bytes": 1}, "broken"),
+        ({"cell": Cell(model="resnet50", scheme="w+2d", world_size=64, seed=1).to_dict()}, "broken"),
+        ({"status": "diverged", "reason": "loss is nan"}, "diverged"),
+    ],
+)
+def test_a_wrong_record_is_a_hole(folder: Path, change: dict[str, Any], status: str) -> None:
+    put(folder, REDUCED, **change)
+    record = table2_record(folder)
+    assert record["measured_n"] == len(SEEDS) - 1 and record["missing"] == f"{status} (seed 0)"
+
+
+def test_a_missing_seed_is_named(folder: Path) -> None:
+    (folder / f"cells/{replace(REDUCED, seed=2).name}.json").unlink()
+    record = table2_record(folder)
+    found = (record["measured_n"], record["seeds_wanted"], record["missing"])
+    assert found == (len(SEEDS) - 1, len(SEEDS), "not run (seed 2)")
+
+
+def test_mixed_provenance_is_said(folder: Path) -> None:
+    note = "Its records come from different commits"
+    assert not any(note in one for one in PAPER_TABLES["table2"](load_run(folder)).notes)
+    put(folder, REDUCED, provenance={"commit": "f" * 40, "device": "NVIDIA H100"})
+    table = PAPER_TABLES["table2"](load_run(folder))
+    assert any(note in one for one in table.notes)
+    assert line(table, "resnet50", "ResiReduce")["hardware"] == "NVIDIA A100-SXM4-80GB; NVIDIA H100"
+
+
+# --- files ---
+
+
+@pytest.mark.parametrize("name", ["fig3", "fig9b", "fig11"])
+def test_figures_are_the_same_bytes_each_time(name: str, paper: Run) -> None:
+    one, other = (draw_all([PAPER_TABLES[name](paper)])[name] for _ in range(2))
+    assert one.png.startswith(b"\x89PNG") and one.specification
+    assert (one.png, one.svg, one.data) == (other.png, other.svg, other.data)
+
+
+def test_what_the_paper_states_is_an_open_diamond_beside_what_is_measured(paper: Run) -> None:
+    table = PAPER_TABLES["fig9b"](paper)
+    (rows,) = bars_chart(table.drawn or [])["datasets"].values()
+    stated = [row for row in rows if row["series"] == PUBLISHED]
+    known = [one for one in table.drawn or [] if one["published"] is not None]
+    assert stated and [row["value"] for row in stated] == [one["published"] for one in known]
+    assert all(row["gradients"] == "" for row in stated) and SERIES[PUBLISHED][0] == "diamond"
+
+
+@pytest.mark.parametrize("name", ["fig4", "fig10"])
+def test_figures_without_results_are_there(name: str) -> None:
+    assert draw_all([PAPER_TABLES[name](EMPTY)])[name].png.startswith(b"\x89PNG")
+
+
+def latex_words(text: str) -> Iterator[str]:
+    """Text without commands, escapes and mathematics: what must hold nothing special."""
+    for row in text.splitlines():
+        if not row.startswith("%"):
+            plain = re.sub(r"\\[a-zA-Z]+(\{\})?|\\[&%#_{}$\\]|\$[^$]*\$", "", row)
+            yield re.sub(r"^\{[^}]*\}(\{[^}]*\})?|tab:\w+", "", plain)
+
+
+@pytest.mark.parametrize("name", all_tables())
+def test_latex_is_escaped_and_balanced(name: str, paper: Run) -> None:
+    text = to_latex(all_tables()[name](paper))
+    bare = re.sub(r"\\[{}\\$]", "", text)
+    assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
+    assert text.count(r"\begin{longtable}") == text.count(r"\end{longtable}") == 1
+    for words in latex_words(text):
+        assert not re.search(r"[%#_^~$<>|]", words), words
+        assert not set(words) & {MINUS, TIMES, ABSENT, *"±→←↑↓≥"}, words
+    columns = len(all_tables()[name](paper).head) - 1
+    for row in text.splitlines():
+        if row.endswith(r" \\"):
+            assert len(re.findall(r"(?<!\\)&", row)) == columns
+
+
+def test_latex_of_hostile_words() -> None:
+    table = Table("x", "A & B", "100 % of_it #1", [], ["~^\\", "{$}"], [["a|b<c>", f'"{MINUS}±"']])
+    text = to_latex(table)
+    assert r"A \& B" in text and r"100 \% of\_it \#1" in text
+    assert r"\textasciitilde{}\textasciicircum{}\textbackslash{} & \{\$\} \\" in text
+    assert r"a\textbar{}b\textless{}c\textgreater{} & ''$-$$\pm$'' \\" in text
+
+
+# --- thousands of rows ---
+
+
+def matrix(seeds: int) -> Run:
+    """A run of 28 x seeds settings: seeds are spread over densities."""
+    densities = [round(0.001 * (i + 1), 3) for i in range(seeds)]
+    cells = [
+        Cell(model=model, scheme=scheme, density=density, world_size=8)
+        for model in ("resnet50", "vgg19", "bert-base", "gpt2-medium")
+        for scheme in ("baseline", "none", "a", "w", "d", "2d", "w+2d")
+        for density in densities
+    ]
+    results: dict[Cell, CellResult] = {cell: make_full_result(cell) for cell in cells}
+    return Run(Path("many"), cells, results, {}, [])
+
+
+def calls(run: Run) -> int:
+    """How many Python functions all tables of a run call."""
+    count = 0
+
+    def counted(frame: object, event: str, argument: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(counted)
+    try:
+        for make in all_tables().values():
+            make(run)
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_work_grows_with_the_rows_not_with_their_square() -> None:
+    paper_parts()
+    fixed, few, many = calls(EMPTY), calls(matrix(4)), calls(matrix(16))
+    assert many - fixed < 6 * (few - fixed), "four times the settings"

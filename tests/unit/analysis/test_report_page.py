@@ -1,0 +1,211 @@
+"""The parts of the page that need no browser."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.analysis.charts.draw import draw_all, with_own_ids
+from benchmarks.analysis.charts.look import INK, MOST, SERIES
+from benchmarks.analysis.charts.rows_chart import accuracy_chart
+from benchmarks.analysis.charts.states_chart import BOUNDARY, memory_chart
+from benchmarks.analysis.charts.trade_off import trade_off_chart
+from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
+from benchmarks.analysis.labels import ABSENT, MINUS
+from benchmarks.analysis.load_run import Hole, Run
+from benchmarks.analysis.page.deviations import deviations
+from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number
+from benchmarks.analysis.page.ledger_part import by_family, by_test, number
+from benchmarks.analysis.page.missing_part import gaps
+from benchmarks.analysis.page.sentences import sentences
+from benchmarks.analysis.table import Table
+from benchmarks.analysis.tables.accuracy import accuracy
+from benchmarks.analysis.tables.memory_table import memory
+from benchmarks.core.cell import Cell
+from resireduce.scheme import SCHEMES
+from tests.records import make_result
+
+HTML = Path(__file__).parents[3] / "benchmarks/analysis/page"
+
+
+@pytest.fixture
+def run(tmp_path):
+    cells = [Cell(model="gpt2-bytes", scheme=scheme, seed=seed) for scheme in ("baseline", "w+2d") for seed in (0, 1)]
+    cells += [Cell(model="gpt2-bytes", scheme="w+2d", gradients="streamed")]
+    return Run(tmp_path, cells, {cell: make_result(cell) for cell in cells}, {}, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("9.84", 9.84),
+        ("100.0 %", 100),
+        (f"{MINUS}1.16 ± 0.95", -1.16),
+        ("±0.00", 0),
+        ("1,234", 1234),
+        ("2 KiB", 2048),
+        ("1.5 GiB of 3", 1.5 * 2**30),
+        ("oom", None),
+        ("", None),
+        (f"{ABSENT} 3", None),
+    ],
+)
+def test_the_number_that_a_text_begins_with(text, value):
+    assert leading_number(text) == value
+
+
+def test_rows_are_sorted_by_the_raw_values_of_their_record(run):
+    table = memory(run)
+    (group,) = groups_of(table)
+    assert group.name == "gpt2-bytes" and len(head_of(table)) == len(group.rows[0]) == len(table.head) - 1
+    place = [shown.text for shown in head_of(table)].index("Normalised")
+    assert [float(row[place].value) for row in group.rows] == pytest.approx(
+        [one["normalised"] for one in table.records]
+    )
+    assert all(row[0].is_text and not row[0].value for row in group.rows)
+
+
+def test_groups_of_which_nothing_is_measured_are_known():
+    records = [{"measured": None}, {"measured": 1.0}, {"measured": None}]
+    body = [["a", "x", ABSENT], ["", "y", "1"], ["b", "z", ABSENT]]
+    table = Table("t", "T", "", records, ["Model", "Line", "Measured"], body, "", 2, (0, 2))
+    assert [(group.name, group.empty) for group in groups_of(table)] == [("a", False), ("b", True)]
+    assert [group.empty for group in groups_of(replace(table, records=[{}] * 3))] == [False, False]
+
+
+def rows_of(specification):
+    """What a figure's marks are drawn from."""
+    (rows,) = specification["datasets"].values()
+    return rows
+
+
+def test_bars_are_the_shares_of_the_baseline(run):
+    table = memory(run)
+    rows = rows_of(memory_chart(table.records))
+    for place, record in enumerate(table.records):
+        mine = [row for row in rows if row["row"] == place and row["view"] == BOUNDARY]
+        assert sum(row.get("share", 0) for row in mine) == pytest.approx(100 * record["normalised"], abs=0.001)
+        assert mine[-1]["at"] == pytest.approx(100 * record["peak_normalised"], abs=0.001)
+        assert all(f"{record['residuals_bytes'] / 2**20:.2f} MiB" in row["tip"] for row in mine)
+    assert {row["letter"] for row in rows if row.get("share", 0) > 10} == set("PGRO"), "told apart without colours"
+    assert memory_chart([record | {"normalised": None} for record in table.records]) is None
+
+
+def test_figures_leave_out_what_is_too_much_and_what_means_nothing(run):
+    record = accuracy(run).records[0]
+    many = [record | {"density": 1 / number} for number in range(2, MOST + 7)]
+    rows = rows_of(accuracy_chart(many))
+    assert len({row["label"] for row in rows}) == len(rows) == MOST
+    assert {row["panel"].split("\n")[0] for row in rows} == {"gpt2-bytes, and 5 more: see the table"}
+    assert accuracy_chart([one | {"data": "synthetic"} for one in many]) is None
+    assert len({row["label"] for row in rows_of(accuracy_chart([record] * 3))}) == 3, "of the same name"
+
+
+def test_a_setting_without_a_value_says_why_in_its_row(run):
+    without = {"metric_mean": None, "metric_half_width": None, "seeds": 0, "scheme": "none"}
+    rows = rows_of(accuracy_chart([*accuracy(run).records, accuracy(run).records[0] | without]))
+    assert rows[-1]["why"] == "missing" and "value" not in rows[-1]
+
+
+def test_better_is_higher_where_a_lower_metric_is_better(run):
+    worse = [
+        one | {"metric_mean": one["metric_mean"] * (1 + number)} for number, one in enumerate(accuracy(run).records)
+    ]
+    rows = [row for row in rows_of(trade_off_chart(memory(run).records, worse)) if row["view"] == BOUNDARY]
+    assert [row["value"] for row in rows] == sorted((row["value"] for row in rows), reverse=True), "perplexity rises"
+    assert all(row["low"] <= row["value"] <= row["high"] for row in rows) and len(rows) == 3
+
+
+def test_exact_values_are_in_the_picture_and_its_bytes_are_the_same_each_time(run):
+    tables = [memory(run), accuracy(run)]
+    first, second = draw_all(tables), draw_all(tables)
+    assert {name: one.svg for name, one in first.items()} == {name: one.svg for name, one in second.items()}
+    assert {name: one.png for name, one in first.items()} == {name: one.png for name, one in second.items()}
+    for name, rows in ((name, rows_of(one.specification)) for name, one in first.items()):
+        shown = [row["tip"] for row in rows if "tip" in row and row.get("view") in (None, BOUNDARY, "metric")]
+        assert shown and all(tip.split("\n")[-1] in first[name].svg for tip in shown)
+
+
+def test_ids_in_pictures_are_their_own():
+    svg = '<clipPath id="clip7"/><g clip-path="url(#clip7)"/><clipPath id="clip9"/>clip7'
+    own = '<clipPath id="x-clip0"/><g clip-path="url(#x-clip0)"/><clipPath id="x-clip1"/>clip7'
+    assert with_own_ids(svg, "x") == own
+
+
+def test_every_scheme_has_a_shape_and_a_colour():
+    assert set(SCHEMES) <= set(SERIES) and len({shape for shape, _ in SERIES.values()}) == len(SERIES)
+
+
+def test_the_deviations_are_html_without_links():
+    html = deviations()
+    assert "<h1" not in html and html.count("<table") == 3 and "<a " not in html
+    assert "stored" in html and html.count("<p>") == html.count("</p>")
+    assert deviations(Path("nowhere.md")) == ""
+
+
+def test_deviations_cannot_break_the_page(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n\n<script>x()</script> and [text](javascript:x()) ![](http://example.org/x.png)\n")
+    html = deviations(page)
+    assert "<script" not in html and "Title" not in html and "<img" not in html
+
+
+def test_the_ledger_tells_apart_what_was_tested():
+    some = ledger_of("exp1-a", "exp1-b", "x", "y")
+    tested, untested = by_test([some[3], *some[:3]])
+    assert tested == ("Tested: 3 of 4 claims", some[:3]) and untested == ("Not run: 1 of 4 claims", some[3:])
+    assert by_test([]) == []
+    assert [number(-0.5, "%"), number(12345678), number(None, "%")] == [f"{MINUS}0.5 %", "12,345,678", ABSENT]
+    assert by_family(some) == [("Experiment 1", some[:2]), ("x", [some[2]]), ("y", [some[3]])]
+
+
+def ledger_of(*ids):
+    common = {"statement": "s", "source": "x", "scope": "small models", "reason": "r", "command": "c"}
+    return [LedgerRow(id=name, status=status, **common) for name, status in zip(ids, STATUSES, strict=False)]
+
+
+def test_the_sentences_are_the_arithmetic_of_the_records(run):
+    spoken = dict(sentences(run, [memory(run), accuracy(run)], ledger_of("a", "b", "c", "d")))
+    assert spoken["Run"] == "5 of 5 cells finished: 3 settings on 1 model, 1 to 2 seeds each."
+    # Of 5 parts (P, G, R, 2 O) streaming leaves out G, w+2d 0.7 of R; both seeds are equally good with both.
+    assert "*w+2d, streamed* holds least, 34.0 % less than *baseline, kept*" in spoken["Memory"]
+    assert f"differs by ±0.000 perplexity on {run.cells[0].model}; one seed has no interval." in spoken["Memory"]
+    assert "leave 23.3 % less than kept ones between steps" in spoken["Streaming"]
+    assert spoken["Streaming"].endswith("the metric is the same in every digit in 1 of 1 setting.")
+    assert spoken["Messages"].startswith("Ranks waited for messages for 10.0 % of a step with topk at density 0.01;")
+    assert "1 are supported and 1 contradicted, 1 stay open and 1 cannot be tested" in spoken["Claims"]
+
+
+def test_what_is_missing_is_said_and_is_one_list_with_each_command_once(run):
+    cell = run.cells[0]
+    empty = replace(run, results={}, holes={cell: Hole(cell.name, "oom", "8 GiB asked", "make x")})
+    tables = [memory(empty), replace(accuracy(empty), lacks=(("2 rows of x", "c"), ("3 rows of y", "make b")))]
+    first, *spoken = [text for _, text in sentences(empty, tables, [])]
+    assert first == "Nothing has been measured: none of 5 cells has finished: 1 oom."
+    assert all("was not" in text or "were not" in text or "No claim" in text for text in spoken)
+    found = {gap.command: gap.what for gap in gaps(empty, tables, ledger_of(*"abcd"))}
+    assert found == {"make x": cell.name, "c": "Accuracy: 2 rows of x; 1 claim: d", "make b": "Accuracy: 3 rows of y"}
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_have_contrast(scheme):
+    """WCAG 2.2, 1.4.3: 4.5 to 1; and 3 to 1 for marks (1.4.11)."""
+    blocks = re.findall(r":root \{(.*?)\}", (HTML / "page.css").read_text(), re.DOTALL)
+    colours = dict(re.findall(r"--(\w+): (#[0-9a-f]+)", blocks[scheme == "dark"]))
+    for ink in ("ink", "soft", "accent", "warn", "good", "bad"):
+        for ground in ("paper", "tint"):
+            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
+    for colour in {colour for _, colour in SERIES.values()} - {INK}:
+        assert contrast(colour, colours["paper"]) >= 3, colour
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted(map(luminance, (one, other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    shares = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,195 @@
+"""Bundles that were tampered with: each is found out, and none leaves its folder or fills the disk."""
+
+import json
+import stat
+from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.bundle import unpack
+from benchmarks.analysis.bundle.pack import Manifest, pack
+from tests.unit.analysis.test_bundle import OOM, bundle, folder, pytestmark  # noqa: F401
+
+RUN = "results/runs/x"
+CELL = f"{RUN}/cells/vgg-digits.topk.w+2d.kept.d0.01.s0.json"
+TABLE = f"{RUN}/tables/memory.csv"
+
+
+@pytest.fixture
+def good(folder, tmp_path, capsys):  # noqa: F811
+    path = bundle(folder, tmp_path / "good.zip")
+    capsys.readouterr()
+    return path
+
+
+@pytest.fixture
+def verify(capsys):
+    def run(path, status):
+        assert main(["verify", str(path)]) == status
+        return "".join(capsys.readouterr())
+
+    return run
+
+
+def contents(path):
+    with ZipFile(path) as zipped:
+        return {name: zipped.read(name) for name in zipped.namelist()}
+
+
+def forge(path, files):
+    """A bundle with these files, whose manifest vouches for them."""
+    head = json.loads(files["manifest.json"])
+    kept = {name: data for name, data in files.items() if name != "manifest.json"}
+    pack(kept, Manifest(head["run"], head["date"], head["commit"], head["dirty"], {}), path)
+    return path
+
+
+def write(path, files):
+    with ZipFile(path, "w", ZIP_DEFLATED) as zipped:
+        for name, data in files.items():
+            zipped.writestr(name, data)
+    return path
+
+
+def test_a_page_that_says_something_else_is_found_out(good, verify, tmp_path):
+    files = contents(good)
+    page = files[f"{RUN}/report.html"].decode()
+    assert "not run" in page
+    bad = forge(tmp_path / "bad.zip", files | {f"{RUN}/report.html": page.replace("not run", "reproduced").encode()})
+    assert "DIFFERS: report.html, line " in verify(bad, 1)
+
+
+def test_a_bundle_is_verified(good, verify):
+    said = verify(good, 0)
+    assert "Verified: " in said and "run x" in said
+
+
+def test_a_changed_number_in_a_table_is_found_by_file_and_line(good, tmp_path, verify):
+    files = contents(good)
+    files[TABLE] = files[TABLE].replace(b"8400000", b"8300000", 1)
+    said = verify(forge(tmp_path / "bad.zip", files), 1)
+    assert "DIFFERS: tables/memory.csv, line 2:" in said and "8300000" in said and "8400000" in said
+
+
+def test_a_changed_record_is_found_by_the_tables(good, tmp_path, verify):
+    files = contents(good)
+    record = json.loads(files[CELL])
+    record |= {name: record[name] - 1000 for name in ("residuals_bytes", "total_bytes")}
+    files[CELL] = json.dumps(record).encode()
+    said = verify(forge(tmp_path / "bad.zip", files), 1)
+    assert "DIFFERS: tables/memory.csv, line 6:" in said
+
+
+def test_bytes_that_the_manifest_does_not_know_are_found(good, tmp_path, verify):
+    files = contents(good)
+    files["LICENSE"] += b" "
+    assert "DIFFERS: LICENSE: changed" in verify(write(tmp_path / "bad.zip", files), 1)
+
+
+def test_a_missing_and_an_added_file_are_found(good, tmp_path, verify):
+    files = contents(good)
+    del files[f"{RUN}/logs/{OOM.name}.log"]
+    said = verify(write(tmp_path / "bad.zip", files | {"more.txt": b"x"}), 1)
+    assert f"{RUN}/logs/{OOM.name}.log: missing, though the manifest has it" in said
+    assert "more.txt: added, the manifest does not have it" in said
+
+
+def test_a_table_left_out_and_one_invented_are_found(good, tmp_path, verify):
+    files = contents(good)
+    del files[TABLE]
+    said = verify(forge(tmp_path / "bad.zip", files | {f"{RUN}/tables/mine.csv": b"x\n"}), 1)
+    assert "tables/memory.csv: missing, this code makes it" in said
+    assert "tables/mine.csv: no table that this code makes" in said
+
+
+@pytest.mark.parametrize(
+    "text", [b"{", b"[]", b'{"schema_version": 99}', b"\xff\xfe", b"[" * 5000, b'{"a": NaN}', None]
+)
+def test_a_record_that_is_none_is_found(good, tmp_path, verify, text):
+    files = contents(good)
+    files[CELL] = json.dumps(json.loads(files[CELL]) | {"status": "fine"}).encode() if text is None else text
+    assert "DIFFERS: cells/vgg-digits.topk.w+2d.kept" in verify(forge(tmp_path / "bad.zip", files), 1)
+
+
+def test_a_record_under_another_name_is_found(good, tmp_path, verify):
+    files = contents(good)
+    files[f"{RUN}/cells/copy.json"] = files[CELL]
+    assert "DIFFERS: cells/copy.json: the record is of another cell" in verify(forge(tmp_path / "bad.zip", files), 1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../out.txt", "/tmp/out.txt", "a/../../out.txt", "a\\..\\out.txt", "C:/out.txt", "./out.txt", "a//out.txt", "a/"],
+)
+def test_a_path_that_leaves_the_bundle_writes_nothing(good, tmp_path, verify, name):
+    path = write(tmp_path / "bad.zip", contents(good) | {name: b"" if name == "a/" else b"x"})
+    said = verify(path, 1)
+    assert "leaves the bundle" in said or "is no path in the bundle" in said
+    assert not list(tmp_path.rglob("out.txt")) and not (tmp_path.parent / "out.txt").exists()
+
+
+def test_a_link_is_not_made(good, tmp_path, verify):
+    link = ZipInfo("link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with ZipFile(write(tmp_path / "bad.zip", contents(good)), "a") as zipped:
+        zipped.writestr(link, "/etc")
+    assert "'link' is a link" in verify(tmp_path / "bad.zip", 1)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_name_twice_and_a_file_as_a_folder_are_refused(good, tmp_path, verify):
+    with ZipFile(write(tmp_path / "twice.zip", contents(good)), "a") as zipped:
+        zipped.writestr("LICENSE", "x")
+    assert "'LICENSE' is there twice" in verify(tmp_path / "twice.zip", 1)
+    assert "is a file and a folder" in verify(write(tmp_path / "both.zip", contents(good) | {"LICENSE/x": b""}), 1)
+
+
+def test_a_bomb_is_not_unpacked(good, tmp_path, verify):
+    said = verify(write(tmp_path / "bad.zip", contents(good) | {"zeros": bytes(11 * 2**20)}), 1)
+    assert "'zeros' would become 11,534,336 bytes" in said
+
+
+def test_too_many_files_and_bytes_are_not_unpacked(good, verify, monkeypatch):
+    monkeypatch.setattr(unpack, "MOST_BYTES", 1000)
+    assert "allowed are 1,000" in verify(good, 1)
+    monkeypatch.setattr(unpack, "MOST_FILES", 3)
+    assert "allowed are 3" in verify(good, 1)
+
+
+@pytest.mark.parametrize("text", [None, b"{", b"{}", b'{"format": 9}', b'{"format": 1, "run": "../x", "files": {}}'])
+def test_without_a_manifest_nothing_is_verified(good, tmp_path, verify, text):
+    files = contents(good)
+    files = files | {"manifest.json": text} if text else {k: v for k, v in files.items() if k != "manifest.json"}
+    assert "manifest.json" in verify(write(tmp_path / "bad.zip", files), 1)
+
+
+def test_every_place_where_a_download_may_end_is_found(good, tmp_path, verify):
+    data = good.read_bytes()
+    for share in (0.0, 0.1, 0.5, 0.99):
+        (tmp_path / "bad.zip").write_bytes(data[: int(len(data) * share)])
+        assert "NOT verified" in verify(tmp_path / "bad.zip", 1)
+    middle = len(data) // 3
+    (tmp_path / "bad.zip").write_bytes(data[:middle] + bytes(64) + data[middle + 64 :])
+    assert "NOT verified" in verify(tmp_path / "bad.zip", 1)
+
+
+def test_wrong_use_is_one_line(tmp_path, verify):
+    assert verify(tmp_path / "none.zip", 2).count("\n") == 1
+    assert verify(tmp_path, 2).count("\n") == 1
+
+
+def test_nothing_in_a_bundle_moves_the_cursor(good, tmp_path, verify):
+    files = contents(good)
+    head = json.loads(files["manifest.json"]) | {"commit": "\x1b[2Jx"}
+    said = verify(write(tmp_path / "a.zip", files | {"manifest.json": json.dumps(head).encode(), "a\x1b[2J": b""}), 1)
+    assert "\x1b" not in said
+    assert "commit \\x1b[2Jx" in said and "a\\x1b[2J: added" in said
+
+
+def test_another_commit_is_a_note(good, tmp_path, verify):
+    files = contents(good)
+    head = json.loads(files["manifest.json"]) | {"commit": "f" * 40}
+    files["manifest.json"] = json.dumps(head).encode()
+    said = verify(forge(tmp_path / "other.zip", files), 0)
+    assert "Note: the bundle was made by commit ffff" in said

@@ -1,0 +1,75 @@
+"""The configs that are shipped: they can be used, hold what they say, and share what they can."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.cell import Cell
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand, expand_parts
+from benchmarks.core.run_config import get_cells, get_config
+
+FOLDER = Path(__file__).parents[3] / "benchmarks/config"
+CONFIGS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+SCHEMA = json.loads((FOLDER / "schema/run.schema.json").read_text(encoding="utf-8"))
+
+
+def read(name: str, part: str | None = None) -> dict[str, Any]:
+    return read_config(FOLDER / f"{name}.yaml", part)
+
+
+def parts(name: str) -> dict[str, list[Cell]]:
+    return expand_parts({key: value for key, value in read(name).items() if key != "run"})
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_is_valid_and_can_be_run_again_from_its_json(name: str) -> None:
+    config = read(name)
+    jsonschema.validate(config, SCHEMA)
+    assert config["run"] == name
+    cells = get_cells(config)
+    again = json.loads(json.dumps(get_config(config)))
+    assert get_cells(again) == cells
+    said = re.search(r"([\d,]+) cells", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    assert said and int(said[1].replace(",", "")) == len(cells)
+
+
+def test_the_config_of_a_part_holds_the_part() -> None:
+    config = get_config(read("mini", "table,distributions"))
+    assert len(get_cells(config)) == 108 and get_cells(config) == get_cells(read("mini", "distributions,table"))
+
+
+def test_mini_has_every_scheme_compressor_and_density_once() -> None:
+    cells = parts("mini")
+    assert len(cells["schemes"]) == 4 * 5 * (9 * (2 * 3 + 1) + 1)
+    assert len(cells["table"]) == 4 * 5 * 5
+    assert {cell.world_size for cell in cells["distributions"]} == {2, 4}
+    everything = expand({key: value for key, value in read("mini").items() if key != "run"})
+    # What parts share: the table's kept cells, and halves, largest members and quarters of the schemes.
+    assert len(everything) == sum(map(len, cells.values())) - 80 - 10 - 10 - 10 - 10
+
+
+def test_paper_has_the_worlds_of_the_paper() -> None:
+    cells = parts("paper")
+    for part, sizes in {"fig2": {4}, "fig4": {8, 16, 32, 64}, "exp1-local": {8}, "exp1-cloud": {64}}.items():
+        assert {cell.world_size for cell in cells[part]} == sizes
+    assert {cell.world_size for cell in cells["exp3"]} == {16, 32, 64}
+    assert set(cells["exp5"]) & set(cells["exp2-local"]), "shared cells are trained once"
+    assert all(cell.gradients == "kept" for cell in cells["exp2-local"])
+
+
+def test_the_cells_of_a_part_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(FOLDER / "paper.yaml")
+    assert main(["cells", "--config", path, "--part", "fig2"]) == 0
+    assert capsys.readouterr().out.split() == [
+        f"{model}.topk.baseline.kept.d0.01.s0.n4.steps20.synthetic"
+        for model in ("resnet50", "vgg19", "bert-base", "gpt2-medium")
+    ]
+    assert main(["cells", "--config", path, "--part", "fig1"]) == 2
+    said = capsys.readouterr().err
+    assert "part: 'fig1' is not known (did you mean" in said and said.count("\n") == 1

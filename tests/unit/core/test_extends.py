@@ -1,0 +1,84 @@
+"""A config that extends another: its cells are those of both files, and mistakes are named."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.core.config_reader import read_config
+from benchmarks.core.matrix import expand, expand_parts
+from benchmarks.core.run_config import get_cells, get_config
+from resireduce.errors import ConfigError
+
+BASE = """
+run: base
+defaults: {density: 0.05, seed: [0, 1]}
+matrix: [{model: vgg-digits}]
+parts:
+  one: {title: One, defaults: {scheme: w}, matrix: [{model: gpt2-bytes, seed: 3}]}
+"""
+OWN = """
+extends: base.yaml
+run: own
+defaults: {gradients: streamed}
+parts:
+  two: {defaults: {density: 0.1}, matrix: [{model: gpt2-bytes}]}
+"""
+MISTAKES = [
+    ("extends: none.yaml\nrun: own", "none.yaml: No such file"),
+    ("extends: 3", "extends: 3 is not allowed; give the name of a file"),
+    ("extends: own.yaml", "extends: own.yaml extends own.yaml itself"),
+    ("extends: base.yaml\nparts: {one: {matrix: [{model: vgg-digits}]}}", "part 'one' is in base.yaml too"),
+    ("extends: base.yaml\nmatrix: 3", "matrix: 3 is not allowed; give a list"),
+    ("extends: base.yaml\nparts: {two: {matrix: []}}", "part two: matrix: [] is not allowed"),
+    ("extends: base.yaml\ndefaults: {modle: vgg-digits}", "defaults key: 'modle' is not known"),
+    ("extends: base.yaml\nmatrix: [3]", "matrix entry 1: 3 is not a mapping"),
+    ("extends: bad.yaml", "extends: bad.yaml: part two: defaults: 3 is not a mapping"),
+]
+
+
+def write(folder: Path, own: str) -> Path:
+    (folder / "base.yaml").write_text(BASE)
+    (folder / "bad.yaml").write_text("parts: {two: {defaults: 3, matrix: []}}")
+    (folder / "own.yaml").write_text(own)
+    return folder / "own.yaml"
+
+
+def matrix(path: Path) -> dict[str, object]:
+    return {key: value for key, value in read_config(path).items() if key != "run"}
+
+
+def test_cells_of_the_other_config_are_those_it_has_by_itself(tmp_path: Path) -> None:
+    own = write(tmp_path, OWN)
+    parts = expand_parts(matrix(own))
+    base = expand_parts(matrix(tmp_path / "base.yaml"))
+    assert list(parts) == [*base, "two"] and base.items() <= parts.items()
+    [cell] = parts["two"]
+    assert (cell.density, cell.seed, cell.gradients) == (0.1, 0, "streamed")
+    assert read_config(own)["run"] == "own"
+
+
+def test_a_matrix_comes_after_that_of_the_other(tmp_path: Path) -> None:
+    own = write(tmp_path, OWN + "matrix: [{model: resnet-digits}]")
+    theirs = expand(matrix(tmp_path / "base.yaml"))
+    found = expand_parts(matrix(own))["matrix"]
+    assert [cell.model for cell in found] == ["vgg-digits", "vgg-digits", "resnet-digits"]
+    assert set(theirs) <= set(expand(matrix(own)))
+
+
+def test_parts_of_both_can_be_chosen_and_the_runs_config_stands_by_itself(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, OWN), "one,two")
+    stored = json.loads(json.dumps(get_config(config)))
+    assert "extends" not in stored
+    assert get_cells(stored) == get_cells(config)
+    assert [(cell.scheme, cell.seed) for cell in get_cells(config).values()] == [("w", 3), ("baseline", 0)]
+
+
+@pytest.mark.parametrize(("text", "message"), MISTAKES)
+def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    own = write(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        read_config(own)
+    assert message in str(caught.value)
+    assert str(own) in str(caught.value) or "none.yaml" in message
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,350 @@
+"""`python -m benchmarks data`: what it lists, fetches, checks and prepares, and that nothing is ever half prepared."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.prepared import open_prepared
+from benchmarks.core.registry import DATASETS
+from benchmarks.data.dataset import Dataset, SourceFile
+from benchmarks.data.squad import SQUAD
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+from tests.published import squad, write
+
+FILES = {"train-v1.1.json": squad(3), "dev-v1.1.json": squad(2)}
+
+
+def published(name: str, algorithm: str = "sha256") -> SourceFile:
+    content = FILES[name].encode()
+    return SourceFile(name, len(content), f"{algorithm}:{hashlib.new(algorithm, content).hexdigest()}")
+
+
+SMALL = replace(SQUAD, forms=((published("train-v1.1.json"), published("dev-v1.1.json", "md5")),))
+SMALL = replace(SMALL, train_count=3, dev_count=2)
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """SQuAD as a few questions; returns the root that is used."""
+    monkeypatch.setattr("benchmarks.data.squad.SQUAD", SMALL)
+    monkeypatch.setenv("RESIREDUCE_DATA", str(tmp_path / "root"))
+    return tmp_path / "root"
+
+
+def data(*arguments: object) -> int:
+    return main(["data", *map(str, arguments)])
+
+
+def refused(capsys, *arguments: object) -> str:
+    """The one line that the command ends with."""
+    assert data(*arguments) == 2
+    *_, last = capsys.readouterr().err.splitlines()
+    assert last.startswith("error: ")
+    return last
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_listed_data_set_is_complete(name):
+    dataset = load(DATASETS[name])
+    assert isinstance(dataset, Dataset)
+    assert dataset.address is None or (dataset.address.startswith("https://") and dataset.address.endswith("/"))
+    assert all(need in DATASETS for need in dataset.needs)
+    names = [file.name for form in dataset.forms for file in form]
+    assert len(names) == len(set(names)), "a file given alone tells which form it is of"
+    for file in dataset.published().values():
+        algorithm, _, digits = (file.checksum or "sha256:" + 64 * "0").partition(":")
+        assert int(digits, 16) >= 0
+        assert len(digits) in (8, hashlib.new(algorithm).digest_size * 2)
+    assert "\n" not in dataset.title + dataset.terms
+
+
+def test_list_says_what_is_prepared(small, tmp_path, capsys):
+    assert data("list") == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert set(DATASETS) < set(lines)
+    assert "  no  " in lines["squad"]
+    assert all(" no " in line for name, line in lines.items() if name in DATASETS)
+    assert data("prepare", "squad", "--from", write(tmp_path / "from", FILES)) == 0
+    data("list")
+    assert "  yes  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+    (small / "squad" / "dev-v1.1.json").unlink()
+    data("list")
+    assert "  damaged  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+
+
+def test_without_files_it_says_what_to_put_where(small, capsys):
+    assert data("prepare", "squad") == 2
+    said = capsys.readouterr().err
+    for file in SMALL.forms[0]:
+        assert f"{file.name} ({file.size:,} bytes, {file.checksum.replace(':', ' ')})" in said
+    assert str(small / "downloads" / "squad") in said
+    assert SMALL.address in said
+    assert said.splitlines()[-1].endswith("put them there, name their folder with --from or add --download")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_data_set_says_what_to_put_where(tmp_path, capsys, name):
+    assert f"no files of '{name}' in" in refused(capsys, "prepare", name, "--root", tmp_path)
+
+
+def test_files_in_downloads_are_found_and_the_manifest_describes_them(small, capsys):
+    write(small / "downloads" / "squad", FILES)
+    assert data("prepare", "squad") == 0
+    prepared = open_prepared("squad", small)
+    assert prepared.manifest["verified"] is True
+    assert prepared.manifest["files"] == {name: len(text.encode()) for name, text in FILES.items()}
+    lines = [f"{hashlib.sha256(FILES[name].encode()).hexdigest()}  {name}\n" for name in sorted(FILES)]
+    assert prepared.hash == hashlib.sha256("".join(lines).encode()).hexdigest(), "as sha256sum would print"
+    assert (small / "squad").stat().st_mode & 0o777 == 0o755
+    capsys.readouterr()
+    before = (small / "squad" / "manifest.json").stat().st_mtime_ns
+    assert data("prepare", "squad") == 0
+    assert f"squad: is prepared in {small / 'squad'}" in capsys.readouterr().out
+    assert (small / "squad" / "manifest.json").stat().st_mtime_ns == before
+
+
+def damage_file(root: Path) -> str:
+    (root / "squad" / "dev-v1.1.json").write_text(squad(2).replace("q1", "q2"))
+    return "dev-v1.1.json is damaged: it has sha256 "
+
+
+def damage_length(root: Path) -> str:
+    (root / "squad" / "dev-v1.1.json").write_text("{}")
+    return "dev-v1.1.json is missing or does not have its"
+
+
+def damage_manifest(root: Path) -> str:
+    path = root / "squad" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hash": "0" * 64}))
+    return "its hash is not that of its files"
+
+
+def damage_names(root: Path) -> str:
+    path = root / "squad" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"sha256": list(manifest["sha256"])}))
+    return "cannot be read (AttributeError"
+
+
+def damage_json(root: Path) -> str:
+    (root / "squad" / "manifest.json").write_text("{")
+    return "manifest.json cannot be read"
+
+
+def remove(root: Path) -> str:
+    (root / "squad").rename(root / "elsewhere")
+    return "'squad' is not prepared in"
+
+
+@pytest.mark.parametrize("do", [damage_file, damage_length, damage_manifest, damage_names, damage_json, remove])
+def test_check_finds_damage_and_prepare_mends_it(small, capsys, do):
+    write(small / "downloads" / "squad", FILES)
+    assert data("prepare", "squad") == 0
+    assert data("check") == data("check", "squad") == 0
+    capsys.readouterr()
+    message = do(small)
+    assert data("check", "squad") == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("squad: ")
+    assert message in line
+    assert data("prepare", "squad") == 0
+    assert data("check") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "squad: as it was prepared"
+
+
+def test_check_of_an_empty_root_finds_nothing_wrong(small, capsys):
+    assert data("check") == 0
+    assert capsys.readouterr().out == f"nothing is prepared in {small}\n"
+
+
+@pytest.mark.parametrize("change", [b"x", b""])
+def test_other_files_than_the_published_ones_are_refused(small, tmp_path, capsys, change):
+    source = write(tmp_path / "from", FILES)
+    dev = source / "dev-v1.1.json"
+    content = dev.read_bytes()
+    dev.write_bytes(content[:-1] + change)
+    said = refused(capsys, "prepare", "squad", "--from", source)
+    expected = SMALL.forms[0][1]
+    if change:
+        assert f"has md5 {hashlib.md5(dev.read_bytes()).hexdigest()}, published is {expected.checksum[4:]}" in said
+    else:
+        assert f"has {expected.size - 1} bytes, published are {expected.size}" in said
+    assert said.endswith("get it again, or go on as it is with --unverified")
+    assert not small.exists()
+
+
+def test_unverified_files_are_taken_and_noted(small, tmp_path, capsys):
+    source = write(tmp_path / "from", FILES | {"dev-v1.1.json": squad(2) + "\n"})
+    assert data("prepare", "squad", "--from", source, "--unverified") == 0
+    assert open_prepared("squad", small).manifest["verified"] is False
+    assert ", not verified" in capsys.readouterr().out
+    data("list")
+    assert "  unverified  " in next(line for line in capsys.readouterr().out.splitlines() if line.startswith("squad "))
+
+
+def test_files_without_a_published_checksum_are_taken_and_noted(small, tmp_path, monkeypatch):
+    form = (SourceFile("train-v1.1.json"), published("dev-v1.1.json"))
+    monkeypatch.setattr("benchmarks.data.squad.SQUAD", replace(SMALL, forms=(form,)))
+    assert data("prepare", "squad", "--from", write(tmp_path / "from", FILES)) == 0
+    assert open_prepared("squad", small).manifest["verified"] is False
+
+
+def test_a_file_stands_for_those_beside_it(small, tmp_path, capsys):
+    source = write(tmp_path / "Ordner mit Leerzeichen é", FILES | {"notes.txt": ""})
+    assert "'squad' is not read from 'notes.txt'; allowed: train-v1.1.json, dev-v1.1.json" in refused(
+        capsys, "prepare", "squad", "--from", source / "notes.txt"
+    )
+    assert data("prepare", "squad", "--from", source / "dev-v1.1.json") == 0
+    (source / "train-v1.1.json").unlink()
+    assert "has not all files of 'squad'" in refused(capsys, "prepare", "squad", "--from", source / "dev-v1.1.json")
+    assert data("check", "squad") == 0, "what was there is there still"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("prepare", "sqaud"), "data: 'sqaud' is not known (did you mean 'squad'?)"),
+        (("check", "sqaud"), "data: 'sqaud' is not known (did you mean 'squad'?)"),
+        (("prepare", "squad", "--from", "no/such/folder"), "data: no/such/folder is not there; give the folder or the"),
+        (("prepare", "squad", "cifar10", "--from", "x"), "from: one folder is of one data set"),
+        (("prepare", "squad", "--from", "x", "--download"), "from: one folder is of one data set"),
+        (("prepare", "squad", "--mirror", "ftp://x/"), "mirror: 'ftp://x/' is not allowed; give an address that "),
+        (("prepare", "squad", "--mirror", "elsewhere"), "mirror: 'elsewhere' is not allowed; give an address that "),
+        (("prepare", "squad", "--mirror", "http://[::1"), "download: http://[::1/train-v1.1.json cannot be fetched: "),
+        (("check", "--root", __file__), f"root: {__file__} is not a folder; give one"),
+        (("prepare", "imagenet", "--download"), "download: 'imagenet' is not for free download"),
+    ],
+)
+def test_bad_options_are_named_in_one_line(small, capsys, arguments, message):
+    assert message in refused(capsys, *arguments)
+
+
+def test_long_work_shows_how_far_it_is(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.core.progress.SECONDS", 0)
+    assert data("prepare", "squad", "--mirror", write(tmp_path / "mirror", FILES).as_uri()) == 0
+    size = f"{len(FILES['train-v1.1.json']):,}"
+    said = capsys.readouterr().out
+    assert f"fetching train-v1.1.json, bytes: {size} of {size} (100 %)" in said
+    assert f"checking train-v1.1.json, bytes: {size} of {size} (100 %)" in said
+
+
+# Fetching
+
+
+def test_a_mirror_is_fetched_from_and_checked(small, tmp_path, capsys):
+    mirror = write(tmp_path / "mirror é", FILES).as_uri()
+    assert data("prepare", "squad", "--download", "--mirror", mirror) == 0
+    assert f"fetching {mirror}/train-v1.1.json" in capsys.readouterr().out
+    assert {path.name for path in (small / "downloads" / "squad").iterdir()} == set(FILES)
+    assert open_prepared("squad", small).manifest["verified"] is True
+
+
+def test_what_is_there_and_right_is_not_fetched_again(small, tmp_path, capsys):
+    write(small / "downloads" / "squad", FILES | {"dev-v1.1.json": "half"})
+    mirror = write(tmp_path / "mirror", {"dev-v1.1.json": FILES["dev-v1.1.json"]}).as_uri()
+    assert data("prepare", "squad", "--mirror", f"{mirror}/") == 0
+    assert "train" not in capsys.readouterr().out
+
+
+def test_a_mirror_with_other_files_is_refused(small, tmp_path, capsys):
+    mirror = write(tmp_path / "mirror", FILES | {"dev-v1.1.json": squad(1)}).as_uri()
+    said = refused(capsys, "prepare", "squad", "--mirror", mirror)
+    assert "/dev-v1.1.json has " in said
+    assert said.endswith("try another --mirror, or keep it with --unverified")
+    assert [path.name for path in (small / "downloads" / "squad").iterdir()] == ["train-v1.1.json"]
+    changed = squad(2) + "\n"
+    write(tmp_path / "mirror", {"dev-v1.1.json": changed})
+    assert data("prepare", "squad", "--mirror", mirror, "--unverified") == 0
+    assert (small / "squad" / "dev-v1.1.json").read_text() == changed
+
+
+def test_a_mirror_without_the_files_is_named_in_one_line(small, tmp_path, capsys):
+    said = refused(capsys, "prepare", "squad", "--mirror", (tmp_path / "nothing").as_uri())
+    assert "/nothing/train-v1.1.json cannot be fetched: " in said
+    assert said.endswith(f"fetch it elsewhere, into {small / 'downloads' / 'squad' / 'train-v1.1.json'}")
+    assert list((small / "downloads" / "squad").iterdir()) == []
+
+
+def test_the_publisher_s_address_is_used_without_a_mirror(small, tmp_path, monkeypatch):
+    address = write(tmp_path / "publisher", FILES).as_uri() + "/"
+    monkeypatch.setattr("benchmarks.data.squad.SQUAD", replace(SMALL, address=address))
+    assert data("prepare", "squad", "--download") == 0
+
+
+# Nothing is half done
+
+
+def test_an_error_leaves_what_was_there(small, tmp_path, capsys):
+    assert data("prepare", "squad", "--from", write(tmp_path / "good", FILES)) == 0
+    hash_before = open_prepared("squad", small).hash
+    bad = write(tmp_path / "bad", FILES | {"dev-v1.1.json": squad(1)})
+    assert "squad: dev-v1.1.json: 1 questions" in refused(capsys, "prepare", "squad", "--from", bad, "--unverified")
+    assert open_prepared("squad", small).hash == hash_before
+    assert [path.name for path in small.iterdir()] == ["squad"]
+
+
+def test_a_root_that_cannot_be_written_is_named_in_one_line(small, tmp_path, capsys):
+    source = write(tmp_path / "from", FILES)
+    said = refused(capsys, "prepare", "squad", "--from", source, "--root", "/proc/x")
+    assert said.startswith("error: data: squad cannot be prepared in /proc/x: ")
+
+
+STUCK = """
+import sys, time
+from dataclasses import replace
+import benchmarks.data.squad as module
+from benchmarks.data.prepare import prepare
+from pathlib import Path
+from tests.published import unpublished
+
+class Stuck(module.Squad):
+    def prepare(self, files, target, root, report):
+        notes = super().prepare(files, target, root, report)
+        print("written", flush=True)
+        time.sleep(60)
+        return notes
+
+small = unpublished(module.SQUAD, train_count=3, dev_count=2)
+stuck = Stuck(**{name: getattr(small, name) for name in small.__dataclass_fields__})
+prepare("squad", stuck, Path(sys.argv[1]), Path(sys.argv[2]), unverified=True, report=lambda line: None)
+"""
+
+
+def test_a_killed_prepare_leaves_nothing_that_cells_would_read(small, tmp_path, capsys):
+    source = write(tmp_path / "from", FILES)
+    command = [sys.executable, "-c", STUCK, str(source), str(small)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "written\n"
+        said = refused(capsys, "prepare", "squad", "--from", source)
+        assert said.startswith(f"error: data: 'squad' is being prepared in {small} by another process; wait for it")
+        os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(ConfigError, match="'squad' is not prepared"):
+        open_prepared("squad", small)
+    assert data("check") == 0
+    assert data("prepare", "squad", "--from", source) == 0
+    assert [path.name for path in small.iterdir()] == ["squad"], "what the killed one left is deleted"
+
+
+def test_what_was_there_is_put_back_if_a_kill_came_between_the_two_renames(small, tmp_path, capsys):
+    assert data("prepare", "squad", "--from", write(tmp_path / "good", FILES)) == 0
+    (small / "squad").rename(small / ".squad.x.old")
+    bad = write(tmp_path / "bad", FILES | {"dev-v1.1.json": squad(1)})
+    refused(capsys, "prepare", "squad", "--from", bad, "--unverified")
+    assert open_prepared("squad", small).manifest["verified"]
+
+
+def test_a_manifest_without_sense_is_damaged(small, capsys):
+    (small / "squad").mkdir(parents=True)
+    (small / "squad/manifest.json").write_text('{"name": "squad", "hash": "x", "files": {"a": 1e999}}')
+    assert data("check") == 1
+    assert "cannot be read (cannot convert float infinity to integer)" in capsys.readouterr().out

@@ -1,0 +1,271 @@
+"""Pretrained weights: files as the hub and torchvision publish them become those of our own models."""
+
+import pickle
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertConfig,
+    BertForPreTraining,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPT2Model,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from benchmarks.data import weight_names
+from benchmarks.data.published_weights import BERT_BASE, BERT_LARGE, GPT2_LARGE, GPT2_MEDIUM, VIT_LARGE
+from benchmarks.training.models.bert import _answering, _config
+from benchmarks.training.models.gpt2 import _gpt2
+from benchmarks.training.models.vit import VisionTransformer
+from resireduce.errors import ConfigError
+from tests.published import prepared, unpublished, write
+
+WIDTH, LAYERS = 16, 2
+VIT = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": 2, "intermediate_size": 32}
+VIT |= {"image_size": 32, "patch_size": 16, "layer_norm_eps": 1e-6}
+BERT_SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+BERT_SIZES |= {"vocab_size": 42, "max_position_embeddings": 80}
+
+
+def bert_small() -> torch.nn.Module:
+    return _answering(_config(48, 80, WIDTH, LAYERS, heads=2, dropout=0.1))
+
+
+def gpt2_small() -> torch.nn.Module:
+    return _gpt2(60, 80, WIDTH, LAYERS, heads=2, dropout=0.1)
+
+
+def vit_small() -> VisionTransformer:
+    return VisionTransformer(size=32, patch=16, layers=LAYERS, width=WIDTH, heads=2, hidden=32, classes=5)
+
+
+SMALL_BERT = unpublished(
+    BERT_BASE, model=f"{__name__}:bert_small", padded={"bert.embeddings.word_embeddings.weight": 42}
+)
+SMALL_GPT2 = unpublished(GPT2_MEDIUM, model=f"{__name__}:gpt2_small")
+SMALL_VIT = unpublished(VIT_LARGE, model=f"{__name__}:vit_small")
+
+
+def bert_published() -> dict[str, torch.Tensor]:
+    model = BertForPreTraining(BertConfig(**BERT_SIZES))
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def gpt2_model(kind=GPT2Model):
+    return kind(GPT2Config(vocab_size=60, n_positions=80, n_embd=WIDTH, n_layer=LAYERS, n_head=2)).eval()
+
+
+def gpt2_published() -> dict[str, torch.Tensor]:
+    """Names as in the hub's files, which hold the causal masks."""
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 80, 80).tril() for layer in range(LAYERS)}
+    masks |= {f"h.{layer}.attn.masked_bias": torch.tensor(-1e4) for layer in range(LAYERS)}
+    return {name: tensor.clone() for name, tensor in gpt2_model().state_dict().items()} | masks
+
+
+def saved(folder, weights, name="model.safetensors"):
+    folder.mkdir(exist_ok=True)
+    save_file(weights, folder / name) if name.endswith("safetensors") else torch.save(weights, folder / name)
+    return folder
+
+
+def loaded(result, model, missing=()):
+    """Load what was prepared into our model; return it in evaluation mode."""
+    weights = load_file(result.folder / "model.safetensors")
+    assert all(tensor.dtype == torch.float32 for tensor in weights.values())
+    assert result.manifest["missing"] == list(missing)
+    absent, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(absent) - {"lm_head.weight"} == set(missing)
+    assert unexpected == []
+    return model.eval()
+
+
+def test_bert_s_words_are_padded_with_zeros_and_its_heads_left_out(tmp_path):
+    published = bert_published()
+    result = prepared("bert-base-weights", SMALL_BERT, saved(tmp_path / "from", published), tmp_path)
+    model = loaded(result, bert_small(), missing=["qa_outputs.weight", "qa_outputs.bias"])
+    words = model.bert.embeddings.word_embeddings.weight
+    assert torch.equal(words[:42], published["bert.embeddings.word_embeddings.weight"])
+    assert not words[42:].any()
+    ids = torch.arange(20)[None]
+    theirs = BertForPreTraining(BertConfig(**BERT_SIZES)).eval()
+    theirs.load_state_dict(published)
+    assert torch.equal(model.bert(ids)[0], theirs.bert(ids)[0])
+
+
+def old_names(published):
+    """As in the files that were converted from TensorFlow, of BertModel alone."""
+    renamed = {}
+    for name, tensor in published.items():
+        old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        renamed[old.removeprefix("bert.")] = tensor
+    return renamed | {"embeddings.position_ids": torch.arange(80)[None]}
+
+
+@pytest.mark.parametrize("form", ["pytorch_model.bin", "old names", "dense_act", "half precision", "one storage.bin"])
+def test_other_files_hold_the_same_bert(tmp_path, form):
+    published = bert_published()
+    if form == "half precision":
+        published = {name: tensor.bfloat16() for name, tensor in published.items()}
+    first = prepared("bert-base-weights", SMALL_BERT, saved(tmp_path / "a", published), tmp_path / "first")
+    if form == "old names":
+        published = old_names(published)
+    if form == "dense_act":
+        published = {name.replace("intermediate.dense.", "intermediate.dense_act."): t for name, t in published.items()}
+    if form == "one storage.bin":
+        shapes = {name: tensor.shape for name, tensor in published.items()}
+        flat = torch.cat([tensor.flatten() for tensor in published.values()])
+        parts = flat.split([shape.numel() for shape in shapes.values()])
+        published = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+    source = saved(tmp_path / "b", published, "pytorch_model.bin" if form.endswith("bin") else "model.safetensors")
+    second = prepared("bert-base-weights", SMALL_BERT, source, tmp_path / "second")
+    assert first.hash == second.hash
+
+
+def test_gpt2_without_masks_and_head(tmp_path):
+    published = gpt2_published()
+    result = prepared("gpt2-medium-weights", SMALL_GPT2, saved(tmp_path / "from", published), tmp_path)
+    ours, theirs, ids = loaded(result, gpt2_small()), gpt2_model(), torch.arange(30)[None]
+    theirs.load_state_dict(published, strict=False)
+    assert torch.allclose(ours.transformer(ids)[0], theirs(ids)[0], atol=1e-5)
+    whole = {name: tensor.clone() for name, tensor in gpt2_model(GPT2LMHeadModel).state_dict().items()}
+    assert "lm_head.weight" in whole
+    prepared("gpt2-medium-weights", SMALL_GPT2, saved(tmp_path / "whole", whole), tmp_path)
+    whole["lm_head.weight"][0, 0] += 1
+    with pytest.raises(ConfigError, match=r"'lm_head.weight' is not equal to the embedding"):
+        prepared("gpt2-medium-weights", SMALL_GPT2, saved(tmp_path / "untied", whole), tmp_path)
+
+
+def test_the_hub_s_vit_gives_the_same_as_torchvision_s_form(tmp_path):
+    theirs = ViTForImageClassification(ViTConfig(num_labels=5, **VIT)).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(parameter.numel()))
+    theirs.save_pretrained(tmp_path / "from")
+    assert "vit.encoder.layer.0.attention.attention.query.weight" in load_file(tmp_path / "from" / "model.safetensors")
+    ours = loaded(prepared("vit-large-weights", SMALL_VIT, tmp_path / "from", tmp_path), vit_small())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(ours(images), theirs(images).logits, atol=1e-5)
+    theirs.vit.save_pretrained(tmp_path / "encoder")
+    result = prepared("vit-large-weights", SMALL_VIT, tmp_path / "encoder", tmp_path)
+    assert result.manifest["missing"] == ["heads.head.weight", "heads.head.bias"]
+
+
+def test_torchvision_s_vit_with_its_older_names(tmp_path):
+    published = vit_small().state_dict()
+    older = {
+        name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): t for name, t in published.items()
+    }
+    assert older.keys() != published.keys()
+    source = saved(tmp_path / "from", older, "vit_l_16-852ce7e3.pth")
+    ours = loaded(prepared("vit-large-weights", SMALL_VIT, source, tmp_path), vit_small())
+    assert all(torch.equal(tensor, published[name]) for name, tensor in ours.state_dict().items())
+
+
+FULL = {
+    "bert-base": (BERT_BASE, lambda: BertForPreTraining(BertConfig())),
+    "bert-large": (
+        BERT_LARGE,
+        lambda: BertForPreTraining(
+            BertConfig(hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096)
+        ),
+    ),
+    "gpt2-medium": (GPT2_MEDIUM, lambda: GPT2Model(GPT2Config(n_embd=1024, n_layer=24, n_head=16))),
+    "gpt2-large": (GPT2_LARGE, lambda: GPT2Model(GPT2Config(n_embd=1280, n_layer=36, n_head=20))),
+}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_names_and_shapes_at_full_size(name):
+    dataset, build = FULL[name]
+    with torch.device("meta"):
+        fitted = dataset.fit(getattr(weight_names, dataset.rename)(build().state_dict()))
+    assert [one for one in dataset.parameters() if one not in fitted] == (
+        ["qa_outputs.weight", "qa_outputs.bias"] if name.startswith("bert") else []
+    )
+
+
+def test_names_and_shapes_of_the_full_vit():
+    """The names are the hub's, with the sizes of its configuration."""
+    inner = {"attention.attention.query": 1, "attention.attention.key": 1, "attention.attention.value": 1}
+    inner |= {"attention.output.dense": 1, "intermediate.dense": 4}
+    published = {"embeddings.cls_token": (1, 1, 1024), "embeddings.position_embeddings": (1, 197, 1024)}
+    published |= {"embeddings.patch_embeddings.projection.weight": (1024, 3, 16, 16)}
+    for name in ("embeddings.patch_embeddings.projection.bias", "layernorm.weight", "layernorm.bias"):
+        published[name] = (1024,)
+    published |= {"pooler.dense.weight": (1024, 1024), "pooler.dense.bias": (1024,)}
+    for layer in range(24):
+        start = f"encoder.layer.{layer}."
+        for name, times in inner.items():
+            published |= {f"{start}{name}.weight": (times * 1024, 1024), f"{start}{name}.bias": (times * 1024,)}
+        published |= {f"{start}output.dense.weight": (1024, 4096), f"{start}output.dense.bias": (1024,)}
+        for name in ("layernorm_before", "layernorm_after"):
+            published |= {f"{start}{name}.weight": (1024,), f"{start}{name}.bias": (1024,)}
+    with torch.device("meta"):
+        fitted = VIT_LARGE.fit(weight_names.vit({name: torch.empty(shape) for name, shape in published.items()}))
+    assert [one for one in VIT_LARGE.parameters() if one not in fitted] == ["heads.head.weight", "heads.head.bias"]
+
+
+POSITIONS = "bert.embeddings.position_embeddings.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({POSITIONS: torch.zeros(79, 16)}, f"'{POSITIONS}' is torch.float32 of shape (79, 16), allowed is (80, 16)"),
+        ({POSITIONS: torch.zeros(80, 16, dtype=torch.int64)}, f"'{POSITIONS}' is torch.int64 of shape"),
+        ({POSITIONS: torch.full((80, 16), torch.nan)}, f"'{POSITIONS}' holds NaN or infinity"),
+        ({POSITIONS: None}, f"'{POSITIONS}' of {SMALL_BERT.model} is missing"),
+        ({"bert.extra": torch.zeros(1)}, f"'bert.extra' is no parameter of {SMALL_BERT.model}"),
+        (
+            {"bert.embeddings.word_embeddings.weight": torch.zeros(41, 16)},
+            "'bert.embeddings.word_embeddings.weight' is torch.float32 of shape (41, 16), allowed is (48, 16)",
+        ),
+    ],
+)
+def test_wrong_weights_are_named_in_one_line(tmp_path, change, message):
+    weights = {name: tensor for name, tensor in (bert_published() | change).items() if tensor is not None}
+    with pytest.raises(ConfigError, match=f"model.safetensors: {re.escape(message)}") as caught:
+        prepared("bert-base-weights", SMALL_BERT, saved(tmp_path / "from", weights), tmp_path / "root")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "root").iterdir())
+
+
+class Command:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        import os
+
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol 4")
+def test_a_pickle_of_weights_is_not_executed(tmp_path):
+    marker = tmp_path / "executed"
+    torch.save({"bert.x": Command(marker)}, tmp_path / "pytorch_model.bin")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "pytorch_model.bin").write_bytes(pickle.dumps(Command(marker)))
+    for source in (tmp_path, tmp_path / "plain"):
+        with pytest.raises(ConfigError, match="cannot be read as weights, and nothing in it was executed") as caught:
+            prepared("bert-base-weights", SMALL_BERT, source, tmp_path / "root", unverified=True)
+        assert "\n" not in str(caught.value)
+        assert not marker.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100, b"\x10\0\0\0\0\0\0\0{}"])
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_damaged_weights_are_named_in_one_line(tmp_path, name, content):
+    with pytest.raises(ConfigError, match=f"{name} cannot be read as weights") as caught:
+        prepared("bert-base-weights", SMALL_BERT, write(tmp_path / "from", {name: content}), tmp_path / "root")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pickle_without_names_is_refused(tmp_path):
+    source = saved(tmp_path / "from", [torch.zeros(1)], "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="holds no tensors by name"):
+        prepared("bert-base-weights", SMALL_BERT, source, tmp_path / "root")

@@ -1,0 +1,368 @@
+"""The doctor's checks of GPUs, on machines that stand-ins describe."""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+import torch
+
+from benchmarks.core.nvml import NO_PROCESS, Nvml
+from benchmarks.doctor import check_driver as driver
+from benchmarks.doctor import check_gpu as gpu
+from benchmarks.doctor import check_nccl as nccl
+from benchmarks.doctor import check_nvml as nvml
+from benchmarks.doctor import probe_child as probe
+from benchmarks.doctor.check_driver import Machine
+from benchmarks.doctor.child import MARK, Ended
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
+from benchmarks.doctor.machine_facts import Facts, Gpu, ask
+from tests.findings import only
+from tests.gpus import MIB, FakeGpu, FakeNvml
+
+H100 = Gpu("NVIDIA H100", (9, 0), 80 << 30)
+SMS = ("sm_75", "sm_80", "sm_86", "sm_90")
+CPU_BUILD = Facts(torch="2.13.0+cpu", nvml_error="NVML: library not found")
+NO_GPU = Facts(torch="2.10.0", cuda="12.8", nccl="2.27.5", architectures=SMS, no_gpu="Found no NVIDIA driver")
+CRASH = Facts(error="the process that asks them ended with -11: it printed nothing")
+BARE, WITH_DRIVER = Machine(None, False), Machine("570.86.15", True)
+
+
+def with_gpu(*gpus: Gpu, **more: Any) -> Facts:
+    known: dict[str, Any] = {"libcuda": True, "driver": "570.86.15", "driver_cuda": (12, 8)}
+    known |= {"torch": "2.10.0", "cuda": "12.8", "nccl": "2.27.5", "architectures": SMS, "gpus": gpus or (H100, H100)}
+    return Facts(**(known | more))
+
+
+def statuses(findings: list[Finding]) -> list[str]:
+    return [finding.status for finding in findings]
+
+
+# --- gpu ---
+
+
+def test_gpus_that_multiply_are_ok():
+    said = only(gpu.check(with_gpu(), needed=True), OK)
+    assert said.startswith("2 x NVIDIA H100 (sm_90, 80.0 GiB)")
+
+
+@pytest.mark.parametrize(
+    ("facts", "environment", "words"),
+    [
+        (CPU_BUILD, {}, "built for CPUs -> image cuda12"),
+        (NO_GPU, {}, "torch sees no GPU: Found no NVIDIA driver"),
+        (NO_GPU, {"CUDA_VISIBLE_DEVICES": ""}, "among CUDA_VISIBLE_DEVICES='' -> unset CUDA_VISIBLE_DEVICES"),
+        (Facts(torch_error="ImportError: libcudnn"), {}, "ImportError: libcudnn -> see check packages"),
+    ],
+)
+def test_no_gpu_is_not_run_unless_one_is_needed(facts, environment, words):
+    assert statuses(gpu.check(facts, False, environment)) == [NOT_RUN]
+    assert words in only(gpu.check(facts, True, environment), FAILED)
+
+
+def test_a_driver_that_answers_beside_a_torch_that_sees_no_gpu_is_a_failure():
+    facts = with_gpu(gpus=(), no_gpu="CUDA unknown error")
+    assert "CUDA unknown error" in only(gpu.check(facts, environment={}), FAILED)
+    assert statuses(gpu.check(facts, environment={"CUDA_VISIBLE_DEVICES": ""})) == [NOT_RUN]
+
+
+def test_a_crash_of_torch_or_the_driver_is_a_failure_even_if_no_gpu_is_needed():
+    assert "ended with -11" in only(gpu.check(CRASH), FAILED)
+
+
+def test_a_gpu_without_kernels_is_named():
+    old = Gpu("Tesla P100", (6, 0), 16 << 30, error="CUDA error: no kernel image is available")
+    said = only(gpu.check(with_gpu(H100, old)), FAILED)
+    assert said.startswith("GPU 1, Tesla P100 (sm_60): torch 2.10.0 has kernels for sm_75 sm_80 sm_86 sm_90 only")
+
+
+def test_every_gpu_that_fails_has_a_line():
+    broken = Gpu("NVIDIA H100", (9, 0), 80 << 30, error="CUDA error: uncorrectable ECC error encountered")
+    found = gpu.check(with_gpu(broken, H100, broken))
+    assert statuses(found) == [FAILED, FAILED]
+    assert [finding.detail[:5] for finding in found] == ["GPU 0", "GPU 2"]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures", "runs"),
+    [
+        ((9, 0), SMS, True),
+        ((8, 9), SMS, True),  # code for 8.6 runs on 8.9
+        ((8, 0), ("sm_86",), False),  # and not the other way
+        ((10, 0), SMS, False),
+        ((10, 0), (*SMS, "compute_90"), True),
+        ((7, 0), ("compute_75",), False),
+        ((12, 0), ("sm_120",), True),
+        ((9, 0), ("sm_90a",), True),
+        ((10, 3), ("sm_100a",), False),
+        ((9, 0), (), False),
+    ],
+)
+def test_kernels_of_an_architecture_run_on_what_nvidia_says(capability, architectures, runs):
+    assert gpu.has_kernels(capability, architectures) is runs
+
+
+# --- driver ---
+
+
+@pytest.mark.parametrize(
+    ("version", "newest", "cuda", "status"),
+    [
+        ("570.86.15", (12, 8), "12.8", OK),
+        ("580.65.06", (13, 0), "12.8", OK),  # newer drivers run what is older
+        ("535.104.05", (12, 2), "12.8", OK),  # minor version compatibility
+        ("525.60.13", (12, 0), "12.8", OK),
+        ("520.61.05", (11, 8), "12.8", FAILED),
+        ("570.86.15", (12, 8), "13.0", FAILED),
+        (None, (12, 2), "12.8", OK),
+    ],
+)
+def test_the_driver_must_know_torchs_major_version(version, newest, cuda, status):
+    facts = with_gpu(driver=version, driver_cuda=newest, cuda=cuda)
+    (finding,) = driver.check(facts, WITH_DRIVER)
+    assert finding.status == status, finding
+    if status == FAILED:
+        assert f"too old for torch's CUDA {cuda}" in finding.detail
+        assert f"a driver >= {driver.OLDEST_DRIVER[int(cuda[:2])]}" in finding.cure
+
+
+def test_a_container_without_access_to_the_gpus_is_a_failure():
+    facts = Facts(torch="2.10.0", cuda="12.8", nvml_error="NVML: library not found")
+    said = only(driver.check(facts, Machine("570.86.15", False)), FAILED)
+    assert "not its library libcuda" in said and "--gpus all" in said and "--nv" in said
+    no_files = with_gpu(gpus=(), driver_cuda=None)
+    assert "not its device files" in only(driver.check(no_files, Machine("570.86.15", False)), FAILED)
+
+
+@pytest.mark.parametrize(
+    ("facts", "machine", "words"),
+    [
+        (NO_GPU, BARE, "no NVIDIA driver"),
+        (with_gpu(gpus=(), driver_cuda=None, nvml_error="NVML: library not found"), BARE, "the driver does not answer"),
+        (CPU_BUILD, BARE, "built for CPUs"),
+        (Facts(torch_error="ImportError: no"), WITH_DRIVER, "ImportError"),
+        (CRASH, WITH_DRIVER, "ended with -11"),
+    ],
+)
+def test_no_driver_is_not_run_unless_a_gpu_is_needed(facts, machine, words):
+    assert words in only(driver.check(facts, machine), NOT_RUN)
+    assert words in only(driver.check(facts, machine, needed=True), FAILED)
+
+
+def test_a_driver_that_torch_cannot_use_is_a_warning():
+    assert "cells train without a GPU" in only(driver.check(CPU_BUILD, WITH_DRIVER), WARNING)
+    only(driver.check(CPU_BUILD, WITH_DRIVER, needed=True), FAILED)
+
+
+def test_the_kernel_module_says_its_version(tmp_path):
+    text = "NVRM version: NVIDIA UNIX {} 570.86.15  Thu Jan 23\nGCC version:  gcc version 12.2.0 (Debian)\n"
+    for kind in ("x86_64 Kernel Module ", "Open Kernel Module for x86_64 "):
+        (tmp_path / "version").write_text(text.format(kind))
+        assert driver.look(tmp_path / "version", tmp_path / "no") == Machine("570.86.15", False)
+    assert driver.look(tmp_path / "no", tmp_path) == Machine(None, True)
+
+
+# --- nvml ---
+
+
+def test_memory_that_can_be_read_is_ok():
+    only(nvml.check(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.570.86.15"), WITH_DRIVER, True), OK)
+
+
+@pytest.mark.parametrize(
+    ("gpu_", "cure"),
+    [
+        (Gpu("A", (9, 0), 1, process_reason=NO_PROCESS), "--pid=host"),
+        (Gpu("A", (9, 0), 1, device_reason="NVML, memory of the device: Insufficient Permissions"), "MIG-..."),
+        (Gpu("A", (9, 0), 1, nvml_error="NVML: the GPU is split (MIG), and which slice ..."), "MIG-..."),
+        (Gpu("A", (9, 0), 1, process_reason="NVML, memory of processes: Not Supported"), "compute,utility"),
+    ],
+)
+def test_what_cannot_be_read_is_a_warning_for_each_gpu(gpu_, cure):
+    found = nvml.check(with_gpu(H100, gpu_), WITH_DRIVER)
+    assert statuses(found) == [WARNING]
+    assert found[0].detail.startswith("GPU 1: NVML") and cure in found[0].cure
+
+
+@pytest.mark.parametrize(
+    ("reason", "cure"),
+    [
+        ("NVML: package nvidia-ml-py is not installed", "pip install nvidia-ml-py"),
+        ("NVML: library not found", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"),
+        ("NVML: Driver/library version mismatch", "restart the machine"),
+    ],
+)
+def test_no_nvml_beside_a_gpu_is_a_failure(reason, cure):
+    assert cure in only(nvml.check(with_gpu(nvml_error=reason), WITH_DRIVER), FAILED)
+    without = nvml.check(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE)
+    assert reason in only(without, NOT_RUN)
+    only(nvml.check(Facts(torch="2.13.0+cpu", nvml_error=reason), BARE, needed=True), FAILED)
+
+
+def test_a_mismatch_keeps_torch_from_seeing_the_gpu_and_is_a_failure_all_the_same():
+    facts = Facts(torch="2.10.0", cuda="12.8", nvml_error="NVML: Driver/library version mismatch")
+    only(nvml.check(facts, WITH_DRIVER), FAILED)
+
+
+def test_an_nvml_that_is_another_drivers_is_a_failure():
+    said = only(nvml.check(with_gpu(nvml_library="/usr/lib/libnvidia-ml.so.535.104.05"), WITH_DRIVER), FAILED)
+    assert "not that of driver 570.86.15 -> remove libnvidia-ml from the image" in said
+
+
+def test_nvml_without_a_gpu_of_torch_is_not_run():
+    only(nvml.check(Facts(torch="2.10.0", cuda="12.8", driver="570.86.15"), WITH_DRIVER), NOT_RUN)
+    only(nvml.check(CRASH, BARE), NOT_RUN)
+
+
+# --- nccl ---
+
+
+def libraries(**more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"torch": [2, 27, 5], "loaded": {"/site/nvidia/nccl/lib/libnccl.so.2": [2, 27, 5]}}
+    return found | {"horovod": {"nccl": [2, 27, 5], "dynamic": True}, "horovod_error": None} | more
+
+
+@pytest.mark.parametrize(
+    ("found", "status", "words"),
+    [
+        (libraries(), OK, "2.27.5 (libnccl.so.2), one for torch and Horovod"),
+        (libraries(horovod=None), OK, "one for torch"),
+        (libraries(horovod={"nccl": None, "dynamic": False}), OK, "one for torch"),
+        (libraries(loaded={"/a/libnccl.so.2": [2, 27, 5], "/b/libnccl.so.2": None}), FAILED, "/a/libnccl.so.2, /b"),
+        (libraries(horovod={"nccl": [2, 8, 3], "dynamic": True}), FAILED, "built with 2.8.3, torch with 2.27.5"),
+        (libraries(horovod={"nccl": [2, 27, 5], "dynamic": False}), FAILED, "an NCCL 2.27.5 of its own"),
+        (libraries(horovod=None, horovod_error="mpi_lib.so: undefined symbol: _Z"), FAILED, "undefined symbol"),
+        (libraries(loaded={"/ngc/libnccl.so.2": [2, 19, 3]}), WARNING, "/ngc/libnccl.so.2 is 2.19.3"),
+    ],
+)
+def test_one_nccl_is_ok_and_two_are_a_failure(found, status, words):
+    finding = nccl.one_nccl(found)
+    assert finding.status == status and words in finding.detail
+
+
+def ranks(*reports: dict[str, Any], code: int | None = 0, output: str = "") -> Any:
+    """A way to run jobs in which libraries are right, and ranks end like this."""
+
+    def run(jobs, timeout_seconds):
+        run.jobs = jobs
+        if "libraries" in jobs[0].command:
+            return [Ended(0, MARK + json.dumps(libraries()))]
+        lines = [MARK + json.dumps(report) for report in reports] + [""] * len(jobs)
+        return [Ended(code, output + line) for _, line in zip(jobs, lines, strict=False)]
+
+    return run
+
+
+def rank(number: int, size: int = 2, right: bool = True) -> dict[str, Any]:
+    return {"rank": number, "size": size, "right": right}
+
+
+def test_an_all_reduce_runs_on_two_gpus_or_on_the_only_one():
+    run = ranks(rank(0), rank(1))
+    found = nccl.check(with_gpu(), 9, run=run)
+    assert statuses(found) == [OK, OK] and found[1].detail == "all-reduce over 2 GPUs is right"
+    assert [job.environment["RANK"] for job in run.jobs] == ["0", "1"]
+    one = nccl.check(with_gpu(H100), 9, run=ranks(rank(0, size=1)))
+    assert one[1].detail == "all-reduce over 1 GPU is right"
+
+
+@pytest.mark.parametrize(
+    ("run", "detail", "cure"),
+    [
+        (ranks(rank(0), rank(1, right=False)), "the sum is wrong on rank 1", "NCCL_DEBUG=INFO"),
+        (ranks(code=None), "not done in time: 0 of 2 ranks", "--timeout 300"),
+        (ranks(code=1, output="RuntimeError: x\n"), "RuntimeError: x", "NCCL_DEBUG=INFO"),
+        (
+            ranks(code=1, output="NCCL WARN Error: failed to extend /dev/shm/nccl-03v824 to 4194660 bytes\n"),
+            "too little shared memory",
+            "--shm-size=1g",
+        ),
+    ],
+)
+def test_an_all_reduce_that_fails_says_why(run, detail, cure):
+    found = nccl.check(with_gpu(), 9, run=run)
+    assert statuses(found) == [OK, FAILED]
+    assert detail in found[1].detail and cure in found[1].cure
+
+
+def test_nccl_without_gpus_is_of_the_libraries_only():
+    assert statuses(nccl.check(NO_GPU, 9, run=ranks())) == [OK, NOT_RUN]
+    assert statuses(nccl.check(NO_GPU, 9, needed=True, run=ranks())) == [OK, FAILED]
+    assert statuses(nccl.check(CPU_BUILD, 9)) == [NOT_RUN]
+    assert statuses(nccl.check(CPU_BUILD, 9, needed=True)) == [FAILED]
+
+
+def test_a_process_that_cannot_load_both_is_a_failure():
+    def run(jobs, timeout_seconds):
+        return [Ended(1, "ImportError: libmpi.so.40: cannot open shared object file\n")]
+
+    assert "libmpi.so.40" in nccl.check(NO_GPU, 9, run=run)[0].detail
+
+
+# --- the probe ---
+
+
+def test_the_probe_asks_nvml_of_the_process_itself(monkeypatch):
+    known = FakeGpu("GPU-1", used_bytes=5 * MIB, processes={4242: 3 * MIB})
+    properties = SimpleNamespace(name="NVIDIA H100", total_memory=80 << 30, major=9, minor=0, uuid="1")
+    cuda = SimpleNamespace(get_device_properties=lambda device: properties, device_count=lambda: 1)
+    cuda.init, cuda.get_arch_list = (lambda: None), (lambda: list(SMS))
+    fake = SimpleNamespace(cuda=cuda, __version__="2.10.0", version=SimpleNamespace(cuda="12.8"))
+    fake.device, fake.ones = torch.device, lambda *shape, **_: torch.ones(*shape)
+    found = probe._torch_facts(fake, Nvml(FakeNvml(known)))
+    facts = Facts.from_dict(json.loads(json.dumps(found)))
+    assert facts.gpus == (Gpu("NVIDIA H100", (9, 0), 80 << 30, process_reason=NO_PROCESS),)
+    assert facts.architectures == SMS and facts.cuda == "12.8"
+    fake.ones = lambda *shape, **_: torch.ones(*shape) * 2
+    assert probe._torch_facts(fake, None)["gpus"][0]["error"] == "a matrix product is wrong"
+
+    def refuse():
+        raise RuntimeError("Found no NVIDIA driver\non your system")
+
+    cuda.init = refuse
+    assert probe._torch_facts(fake, None)["no_gpu"] == "Found no NVIDIA driver on your system"
+
+
+def test_nvml_knows_the_drivers_cuda():
+    assert Nvml(FakeNvml()).cuda_version() == (12, 8)
+    old = FakeNvml()
+    old.nvmlSystemGetCudaDriverVersion_v2 = lambda: old._fail(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
+    assert Nvml(old).cuda_version() is None
+
+
+def test_the_probe_answers_here():
+    facts = ask(60)
+    assert (facts.error, facts.torch, facts.cuda) == (None, torch.__version__, torch.version.cuda)
+    assert len(facts.gpus) == torch.cuda.device_count()
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with -11"),
+        ("raise SystemExit('libcuda: bad')", "ended with 1: libcuda: bad"),
+        ("import time; time.sleep(60)", "did not answer in 0.3 s"),
+    ],
+)
+def test_a_probe_that_crashes_or_hangs_is_a_fact(code, words):
+    assert words in ask(0.3 if "sleep" in code else 20, command=[sys.executable, "-c", code]).error
+
+
+def test_loaded_libraries_are_read_from_the_maps(tmp_path):
+    (tmp_path / "libnccl.so.2.27.5").touch()
+    (tmp_path / "libnccl.so.2").symlink_to("libnccl.so.2.27.5")
+    lines = [
+        f"7f00-7f01 r-xp 00000000 08:01 {n}   {tmp_path}/libnccl.so{end}" for n, end in ((1, ".2"), (2, ".2.27.5"))
+    ]
+    maps = tmp_path / "maps"
+    maps.write_text("\n".join([*lines, "7f02-7f03 rw-p 00000000 00:00 0", f"7f04-7f05 r 0 0 1 {tmp_path}/libc.so.6"]))
+    assert probe.loaded("libnccl.so", maps) == [str((tmp_path / "libnccl.so.2.27.5").resolve())]
+    assert probe.loaded("libnccl.so", Path("/nowhere")) == []
+
+
+@pytest.mark.parametrize(("code", "version"), [(22705, [2, 27, 5]), (2803, [2, 8, 3]), (21903, [2, 19, 3])])
+def test_codes_of_nccls_versions(code, version):
+    assert probe._split(code) == version

@@ -1,0 +1,244 @@
+"""The doctor's checks of the machine: packages, folders, memory, limits."""
+
+import resource
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from benchmarks.doctor import check_disk as disk
+from benchmarks.doctor import check_home as home
+from benchmarks.doctor import check_limits as limits
+from benchmarks.doctor import check_memory as memory
+from benchmarks.doctor import check_packages as packages
+from benchmarks.doctor import check_shared_memory as shared_memory
+from benchmarks.doctor.check_disk import Need, existing
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding, failed, one_line
+from benchmarks.doctor.machine_facts import Facts
+from tests.findings import only
+
+ROOT = Path(__file__).parents[3]
+GIB = 1 << 30
+TORCH = Facts(torch="2.13.0+cpu")
+
+
+# --- findings ---
+
+
+@pytest.mark.parametrize("values", [("x", "fine", "a"), ("x", WARNING, "a"), ("x", FAILED, "a\nb", "c"), ("x", OK, "")])
+def test_a_finding_has_a_status_one_line_and_a_cure(values):
+    with pytest.raises(AssertionError):
+        Finding(*values)
+
+
+def test_words_of_others_become_one_line():
+    assert one_line("a\n  b\tc") == "a b c"
+    assert len(one_line("x" * 999)) < 210
+    assert failed("x", one_line(ValueError("a\nb")), "c").detail == "a b"
+
+
+# --- packages ---
+
+
+def test_versions_are_those_that_the_project_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    low, high = (".".join(map(str, bound)) for bound in packages.TORCH)
+    assert Requirement(f"torch>={low},<{high}").specifier == Requirement(project["dependencies"][0]).specifier
+    assert project["requires-python"] == f">={'.'.join(map(str, packages.PYTHON))}"
+
+
+def test_packages_of_this_machine_are_ok():
+    versions, lock = packages.check(TORCH, Path("/nowhere"))
+    assert versions.status == OK and "torch 2.13.0+cpu, resireduce " in versions.detail
+    assert (lock.status, lock.detail) == (NOT_RUN, "no /nowhere: this is not an image of the suite")
+
+
+@pytest.mark.parametrize(
+    ("facts", "python", "words"),
+    [
+        (Facts(torch="2.8.1"), (3, 11, 2), "torch 2.8.1; at least 2.9 and less than 2.14"),
+        (Facts(torch="2.14.0a0+git1"), (3, 11, 2), "torch 2.14.0a0+git1; at least"),
+        (Facts(torch_error="OSError: libcudart"), (3, 11, 2), "torch cannot be loaded: OSError: libcudart"),
+        (Facts(error="did not answer"), (3, 11, 2), "did not answer"),
+        (TORCH, (3, 10, 9), "Python 3.10.9; 3.11 or newer"),
+    ],
+)
+def test_versions_that_do_not_work_are_a_failure(facts, python, words):
+    assert words in only(packages.check(facts, Path("/nowhere"), python)[:1], FAILED)
+
+
+LOCK = f"""# made by make locks
+torch==2.10.0+cu128 \\
+    --hash=sha256:{"0" * 64}
+numpy==2.4.6 \\
+    --hash=sha256:{"1" * 64}
+"""
+
+
+def lock_finding(tmp_path: Path, text: str = LOCK, **installed: str) -> Finding:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise PackageNotFoundError(name)
+        return installed[name]
+
+    (tmp_path / "lock").write_text(text)
+    return packages.check_lock(tmp_path / "lock", version)
+
+
+def test_an_image_must_hold_what_its_lock_says(tmp_path):
+    assert lock_finding(tmp_path, torch="2.10.0+cu128", numpy="2.4.6").status == OK
+    assert lock_finding(tmp_path, torch="2.10.0+cu128", numpy="2.4.6+local").status == OK
+    wrong = lock_finding(tmp_path, torch="2.10.0")
+    assert wrong.status == FAILED
+    assert "torch 2.10.0 instead of 2.10.0+cu128, numpy is missing" in wrong.detail
+
+
+def test_a_lock_that_is_broken_is_a_failure(tmp_path):
+    assert "is not pinned" in only([lock_finding(tmp_path, "torch>=2")], FAILED)
+
+
+# --- home ---
+
+
+def test_home_and_temporary_folder_that_can_be_written_are_ok(tmp_path):
+    assert [it.status for it in home.check({"HOME": str(tmp_path)})] == [OK, OK]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [{}, {"HOME": ""}, {"HOME": "/proc"}, {"HOME": "/nowhere"}])
+def test_a_home_that_cannot_be_written_is_a_failure(value):
+    assert "-e HOME=/tmp" in only(home.check(value)[:1], FAILED)
+
+
+def test_no_temporary_folder_is_a_failure():
+    def none() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    assert "No usable temporary directory" in only(home.check({"HOME": "/"}, none)[1:], FAILED)
+    assert "--tmpfs /tmp" in only(home.check({"HOME": "/"}, lambda: "/proc")[1:], FAILED)
+
+
+# --- disk ---
+
+
+@pytest.mark.parametrize(("free", "status"), [(20 * GIB, OK), (18 * GIB - 1, WARNING), (GIB - 1, FAILED)])
+def test_too_little_room_is_a_warning_then_a_failure(tmp_path, free, status):
+    (need, *_) = disk.needs(tmp_path / "results" / "runs", {}, lambda name: None)
+    said = only(disk.check([need], lambda folder: free), status)
+    assert f"free in {tmp_path}" in said
+    assert list(tmp_path.iterdir()) == [], "the doctor makes no folders"
+
+
+def test_a_folder_that_cannot_be_written_is_a_failure():
+    need = Need("results", Path("/proc/results"), 0, 0, "x", "--results DIR")
+    assert "/proc cannot be written" in only(disk.check([need]), FAILED)
+
+
+def test_stores_of_images_are_looked_at_where_something_uses_them(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = disk.image_stores({"HOME": "/h", "APPTAINER_CACHEDIR": "/c"}, lambda name: f"/bin/{name}")
+    assert [need.what for need in found] == ["images of docker", "images of podman", "images of apptainer"]
+    assert found[2].folder == Path("/c")
+    assert disk.image_stores({}, lambda name: None) == []
+    (tmp_path / "resireduce" / "engine").mkdir(parents=True)
+    (own,) = disk.image_stores({}, lambda name: None)
+    assert own.folder == tmp_path / "resireduce" / "engine"
+    # A machine may have an engine that cells do without: too little room for images never fails.
+    assert {it.status for it in disk.check(found, lambda folder: 0)} == {WARNING}
+
+
+def test_room_is_that_of_the_folder_above_which_is_there(tmp_path):
+    assert existing(tmp_path / "a" / "b") == tmp_path
+    assert [it.status for it in disk.check(disk.needs(tmp_path, {}, lambda name: None))][1] in (OK, WARNING)
+
+
+# --- shared memory, memory, limits ---
+
+
+@pytest.mark.parametrize(
+    ("free", "gpus", "status"),
+    [(GIB, 8, OK), (GIB - 1, 0, WARNING), (64 << 20, 0, WARNING), (64 << 20, 1, WARNING), (64 << 20, 2, FAILED)],
+)
+def test_shared_memory_matters_most_between_gpus(tmp_path, free, gpus, status):
+    said = only(shared_memory.check(gpus, tmp_path, free), status)
+    assert status == OK or "--shm-size=1g" in said
+
+
+def test_shared_memory_that_is_not_there_or_closed():
+    only(shared_memory.check(0, Path("/nowhere")), NOT_RUN)
+    only(shared_memory.check(0, Path("/proc")), FAILED)
+
+
+def groups(tmp_path: Path, limit: object, used: int = 0) -> dict[str, Path]:
+    """A machine with 16 GiB available, and a control group of version 2 with this limit."""
+    (tmp_path / "meminfo").write_text(f"MemTotal: 33554432 kB\nMemAvailable:   {16 * 2**20} kB\n")
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
+    (tmp_path / "fs" / "job" / "step").mkdir(parents=True)
+    (tmp_path / "fs" / "job" / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "fs" / "job" / "memory.current").write_text(f"{used}\n")
+    return {"meminfo": tmp_path / "meminfo", "cgroups": tmp_path / "cgroup", "mount": tmp_path / "fs"}
+
+
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says")
+
+
+@LINUX
+@pytest.mark.parametrize(
+    ("limit", "used", "status", "words"),
+    [
+        ("max", 0, OK, "16.0 GiB available -> None"),
+        (64 * GIB, 0, OK, "16.0 GiB available -> None"),
+        (8 * GIB, GIB, WARNING, "7.0 GiB available of this job or container"),
+        (2 * GIB, GIB, FAILED, "1.0 GiB available of this job or container"),
+    ],
+)
+def test_memory_is_the_machines_or_that_of_the_job_around(tmp_path, limit, used, status, words):
+    assert words in only(memory.check(**groups(tmp_path, limit, used)), status)
+
+
+@LINUX
+def test_control_groups_of_version_1_and_of_containers_are_known(tmp_path):
+    files = groups(tmp_path, "max")
+    files["cgroups"].write_text(
+        "4:cpu:/x\n2:memory:/docker/abc\n0::/\n"
+    )  # the container sees its own group as the root
+    (files["mount"] / "memory").mkdir()
+    (files["mount"] / "memory" / "memory.limit_in_bytes").write_text(str(4 * GIB))
+    (files["mount"] / "memory" / "memory.usage_in_bytes").write_text(str(GIB))
+    assert "3.0 GiB" in only(memory.check(**files), WARNING)
+
+
+@LINUX
+def test_memory_of_this_machine_is_read():
+    assert memory.check()[0].status in (OK, WARNING, FAILED)
+    assert "available" in memory.check()[0].detail
+
+
+@pytest.mark.parametrize(
+    ("gpus", "files", "locked", "status"),
+    [
+        (0, 1024, 65536, OK),
+        (0, resource.RLIM_INFINITY, 65536, OK),
+        (0, 1023, 65536, WARNING),
+        (0, 255, 65536, FAILED),
+        (1, 1024, 65536, WARNING),
+        (1, 1024, resource.RLIM_INFINITY, OK),
+    ],
+)
+def test_limits_of_files_and_of_locked_memory(gpus, files, locked, status):
+    only(limits.check(gpus, files, locked), status)
+
+
+def test_limits_of_this_process_are_read():
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    assert limits.check()[0].detail.startswith("unlimited" if files == resource.RLIM_INFINITY else str(files))
+
+
+def test_results_below_a_file_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    need = Need("results", tmp_path / "file/runs", 0, 0, "nothing", "cure")
+    (found,) = disk.check([need])
+    assert found.status == FAILED and "file cannot be written: Not a directory" in found.detail

@@ -1,0 +1,266 @@
+"""The doctor of a cluster: what it makes of Slurm's words, without a Slurm."""
+
+import math
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from snakemake_executor_plugin_slurm.partitions import read_partition_file
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.paths import ROOT
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING, Finding
+from benchmarks.doctor.slurm import slurm_settings as settings
+from benchmarks.doctor.slurm import trial_rank as rank
+from benchmarks.doctor.slurm.fill import fill
+from benchmarks.doctor.slurm.inventory import Inventory, Partition, Shape, look
+from benchmarks.doctor.slurm.proposal import Tried, propose, tries_of
+from benchmarks.doctor.slurm.slurm_programs import gpus
+from benchmarks.doctor.slurm.trial import Trial, command, plan
+from benchmarks.launching.slurm.job_resources import job_resources
+from benchmarks.launching.slurm.site import Site
+from resireduce.errors import ConfigError
+from tests.slurm_outputs import CPUS, MIXED, SMALL, answering, shipped_site
+
+SHIPPED = shipped_site()
+
+
+def inventory(outputs: dict[str, str]) -> Inventory:
+    return look(answering(outputs))
+
+
+def tried(outputs: dict[str, str], *names: str) -> list[Tried]:
+    return [Tried(it) for it in inventory(outputs).partitions if it.name in names]
+
+
+def named(outputs: dict[str, str], name: str) -> Partition:
+    return next(it for it in inventory(outputs).partitions if it.name == name)
+
+
+# --- what scontrol says ---
+
+
+@pytest.mark.parametrize(
+    ("gres", "found"),
+    [
+        ("gpu:a100:4(S:0-1)", {"a100": 4}),
+        ("gpu:4", {"": 4}),
+        ("gpu", {"": 1}),
+        ("gpu:a100", {"a100": 1}),
+        ("gpu:a100:2(IDX:0,1),gpu:v100:1(S:0)", {"a100": 2, "v100": 1}),
+        ("nvme:1,gpu:1g.10gb:7(S:0-1)", {"1g.10gb": 7}),
+        ("gpu:h100:no_consume:8", {"h100": 8}),
+        ("gpu:0", {}),
+        ("(null)", {}),
+        ("", {}),
+        ("gpumem:80", {}),
+    ],
+)
+def test_gpus_of_a_node(gres, found):
+    assert gpus(gres) == found
+
+
+def test_partitions_nodes_and_limits_are_found():
+    small, mixed = inventory(SMALL), inventory(MIXED)
+    assert small.setting("SLURM_VERSION") == "22.05.8" and small.setting("MinJobAge") == "300 sec"
+    (gpu,) = small.partitions
+    assert (gpu.is_default, gpu.max_nodes, len(gpu.usable)) == (True, None, 4) and math.isinf(gpu.max_minutes)
+    assert gpu.shape() == Shape("a100", 2, 8, 32000, 4)
+    assert [it.max_minutes for it in mixed.partitions] == [7 * 1440, 1440, 120, math.inf]
+    assert [it.name for it in mixed.partitions if it.is_default] == ["cpu"]
+
+
+def test_nodes_that_are_down_are_left_out_and_sleeping_ones_are_not():
+    gpu, cpu = named(MIXED, "gpu"), named(MIXED, "cpu")
+    assert [node.name for node in gpu.usable] == ["g1", "g2", "g3", "g4"]
+    assert len(cpu.usable) == 2
+    # One node has more than the others: what most have counts, without the CPUs and the memory that Slurm keeps.
+    assert gpu.shape() == Shape("a100", 4, 126, 400000, 3, 2)
+    finding = settings.check_nodes(gpu)
+    assert finding is not None and finding.status == WARNING
+    assert "2 of 6" in finding.detail and "g6 IDLE+DRAIN (gpu 3 = bad" in finding.detail
+    assert settings.check_nodes(cpu) is None
+
+
+def test_the_profile_needs_a_controller_that_remembers(tmp_path):
+    profile = tmp_path / "config.yaml"
+    profile.write_text("slurm-status-command: squeue\nslurm-init-seconds-before-status-checks: 30\n")
+    assert settings.check_profile(inventory(SMALL), profile).status == OK
+    forgets = settings.check_profile(inventory(CPUS), profile)
+    assert forgets.status == FAILED and "60 s" in forgets.detail and "status-checks: 20" in str(forgets.cure)
+    profile.write_text("slurm-init-seconds-before-status-checks: 30\n")
+    assert settings.check_profile(inventory(SMALL), profile).status == WARNING
+    assert settings.check_profile(inventory(SMALL), ROOT / "slurm/config.yaml").status == OK
+
+
+# --- the job ---
+
+
+def test_a_job_takes_two_nodes_and_all_their_gpus():
+    trial = plan(named(SMALL, "gpu"))
+    assert isinstance(trial, Trial)
+    assert (trial.nodes, trial.tasks_per_node, trial.gpus, trial.gres, trial.minutes) == (2, 2, 2, "gpu", 10)
+    line = command(trial, Path("/run"), "physics")
+    assert {"--gres=gpu:2", "--nodes=2", "--ntasks-per-node=2", "--account=physics", "--no-requeue"} <= set(line)
+    assert line[2].startswith("--job-name=resireduce-doctor")
+    assert not [word for word in command(trial, Path("/run"), None) if word.startswith("--account")]
+
+
+def test_a_job_without_gpus_and_one_on_a_single_node():
+    cpus, old = plan(named(CPUS, "batch")), plan(named(MIXED, "old"))
+    assert isinstance(cpus, Trial) and isinstance(old, Trial)
+    assert (cpus.nodes, cpus.tasks_per_node, cpus.gpus) == (2, 2, 0)
+    assert not [word for word in command(cpus, Path("/run"), None) if "gres" in word]
+    assert (old.nodes, old.gpus) == (1, 2)
+
+
+def test_a_partition_that_is_down_has_no_job():
+    finding = plan(named(MIXED, "broken"))
+    assert isinstance(finding, Finding) and finding.status == NOT_RUN and "DOWN" in finding.detail
+
+
+# --- the site file ---
+
+
+def write(tmp_path: Path, outputs: dict[str, str], *names: str, text: str = SHIPPED) -> tuple[Path, Any]:
+    proposal = propose(tried(outputs, *names), [], Site(), 5)
+    path = tmp_path / "partitions.yaml"
+    path.write_text(fill(text, proposal.partitions, proposal.site), encoding="utf-8")
+    return path, proposal
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names", "site"),
+    [
+        (SMALL, ["gpu"], {"gpus_per_node": 2, "gres": "gpu", "cpus_per_rank": 3, "memory_mb_per_rank": 3040}),
+        (
+            MIXED,
+            ["cpu", "gpu", "old"],
+            {"gpus_per_node": 4, "gres": "gpu:a100", "cpus_per_rank": 16, "memory_mb_per_rank": 19000},
+        ),
+        (CPUS, ["batch"], {"gpus_per_node": 0, "ranks_per_node": 4, "cpus_per_rank": 1, "longest_minutes": 30}),
+    ],
+)
+def test_the_file_loads_for_the_suite_and_for_the_plugin(tmp_path, outputs, names, site):
+    path, proposal = write(tmp_path, outputs, *names)
+    loaded, partitions = Site.load(path), read_partition_file(path)
+    assert {name: getattr(loaded, name) for name in site} == site
+    assert [it.name for it in partitions] == names == list(proposal.partitions)
+    assert all(it.limits.max_nodes > 0 for it in partitions)
+
+
+@pytest.mark.parametrize(("outputs", "names"), [(SMALL, ["gpu"]), (MIXED, ["cpu", "gpu", "old"]), (CPUS, ["batch"])])
+def test_a_cell_of_a_whole_node_fits_a_partition_at_every_try(tmp_path, outputs, names):
+    path, _ = write(tmp_path, outputs, *names)
+    site, partitions = Site.load(path), read_partition_file(path)
+    ranks = site.gpus_per_node or site.ranks_per_node
+    for attempt in range(1, tries_of(ROOT / "slurm/config.yaml") + 1):
+        resources = job_resources(Cell(model="resnet-digits", world_size=2 * ranks), site, attempt)
+        job = SimpleNamespace(resources=resources, threads=2, name="cell")
+        assert any(it.score_job_fit(job) is not None for it in partitions), (attempt, resources)
+
+
+def test_the_site_describes_the_partition_that_was_chosen():
+    every = tried(MIXED, "cpu", "gpu", "old")
+    assert propose(every, [], Site(), 5).main == "gpu", "GPUs come before Slurm's default"
+    chosen = propose(every, ["old", "gpu"], Site(), 5)
+    assert chosen.main == "old" and chosen.site["gres"] == "gpu:v100" and chosen.site["gpus_per_node"] == 2
+    assert any("cpu, gpu differs" in note for note in chosen.notes)
+
+
+def test_accounts_and_interfaces_only_where_they_are_needed():
+    (gpu,) = tried(SMALL, "gpu")
+    plain = propose([Tried(gpu.partition, trained=True)], [], Site(), 5).site
+    assert "account" not in plain and "interface" not in plain
+    told = propose([Tried(gpu.partition, "physics", "ib0", True)], [], Site(), 5).site
+    assert (told["account"], told["interface"]) == ("physics", "ib0")
+    wrong = propose([Tried(gpu.partition, None, None, True)], [], Site(interface="eth9"), 5).site
+    assert wrong["interface"] is None
+
+
+def test_filling_in_changes_no_other_line(tmp_path):
+    path, proposal = write(tmp_path, SMALL, "gpu")
+    before, after = SHIPPED.splitlines(), path.read_text(encoding="utf-8").splitlines()
+    assert [line for line in before if line.lstrip().startswith("#")] == [
+        line for line in after if line.lstrip().startswith("#")
+    ]
+    removed = [line for line in before if line not in after]
+    keys = {line.split(":")[0].strip() for line in removed}
+    assert keys <= {"partitions", *proposal.site}
+    assert fill("\n".join(after) + "\n", proposal.partitions, proposal.site).splitlines() == after
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        """partitions:
+  gpu: {max_tasks: 9, max_nodes: 1}  # mine
+  mine:
+    # why
+    max_nodes: 3
+site: {minutes: 7}
+""",
+        """site:
+    minutes: 7   # short
+    modules:
+    - cuda
+
+partitions:
+    gpu:
+        max_tasks: 9
+    mine: {max_nodes: 3}""",
+        """# only a comment
+partitions:
+  'gpu':
+    max_tasks: 9
+  mine:
+    max_nodes: 3
+site:
+  minutes: 7
+  gres: 'gpu' # which
+""",
+    ],
+)
+def test_what_a_user_has_set_stays(tmp_path, text):
+    path, _ = write(tmp_path, SMALL, "gpu", text=text)
+    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert values["partitions"]["gpu"]["max_tasks"] == 9 and values["partitions"]["gpu"]["max_nodes"] == 4
+    assert values["partitions"]["mine"] == {"max_nodes": 3}
+    assert values["site"]["minutes"] == 7 and values["site"]["gpus_per_node"] == 2
+    for comment in ("# mine", "# why", "# short", "# only a comment", "# which"):
+        assert (comment in text) == (comment in path.read_text(encoding="utf-8"))
+    Site.load(path)
+
+
+@pytest.mark.parametrize(
+    "text", ["- a list\n", "site: [\n", "partitions: {gpu: 3}\nsite: {}\n", "site: none\npartitions: {}\n"]
+)
+def test_a_file_that_cannot_be_filled_in_is_refused(text):
+    with pytest.raises(ConfigError, match=r"^write: "):
+        fill(text, {"gpu": {"max_nodes": 2}}, {"gpus_per_node": 2})
+
+
+# --- the tasks of a job ---
+
+
+def test_two_nodes_see_each_others_files_locks_and_addresses(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank, "MEET_SECONDS", 20.0)
+    devices = {"here": "127.0.0.1", "nowhere": "127.0.0.1.1"}
+    found = {"host": "a", "devices": devices, "route": "here"}
+    led: dict[str, Any] = {}
+    leader = threading.Thread(target=lambda: led.update(rank.lead(tmp_path, 2, found)))
+    leader.start()
+    followed = rank.follow(tmp_path, 1, {"host": "b", "devices": devices})
+    leader.join()
+    assert led == {"all_came": True}
+    assert followed["seen"] and followed["lock"] == rank.HELD and followed["first_route"] == "here"
+    assert followed["reached"] == {"here": True, "nowhere": False}
+
+
+def test_a_node_that_nobody_answers_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank, "MEET_SECONDS", 0.1)
+    assert rank.follow(tmp_path, 1, {}) == {"seen": False}
+    assert rank.lead(tmp_path, 2, {"host": "a", "devices": {}, "route": None}) == {"all_came": False}

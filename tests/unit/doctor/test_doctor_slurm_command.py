@@ -1,0 +1,378 @@
+"""The doctor of a cluster as a command, with stand-ins for Slurm's programs; and how it judges what jobs leave."""
+
+import json
+import re
+import stat
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.paths import ROOT
+from benchmarks.doctor.child import Ended
+from benchmarks.doctor.finding import FAILED, NOT_RUN, OK, WARNING
+from benchmarks.doctor.slurm import inside, jobs
+from benchmarks.doctor.slurm import slurm_command as command
+from benchmarks.doctor.slurm import trial_cell as cells
+from benchmarks.doctor.slurm.inside import look
+from benchmarks.doctor.slurm.inventory import look as look_at
+from benchmarks.doctor.slurm.jobs import Submitted
+from benchmarks.doctor.slurm.judge_trials import judge
+from benchmarks.doctor.slurm.slurm_programs import Answer, asking
+from benchmarks.doctor.slurm.slurm_settings import check_accounting
+from benchmarks.doctor.slurm.trial import Trial
+from benchmarks.launching.slurm.site import Site
+from tests.slurm_outputs import CPUS, MIXED, SMALL, answering
+
+TRIAL = Trial("gpu", 2, 2, 2, "gpu", 4000, 10)
+CELL = {"backend": "torch", "interface": None, "device": None, "runtime": "none", "world_size": 4, "status": "ok"}
+TRAINED = CELL | {"reason": None, "process_group": "gloo", "device_name": "cpu"}
+LEADER = {"content": "abc", "devices": {"eth0": "10.0.0.1", "ib0": "10.1.0.1"}, "route": "eth0", "all_came": True}
+FOLLOWER = {
+    **{"content": "abc", "devices": {"eth0": "10.0.0.2", "ib0": "10.1.0.2"}, "route": "eth0", "first_route": "eth0"},
+    **{"seen": True, "round_trip_seconds": 0.2, "lock": "held", "reached": {"eth0": True, "ib0": True}},
+}
+INVALID_ACCOUNT = (
+    "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified"
+)
+OF_NODE = {"check": "home", "status": OK, "detail": "HOME can be written", "cure": None}
+
+
+def reports(*cells: dict[str, Any], each: int = 2, **changes: Any) -> dict[str, Any]:
+    """What a job on two nodes leaves where all is well; `rank0={...}` changes what that rank says."""
+    said = []
+    for number in range(2 * each):
+        place = {"rank": number, "local_rank": number % each, "size": 2 * each, "host": f"node{number // each + 1}"}
+        own = {0: LEADER, each: FOLLOWER}.get(number, {}) | changes.get(f"rank{number}", {})
+        said.append(place | {"cpus": 1, "visible_gpus": ",".join(map(str, range(each)))} | own)
+    node = {"host": "node1", "seconds_left": 600.0, "unlimited": False, "limit_error": None, "containers": []}
+    ranks = {"ranks": said, "count": 2 * each, "error": None}
+    return deepcopy({"node": node, "ranks": ranks, "doctor": [OF_NODE], "cells": list(cells) or [TRAINED]})
+
+
+class Programs:
+    """Stand-ins for Slurm's programs; each writes what it was called with to a log."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for name in ("scontrol", "sbatch", "squeue", "scancel", "sacct", "sacctmgr"):
+            self.set(name, "true")
+        self.set("scontrol", 'for last; do :; done; cat "$HERE/$last.txt"')
+        self.cluster(SMALL)
+        self.leave(reports())
+
+    def set(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f'#!/bin/bash\nHERE={self.folder}\necho "$*" >> "$HERE/{name}.log"\n{body}\n', encoding="utf-8")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+    def cluster(self, outputs: dict[str, str]) -> None:
+        for name, text in outputs.items():
+            (self.folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+
+    def leave(self, values: dict[str, Any], state: str = "COMPLETED", when: str = "true") -> None:
+        """Jobs end in this state and leave these reports, when a condition on the options of sbatch holds."""
+        for name, value in values.items():
+            (self.folder / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+        copy = (
+            "for part in node ranks doctor cells; do [ ! -e $HERE/$part.json ] || cp $HERE/$part.json ${last%/*}; done"
+        )
+        otherwise = f'echo "{INVALID_ACCOUNT}" >&2; exit 1'
+        self.set("sbatch", f"for last; do :; done; if {when}; then {copy}; echo 7; else {otherwise}; fi")
+        self.set("squeue", f'echo "7|{state}|None|node[1-2]"')
+
+    def called(self, name: str) -> list[str]:
+        log = self.folder / f"{name}.log"
+        return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Programs:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setattr(command, "FOLDER", tmp_path / "jobs")
+    monkeypatch.setattr(jobs, "LOOK_SECONDS", 0.05)
+    return Programs(folder)
+
+
+@pytest.fixture
+def doctor(tmp_path, capsys) -> Callable[..., tuple[int, dict[str, Any], str]]:
+    """Run the command: exit status, JSON and the lines."""
+
+    def run(*options: str) -> tuple[int, dict[str, Any], str]:
+        code = main(["doctor", "--slurm", "--json", *options])
+        said = capsys.readouterr()
+        return code, json.loads(said.out), said.err
+
+    return run
+
+
+def statuses(values: dict[str, Any], check: str) -> list[str]:
+    return [it["status"] for it in values["findings"] if it["check"] == check]
+
+
+def test_a_cluster_where_all_works(programs, doctor, tmp_path):
+    code, values, said = doctor()
+    assert code == 0 and values["counts"][FAILED] == 0
+    for check in ("slurm", "profile", "job", "ranks", "gres", "shared-folder", "locks", "network", "cell", "home"):
+        assert OK in statuses(values, check), check
+    assert values["site"]["gpus_per_node"] == 2 and list(values["partitions"]) == ["gpu"] and values["written"] is None
+    assert "... job 7 in gpu: completed on node[1-2]" in said and "gpus_per_node: 2" in said
+    assert programs.called("scancel") == [] and list((tmp_path / "jobs").iterdir()) == []
+    assert values["findings"][-1]["status"] == NOT_RUN and "--write slurm/partitions.yaml" in said
+
+
+def test_every_check_is_in_the_page_of_the_docs(programs, doctor):
+    page = (ROOT / "docs/doctor.md").read_text(encoding="utf-8").partition("## On a cluster")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    rows = {name for names in first for name in re.findall(r"`([\w-]+)`", names)}
+    horovod, container = TRAINED | {"backend": "horovod"}, TRAINED | {"runtime": "podman"}
+    programs.cluster(MIXED)
+    programs.leave(reports(TRAINED, horovod, container, each=4))
+    _, values, _ = doctor("--partition", "gpu")
+    assert {it["check"] for it in values["findings"]} - {"home"} == rows
+
+
+def test_the_file_is_written_only_where_that_is_asked_for(programs, doctor, tmp_path):
+    path = tmp_path / "site/partitions.yaml"
+    code, values, _ = doctor("--write", str(path))
+    assert code == 0 and values["written"] == str(path)
+    assert Site.load(path).gpus_per_node == 2
+    assert [it.name for it in path.parent.iterdir()] == ["partitions.yaml"]
+
+
+def test_an_account_that_is_needed_is_found_and_said(programs, doctor, tmp_path):
+    programs.leave(reports(), when='[[ "$*" == *--account=physics* ]]')
+    programs.set("sacctmgr", "printf 'chemistry\\nphysics\\n'")
+    code, _values, said = doctor("--write", str(tmp_path / "partitions.yaml"))
+    assert code == 0 and Site.load(tmp_path / "partitions.yaml").account == "physics"
+    assert "account physics, which is needed" in said
+    assert ["--account" in line for line in programs.called("sbatch")] == [False, True, True]
+
+
+def test_without_any_account_it_is_said_what_was_tried(programs, doctor):
+    programs.leave(reports(), when="false")
+    programs.set("sacctmgr", "echo chemistry")
+    code, values, said = doctor()
+    assert code == 1 and statuses(values, "job") == [FAILED] and statuses(values, "site") == [NOT_RUN]
+    assert "Invalid account or account/partition combination" in said and "accounts tried: chemistry" in said
+
+
+def test_a_rejection_that_no_account_cures(programs, doctor):
+    programs.set(
+        "sbatch", 'echo "sbatch: error: Batch job submission failed: Invalid partition name specified" >&2; exit 1'
+    )
+    code, _values, said = doctor()
+    assert code == 1 and "Invalid partition name specified -> see what it allows" in said
+    assert programs.called("sacctmgr") == []
+
+
+def test_a_partition_that_is_not_for_us_is_left_out_and_others_are_not(programs, doctor, tmp_path):
+    programs.cluster(MIXED)
+    programs.leave(reports(each=4), when='[[ "$*" == *--partition=gpu* ]]')
+    code, values, said = doctor("--write", str(tmp_path / "partitions.yaml"))
+    assert code == 0 and sorted(statuses(values, "job")) == [NOT_RUN, NOT_RUN, NOT_RUN, OK]
+    assert list(values["partitions"]) == ["gpu"] and "it is left out" in said
+    code, values, _ = doctor("--partition", "old")
+    assert code == 1 and statuses(values, "job") == [FAILED]
+
+
+def test_a_job_that_stays_pending_is_cancelled_and_not_run(programs, doctor):
+    programs.set("squeue", 'echo "7|PENDING|Resources|"')
+    begin = time.monotonic()
+    code, values, said = doctor("--seconds", "0.5")
+    assert time.monotonic() - begin < 10 and code == 0
+    assert statuses(values, "job") == [NOT_RUN] and "still pending (Resources)" in said
+    assert programs.called("scancel") == ["7"]
+    assert said.count("job 7 in gpu: pending") == 1
+
+
+def test_a_job_that_would_never_start_is_not_waited_for(programs, doctor):
+    programs.set("squeue", 'echo "7|PENDING|PartitionTimeLimit|"')
+    code, _values, said = doctor()
+    assert code == 1 and "would never start: PartitionTimeLimit" in said and programs.called("scancel") == ["7"]
+
+
+def test_a_job_that_hangs_is_cancelled_and_has_failed(programs, doctor, tmp_path):
+    programs.set("squeue", 'echo "7|RUNNING|None|node[1-2]"')
+    code, values, _said = doctor("--seconds", "0.5")
+    assert code == 1 and FAILED in statuses(values, "job") and programs.called("scancel") == ["7"]
+    assert list((tmp_path / "jobs").iterdir()), "its log stays"
+
+
+def test_a_folder_that_nodes_do_not_see_is_what_a_job_without_a_word_means(programs, doctor):
+    programs.set("sbatch", "echo 7")
+    programs.set("squeue", 'echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1')
+    code, _values, said = doctor()
+    assert code == 1 and "must be on a disk that all nodes see" in said
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            'echo "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)" >&2; exit 1',
+            "contact",
+        ),
+        ("exec sleep 60", "scontrol: no answer in 0.5 s"),
+    ],
+)
+def test_a_controller_that_is_down_or_silent(programs, doctor, body, words):
+    programs.set("scontrol", body)
+    code, values, said = doctor("--timeout", "0.5")
+    assert code == 1 and statuses(values, "slurm") == [FAILED] and words in said and "scontrol ping" in said
+    assert programs.called("sbatch") == []
+
+
+def test_without_slurm_it_says_where_to_run(monkeypatch, tmp_path, doctor):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, _values, said = doctor()
+    assert code == 1 and "scontrol: not on PATH" in said and "on a login node" in said
+
+
+def test_ctrl_c_cancels_the_jobs(programs, monkeypatch, capsys):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("benchmarks.doctor.slurm.trials.wait", interrupted)
+    assert main(["doctor", "--slurm"]) == 130
+    assert programs.called("scancel") == ["7"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--write", "x.yaml"], "error: write: --write is not allowed without --slurm; add --slurm"),
+        (["--seconds", "5"], "error: seconds: --seconds is not allowed without --slurm"),
+        (["--slurm", "--only", "gpu"], "error: only: --only is not allowed with --slurm; leave it out"),
+        (["--slurm", "--seconds", "0"], "error: seconds: '0' is not allowed; give seconds"),
+        (["--slurm", "--partition", "gpus"], "error: partition: 'gpus' is not known (did you mean 'gpu'?)"),
+        (["--slurm", "--write", "/dev/null/x"], "error: write: "),
+    ],
+)
+def test_options_that_are_not_allowed(programs, capsys, options, message):
+    assert main(["doctor", *options]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(message) and said.count("\n") == 1
+    assert programs.called("sbatch") == []
+
+
+# --- what comes back from a job ---
+
+
+def judged(values: dict[str, Any], check: str, trial: Trial = TRIAL) -> list[tuple[str, str, str]]:
+    job = Submitted("7", trial.partition, state="COMPLETED")
+    found = judge(trial, job, values, Path("/nowhere"), 3.0)
+    return [(it.status, it.detail, it.cure or "") for it in found if it.check == check]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "status", "words"),
+    [
+        ({"rank3": {"host": "node1"}}, "ranks", FAILED, "not evenly on 2 nodes: 3 on node1, 1 on node2"),
+        ({"rank1": {"visible_gpus": "1"}}, "gres", FAILED, "rank 1 on node1 has CUDA_VISIBLE_DEVICES=1"),
+        ({"rank1": {"visible_gpus": None}}, "gres", FAILED, "CUDA_VISIBLE_DEVICES=None"),
+        ({"rank2": {"content": "other"}}, "shared-folder", FAILED, "node1 abc, node2 other"),
+        ({"rank2": {"seen": False}}, "shared-folder", FAILED, "not seen on node2"),
+        ({"rank2": {"round_trip_seconds": 80.0}}, "shared-folder", WARNING, "80.0 s"),
+        ({"rank2": {"lock": "not held"}}, "locks", WARNING, "is not seen on node2"),
+        ({"rank2": {"lock": "no locks"}}, "locks", WARNING, "cannot be had on node2"),
+        ({"rank2": {"reached": {"eth0": False, "ib0": True}}}, "network", WARNING, "interface: ib0"),
+        ({"rank2": {"reached": {"eth0": False, "ib0": False}}}, "network", WARNING, "ask which network"),
+        ({"rank2": {"route": None, "no_route": "no route from b to a"}}, "network", WARNING, "no route from b to a"),
+    ],
+)
+def test_what_ranks_say_is_judged(change, check, status, words):
+    ((found, detail, cure),) = judged(reports(**change), check)
+    assert found == status and words in f"{detail} -> {cure}"
+
+
+def test_ranks_that_are_missing():
+    values = reports()
+    values["ranks"] = {"ranks": values["ranks"]["ranks"][:3], "count": 4, "error": "srun: error: Task launch failed"}
+    assert judged(values, "ranks")[0][:2] == (
+        FAILED,
+        "partition gpu: 3 of 4 tasks of srun came to their end: srun: error: Task launch failed",
+    )
+
+
+def test_another_network_device_is_the_cure_of_a_cell_that_trained_with_it():
+    bad = TRAINED | {"status": "error", "reason": "ranks did not meet"}
+    first, second = judged(reports(bad, TRAINED | {"interface": "ib0"}), "cell")
+    assert first[0] == WARNING and first[2] == "interface: ib0 in slurm/partitions.yaml" and second[0] == OK
+    ((status, _, _),) = judged(reports(bad), "cell")
+    assert status == FAILED
+    first, second = judged(reports(bad, TRAINED | {"device": "cpu"}), "cell")
+    assert first[0] == FAILED and "NCCL" in first[2]
+
+
+def test_the_doctor_of_a_node_is_passed_on_and_an_image_that_is_not_there_is_not_run():
+    assert judged(reports(), "home") == [(OK, "partition gpu, node1: HOME can be written", "")]
+    absent = TRAINED | {"runtime": "apptainer", "status": "error", "reason": "error: image: x.sif is not there"}
+    assert judged(reports(TRAINED, absent), "container")[-1][0] == NOT_RUN
+
+
+def test_a_runtime_that_the_site_names_must_be_there():
+    trial = Trial("gpu", 2, 2, 2, "gpu", 4000, 10, runtime="apptainer")
+    assert judged(reports(), "container", trial)[0][0] == FAILED
+    values = reports()
+    values["node"]["containers"] = [{"name": "docker", "version": "Docker 20", "tried": "it answers", "error": "no"}]
+    assert judged(values, "container")[0][0] == NOT_RUN
+
+
+def test_containers_are_asked_for_their_version_and_tried(tmp_path):
+    (tmp_path / "cpu-1.sif").touch()
+    asked: list[list[str]] = []
+
+    def ask(line: Any) -> Answer:
+        asked.append(list(line))
+        return Answer(error="podman: no cgroups") if line[:2] == ["podman", "info"] else Answer("version 1\n")
+
+    found = look(ask, lambda name: name if name != "docker" else None, tmp_path)
+    assert [(it["name"], it["error"]) for it in found] == [("podman", "podman: no cgroups"), ("apptainer", None)]
+    assert asked[-1] == ["apptainer", "exec", str(tmp_path / "cpu-1.sif"), "true"]
+
+
+def test_other_devices_are_those_by_which_all_reach_the_first_node():
+    said = reports()["ranks"]["ranks"]
+    assert cells.other_devices(said, None) == ["ib0"]
+    assert cells.other_devices(said, "ib0") == [None]
+    said[2]["reached"]["ib0"] = False
+    assert cells.other_devices(said, None) == []
+
+
+def test_a_cell_that_fails_is_tried_with_the_other_device(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "find_spec", lambda name: None)
+
+    def run(line: list[str], seconds: float, **more: str) -> Ended:
+        site = json.loads(Path(line[line.index("--site") + 1]).read_text())["site"]
+        record = {"status": "ok", "reason": None, "provenance": {"process_group": "gloo", "device": "cpu"}}
+        if site["interface"] == "ib0":
+            Path(line[line.index("--output") + 1]).write_text(json.dumps(record))
+            return Ended(0, "")
+        return Ended(1, "error: ranks did not meet\n")
+
+    found = list(cells.train_cells(tmp_path, TRIAL, reports()["ranks"]["ranks"], run))
+    assert [(it["interface"], it["status"]) for it in found] == [(None, "error"), ("ib0", "ok")]
+    assert found[0]["reason"] == "error: ranks did not meet"
+    cell = json.loads((tmp_path / "torch/cell.json").read_text())
+    assert (cell["world_size"], cell["nodes"]) == (4, 2)
+
+
+def test_a_trial_has_the_environment_of_a_job_of_snakemake():
+    given = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4", "SRUN_CPUS_PER_TASK": "1", "SBATCH_ACCOUNT": "x", "PATH": "/bin"}
+    assert inside.environment(given) == {"SLURM_JOB_ID": "7", "PATH": "/bin"}
+
+
+def test_accounting_that_does_not_answer_is_a_warning(programs):
+    off, on = look_at(answering(CPUS)), look_at(answering(MIXED))
+    assert check_accounting(off, asking(5)).status == OK
+    assert check_accounting(on, asking(5)).status == OK
+    programs.set("sacct", "exec sleep 60")
+    broken = check_accounting(on, asking(0.3))
+    assert broken.status == WARNING and "no answer" in broken.detail

@@ -1,0 +1,431 @@
+"""The one-GPU check: its steps and stretches, and how it goes on after what can happen to it; on a CPU."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.cell import Cell
+from benchmarks.core.outcome import Outcome
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.doctor.gpu import steps as steps_module
+from benchmarks.doctor.gpu import work
+from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
+from benchmarks.doctor.gpu.device import find_device, folder_name
+from benchmarks.doctor.gpu.gpu_command import table
+from benchmarks.doctor.gpu.plans import Plans
+from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
+from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, Stretch, schedule
+from benchmarks.doctor.gpu.summary import merge
+from benchmarks.doctor.gpu.work import STATES, compare
+from benchmarks.training.plan_of_cell import plan_of
+from resireduce.errors import ConfigError
+from resireduce.plan import plan
+from resireduce.zoo import find_builder
+
+ROOT = Path(__file__).parents[3]
+CELLS = list(memory_cells(["resnet-digits"], steps=2))
+STEPS = [Step(cell.name, "memory", 20.0, cell=cell) for cell in CELLS]
+PLANNED = {"parameters": 40, "gradients": 0, "residuals": 20, "optimizer_states": 40, "total": 100, "normalised": 0.625}
+PLANNED |= {"peak_states": 120}
+
+
+def outcome(allocated: int | None = 130, **more: Any) -> dict[str, Any]:
+    """What a rank leaves that did as PLANNED."""
+    memory: dict[str, Any] = {f"{name}_bytes": value for name, value in PLANNED.items() if name != "normalised"}
+    memory["ladder"] = [{"name": "allocated", "bytes": allocated}, {"name": "peak_allocated", "bytes": 300}]
+    memory["difference"] = {"baseline_bytes": 10, "states_bytes": 100, "buffers_bytes": 4, "workspaces_bytes": 16}
+    ended = {"status": "ok", "reason": None, "memory": memory, "step_seconds": [9.0, 0.5], "steps": 2}
+    return {**ended, "steps_per_second": 2.0, "units_per_second": 64.0, **more}
+
+
+@pytest.fixture
+def make_stretch(monkeypatch, tmp_path) -> Callable[..., Stretch]:
+    """Make a stretch of STEPS; its cells end as `ends` say, in their order, and are noted in `started`."""
+
+    def make(*ends: Any, **options: Any) -> Stretch:
+        queue = list(ends)
+
+        def launch(cell: Cell, *_: object) -> list[Outcome]:
+            stretch.started.append(cell)
+            end = queue.pop(0) if queue else outcome()
+            if isinstance(end, BaseException):
+                raise end
+            return [Outcome(**end)]
+
+        monkeypatch.setattr(work, "launch", launch)
+        monkeypatch.setattr(Plans, "start", lambda self, cells, on_gpu: None)
+        monkeypatch.setattr(Plans, "wait", lambda self, cell, seconds: PLANNED)
+        device = {"uuid": "GPU-1", "device": "NVIDIA H200", "torch": "2.11.0"}
+        code, folder = options.pop("code", "here"), tmp_path / "run" / "nvidia-h200"
+        options = {"source": {"commit": "c0ffee", "date": "2026-01-01"}, "steps": STEPS, **options}
+        stretch = Stretch(folder=folder, device=device, say=lambda line: None, code=lambda group: code, **options)
+        stretch.started = []
+        return stretch
+
+    return make
+
+
+def saved(stretch: Stretch, group: str = "memory") -> dict[str, Any]:
+    return json.loads((stretch.folder / f"{group}.json").read_text())
+
+
+# --- what it runs ---
+
+
+def test_every_model_and_setting_is_measured_the_most_telling_first():
+    cells = [step.cell for step in list_steps("cuda") if step.cell is not None]
+    found = [(c.model, (c.compressor, c.scheme, c.gradients, c.residual_dtype)) for c in cells if c.world_size == 1]
+    assert found == [(model, setting) for setting in SETTINGS for model in MODELS]
+    assert [(c.model, c.world_size) for c in cells[len(found) :]] == [("bert-base", 2)]
+
+
+def test_cells_are_the_papers_own_on_random_inputs():
+    for cell in memory_cells():
+        assert (cell.batch_per_rank, cell.length, cell.data) == (None, None, "synthetic")  # those of the workload
+        assert cell.density == (1.0 if cell.compressor == "none" else 0.001 if cell.model == "bert-large" else 0.01)
+    assert [WORKLOADS[model].batch_per_rank for model in MODELS] == [32, 32, 4, 4, 2, 2]
+
+
+def test_all_groups_come_in_the_order_of_worth_and_every_test_file_is_a_step():
+    steps = list_steps("cuda")
+    assert list(dict.fromkeys(step.group for step in steps)) == [*GROUPS]
+    files = {path.name for path in (ROOT / "tests/gpu").glob("test_*.py")}
+    assert {Path(step.command[1]).name for step in steps if step.group == "contracts"} == files != set()
+    timed = [step.command[step.command.index("--models") + 1] for step in steps if step.group == "throughput"]
+    assert list(dict.fromkeys(timed)) == [*MODELS]
+
+
+def test_steps_fall_into_stretches_that_end_in_time(capsys):
+    falls = schedule(list_steps("cuda"), LIMIT_SECONDS)
+    for number in {number for number, _ in falls} - {None}:
+        assert sum(step.estimated_seconds for at, step in falls if at == number) <= LIMIT_SECONDS - MARGIN_SECONDS
+    assert [step.group for number, step in falls if number is None] == ["kernels"]
+    assert main(["gpu-check", "--everything", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == table(falls) and len(lines) == len(falls) + 2
+    assert "benchmarks.kernels is not built yet" in lines[1 + [step.name for _, step in falls].index("kernels")]
+
+
+def test_a_step_of_a_module_that_is_there_is_run(monkeypatch):
+    monkeypatch.setitem(steps_module.LATER, "kernels", "benchmarks.micro.pace")
+    kernels = next(step for step in list_steps("cpu") if step.group == "kernels")
+    assert kernels.missing is None and kernels.command[0] == "benchmarks.micro.pace"
+
+
+# --- what is refused ---
+
+
+def test_without_a_gpu_it_says_so_in_one_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.chdir(tmp_path)
+    assert main(["gpu-check", "--everything"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: device: 'cuda' is not allowed here: torch 2.") and error.count("\n") == 1
+    assert "--device cpu --tiny" in error
+
+
+@pytest.mark.parametrize(("visible", "first"), [(None, "0"), ("2,3", "2"), ("GPU-b", "GPU-b")])
+def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first):
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    seen = {}
+
+    def run(command, env, **options):
+        seen.update(env)
+        return SimpleNamespace(returncode=0, stdout='hello\n{"uuid": "GPU-a"}\n')
+
+    monkeypatch.setattr("benchmarks.doctor.gpu.device.subprocess.run", run)
+    assert find_device("cuda") == {"uuid": "GPU-a"}
+    for environment in (seen, os.environ):
+        assert (environment["RESIREDUCE_DEVICE"], environment["CUDA_VISIBLE_DEVICES"]) == ("cuda", first)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--everything", "--seconds", "x"], "seconds: 'x' is not allowed; give seconds"),
+        (["--everything", "--dry-run", "--seconds", "20"], "seconds: 20 is not enough for known.256-mib, 20"),
+        (["--only", "memry"], "only: 'memry' is not known (did you mean 'memory'?)"),
+        (["--everything", "--device", "gpu"], "device: 'gpu' is not known"),
+        (["--summary", "nowhere"], "summary: nowhere holds no results of a device"),
+    ],
+)
+def test_bad_options_are_named(monkeypatch, tmp_path, capsys, options, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["gpu-check", *options]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+# --- how a stretch goes on ---
+
+
+def test_what_fails_is_a_result_and_is_tried_again_after_all_others(make_stretch):
+    oom = {"status": "oom", "reason": "CUDA out of memory"}
+    first = make_stretch(oom, OSError("no more processes"), outcome(), seconds=1e9, steps=STEPS[:3])
+    first.run()
+    assert [case["status"] for case in saved(first)["cases"]] == ["oom", "error", "ok"]
+    assert saved(first)["cases"][1]["reason"] == "OSError: no more processes"
+    again = make_stretch()
+    again.run()
+    assert again.started == [*CELLS[3:], CELLS[1]], "an error is worth another try, lack of memory is a result"
+    assert [case["name"] for case in saved(again)["cases"]] == [step.name for step in STEPS]
+    assert saved(again)["cases"][1]["tries"] == 2
+
+
+def test_a_stretch_that_is_killed_keeps_what_was_done(make_stretch):
+    stretch = make_stretch(outcome(), outcome(), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        stretch.run()
+    assert len(saved(stretch)["cases"]) == 2
+    again = make_stretch()
+    again.run()
+    assert again.started == CELLS[2:]
+
+
+def test_a_signal_ends_the_stretch(make_stretch):
+    stopped = {"status": "timeout", "reason": "stopped by SIGINT", "failure": {"interrupted": True}}
+    stretch = make_stretch(outcome(), stopped)
+    stretch.run()
+    assert stretch.started == CELLS[:2]
+    again = make_stretch()
+    again.run()
+    assert again.started == [*CELLS[2:], CELLS[1]]
+
+
+def test_what_other_code_measured_stays_until_it_is_measured_anew(make_stretch):
+    make_stretch(steps=STEPS[:2]).run()
+    changed = make_stretch(*[outcome() for _ in CELLS[2:]], OSError("broken"), code="changed")
+    changed.run()
+    assert changed.started == [*CELLS[2:], *CELLS[:2]], "what was never measured comes first"
+    kept, renewed, *_ = saved(changed)["cases"]
+    assert (kept["status"], kept["code"], kept["failed_since"]["reason"]) == ("ok", "here", "OSError: broken")
+    assert renewed["code"] == "changed"
+    third = make_stretch(code="changed")
+    third.run()
+    assert third.started == [CELLS[0]]
+
+
+def test_a_step_that_might_take_too_long_is_not_begun_and_the_next_that_fits_is(make_stretch):
+    long = Step("long", "memory", 1000.0, cell=CELLS[0])
+    stretch = make_stretch(steps=[long, *STEPS[1:]], seconds=20.0 + MARGIN_SECONDS + 60)
+    stretch.run()
+    assert stretch.started == CELLS[1:] and "run the next stretch" in saved(stretch)["not_run"]["long"]
+    again = make_stretch(steps=[long, *STEPS[1:]], seconds=2000.0)
+    again.run()
+    assert again.started == [CELLS[0]] and saved(again)["not_run"] == {}
+
+
+def test_a_command_leaves_its_file_its_reason_or_is_stopped(make_stretch, monkeypatch, tmp_path):
+    (tmp_path / "planted.py").write_text(
+        "import json, sys, time\n"
+        "what, output = sys.argv[1:]\n"
+        "json.dump({'did': what}, open(output, 'w'))\n"
+        "if what == 'hangs': print('now it hangs', flush=True); time.sleep(60)\n"
+        "if what == 'fails': sys.exit('it is broken')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    steps = [Step(what, "known", 0.5, command=("planted", what, "OUTPUT")) for what in ("hangs", "fails", "works")]
+    stretch = make_stretch(steps=steps)
+    stretch.run()
+    hangs, fails, works = saved(stretch, "known")["cases"]
+    assert (fails["status"], fails["reason"], fails["result"]) == ("failed", "it is broken", {"did": "fails"})
+    assert hangs["status"] == "timeout" and hangs["reason"].endswith("last it said: now it hangs")
+    assert (works["status"], works["reason"], works["result"]) == ("ok", None, {"did": "works"})
+    assert [step.name for step in make_stretch(steps=steps).todo()] == ["hangs", "fails"]
+
+
+def test_a_test_that_ends_the_process_is_named(tmp_path):
+    folder, output = tmp_path / "tests", tmp_path / "result.json"
+    folder.mkdir()
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: on a GPU\n")
+    (folder / "test_planted.py").write_text(
+        "import os, pytest\n"
+        "pytestmark = pytest.mark.gpu\n"
+        "def test_passes(): pass\n"
+        "def test_fails(): assert 1 == 2\n"
+        "def test_skips(): pytest.skip('not here')\n"
+        "def test_ends_it(): os._exit(3)\n"
+    )
+    command = [sys.executable, "-m", "benchmarks.doctor.gpu.contracts", str(folder / "test_planted.py"), str(output)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    tests = json.loads(output.read_text())["tests"]
+    ends = {"test_passes": "passed", "test_fails": "failed", "test_skips": "skipped", "test_ends_it": "not ended"}
+    assert {name: one["outcome"] for name, one in tests.items()} == ends
+    assert "assert 1 == 2" in tests["test_fails"]["reason"] and "not here" in tests["test_skips"]["reason"]
+
+
+def test_a_file_that_is_none_of_ours_is_not_overwritten(make_stretch):
+    folder = make_stretch().folder
+    folder.mkdir(parents=True)
+    for content in ("[]", '{"cases": null}', '{"group": "memory", "cases": [{"name": []}]}'):
+        (folder / "memory.json").write_text(content)
+        with pytest.raises(ConfigError, match=r"output: .*memory.json cannot be read .*; move it away"):
+            make_stretch()
+        assert (folder / "memory.json").read_text() == content
+
+
+# --- what it says ---
+
+
+def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
+    agreement = compare(outcome(), PLANNED)
+    assert agreement["agrees"]
+    assert agreement["allocated"] == {"measured": 120, "expected": 120, "ratio": 1.0, "agrees": True}
+    more = outcome()
+    more["memory"]["residuals_bytes"] += 1
+    assert not compare(more, PLANNED)["agrees"]
+    assert compare(more, PLANNED)["states"]["residuals"]["agrees"] is False
+    assert compare(outcome(allocated=133), PLANNED)["allocated"]["agrees"] is False
+    assert "allocated" not in compare(outcome(allocated=None), PLANNED)
+    assert work.disagreement({"agreement": [agreement]}) is None
+    said = work.disagreement({"agreement": [compare(more, PLANNED), compare(outcome(allocated=133), PLANNED)]})
+    assert said == "NOT as planned: residuals 21 of 20, allocated 123 of 120"
+
+
+def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
+    cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="kept", world_size=1, backend="local")
+    settings = {"scheme": "w+2d", "gradients": "kept", "overlap": True, "density": cell.density, "world_size": 1}
+    planned = plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
+    assert plan_of(cell) == planned
+    fused = plan_of(cell, on_gpu=True)
+    assert {name: fused[name] for name in STATES} == {name: planned[name] for name in STATES}
+    assert planned["total"] < fused["peak_states"] < planned["peak_states"]
+
+
+def test_results_of_a_device_lie_under_its_name():
+    assert folder_name({"device": "NVIDIA H200"}, tiny=False) == "nvidia-h200"
+    assert folder_name({"device": "NVIDIA H100 80GB HBM3"}, tiny=False) == "nvidia-h100-80gb-hbm3"
+    assert folder_name({}, tiny=True) == "cpu-tiny"
+
+
+def test_the_summary_compares_with_the_kept_baseline_and_lists_what_is_missing(make_stretch, tmp_path):
+    less = outcome()
+    less["memory"] = less["memory"] | {"total_bytes": 50}
+    make_stretch(outcome(), less, {"status": "oom", "reason": "full"}).run()
+    (text,) = merge([tmp_path / "run"], tmp_path / "reference")
+    folder = tmp_path / "reference" / "nvidia-h200"
+    rows = json.loads((folder / "summary.json").read_text())["memory"]
+    assert [row["name"] for row in rows] == [cell.name for cell in CELLS]
+    assert (rows[1]["saved"], rows[1]["planned_saved"]) == (0.5, 0.375)
+    assert rows[2]["status"] == "oom" and f"{CELLS[2].name}: oom, full" in text
+    assert (folder / "summary.md").read_text() == text and (folder / "memory.json").is_file()
+    assert "50.0 %" in text and "37.5 %" in text and "≠" in text.split("50.0 %")[1].splitlines()[0]
+
+
+def test_two_folders_are_merged_and_what_ended_well_counts(make_stretch, tmp_path):
+    first = make_stretch(outcome(), OSError("broken"), steps=STEPS[:2])
+    first.run()
+    (tmp_path / "run").rename(tmp_path / "earlier")
+    make_stretch(OSError("broken"), steps=STEPS[:2]).run()
+    (text,) = merge([tmp_path / "earlier", tmp_path / "run"], tmp_path / "reference")
+    cases = json.loads((tmp_path / "reference/nvidia-h200/memory.json").read_text())["cases"]
+    assert [case["status"] for case in cases] == ["ok", "ok"] and "Missing" not in text
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda values: values.update(cases=None),
+        lambda values: values["cases"][0].pop("cell"),
+        lambda values: values["cases"][0].update(ranks=[]),
+        lambda values: values["cases"][0].update(cell={"model": "no"}),
+        lambda values: values["cases"][0].pop("planned"),
+    ],
+)
+def test_a_damaged_file_is_named_in_one_line_and_no_summary_is_written(make_stretch, tmp_path, capsys, damage):
+    stretch = make_stretch()
+    stretch.run()
+    values = saved(stretch)
+    damage(values)
+    (stretch.folder / "memory.json").write_text(json.dumps(values))
+    assert main(["gpu-check", "--summary", str(tmp_path / "run"), "--output", str(tmp_path / "reference")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and said.count("\n") == 1
+    assert not (tmp_path / "reference").exists()
+
+
+# --- where it runs ---
+
+OTHERS = ("snakemake", "jsonschema", "pydantic", "altair", "horovod", "docker", "pyarrow", "matplotlib", "pandas")
+"""What the check must do without, with all that it starts."""
+WITHOUT = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {OTHERS} else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+"""Makes a process find none of them."""
+
+
+def limited(tmp_path: Path) -> dict[str, str]:
+    """An environment in which no process finds any of OTHERS: Python loads this when it starts."""
+    (tmp_path / "site").mkdir(exist_ok=True)
+    (tmp_path / "site/sitecustomize.py").write_text(WITHOUT)
+    return {**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def needed() -> list[str]:
+    """All modules that the steps start, and those of the check itself."""
+    own = sorted(f"benchmarks.doctor.gpu.{path.stem}" for path in (ROOT / "benchmarks/doctor/gpu").glob("[a-z]*.py"))
+    tests = sorted(f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("[a-z]*.py"))
+    commands = {step.command[0] for step in list_steps("cuda") if step.command and step.missing is None}
+    starts = ("benchmarks.training.measure.calibration", "benchmarks.training.rank", "benchmarks.training.pace_rank")
+    return [*own, *sorted(commands), *starts, *tests]
+
+
+def test_all_that_it_loads_is_there_with_few_packages(tmp_path):
+    names = [name for name in needed() if importlib.util.find_spec(name) is not None]
+    assert names == needed()
+    code = (
+        "import importlib, sys\n"
+        f"for name in {names}: importlib.import_module(name)\n"
+        f"sys.exit(str([name for name in {OTHERS} if name in sys.modules] or '') or 0)\n"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=limited(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
+    """In two stretches, of which the first ends after a step or so; nothing runs for the first time on a GPU."""
+
+    def stretch(seconds: str) -> str:
+        options = ["--everything", "--device", "cpu", "--tiny", "--seconds", seconds, "--output", str(tmp_path / "run")]
+        command = [sys.executable, "-m", "benchmarks", "gpu-check", *options]
+        done = subprocess.run(command, env=limited(tmp_path), cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    stretch("100")
+    folder = tmp_path / "run/cpu-tiny"
+    early = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert any("run the next stretch" in reason for values in early.values() for reason in values["not_run"].values())
+    said = stretch("10000")
+    found = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
+    assert {*found} == {*GROUPS} and "0 for the next stretch" in said, said
+    steps = {case["name"]: case for values in found.values() for case in values["cases"]}
+    assert {name: case["reason"] for name, case in steps.items() if case["status"] != "ok"} == {}
+    assert {*steps} == {step.name for step in list_steps("cpu", tiny=True) if step.missing is None}
+    done_early = {case["name"]: case["date"] for values in early.values() for case in values["cases"]}
+    assert {name: steps[name]["date"] for name in done_early} == done_early, "what is done is not done again"
+    assert all(one["agrees"] for one in found["memory"]["cases"][0]["agreement"][0]["states"].values())
+    (text,) = merge([tmp_path / "run"], tmp_path / "reference")
+    for title in ("Known allocations", "contracts", "Speed", "autocast", "is not built yet"):
+        assert title in text

@@ -1,0 +1,259 @@
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from docker.errors import APIError, ImageNotFound, NotFound
+from requests.exceptions import ConnectionError as RefusedConnection
+from urllib3.exceptions import ProtocolError
+
+from benchmarks.__main__ import main
+from benchmarks.images import base_image as base
+from benchmarks.images import build_image as build
+from benchmarks.images.base_image import Base, find_base
+from benchmarks.images.build_image import BuildError, check_disk, describe, follow
+from benchmarks.images.export import check_stored, export_oci, export_sif
+from benchmarks.images.wheels import fetch_toolkit, fetch_wheels
+from resireduce.errors import ConfigError
+from tests.unit.launching.test_image_entry import ENTRY
+
+ID = f"sha256:{'1' * 64}"
+PINNED = f"sha256:{'2' * 64}"
+STORED = replace(ENTRY, digest=ID)
+STEPS = [
+    {"stream": "Step 1/3 : FROM base"},
+    {"stream": " ---> aaaaaaaaaaaa\n"},
+    {"stream": "Step 2/3 : RUN true"},
+    {"stream": " ---> Using cache\n"},
+    {"stream": " ---> bbbbbbbbbbbb\n"},
+    {"stream": "Step 3/3 : RUN something"},
+    {"stream": "it went wrong here\n"},
+    {"stream": " ---> cccccccccccc\n"},
+]
+
+
+class Images:
+    """Of an engine without a network; `known` are in its store."""
+
+    def __init__(self, **known: Any):
+        self.known, self.removed = known, list[str]()
+
+    def pull(self, repository: str, tag: str) -> None:
+        raise NotFound("no such host")
+
+    def get(self, name: str) -> Any:
+        if name not in self.known:
+            raise ImageNotFound(name)
+        return self.known[name]
+
+    def remove(self, image: str, noprune: bool) -> None:
+        self.removed.append(image)
+
+
+def client(**known: Any) -> Any:
+    return SimpleNamespace(images=Images(**known), info=lambda: {"DockerRootDir": "/"})
+
+
+def test_a_failed_step_ends_the_build_with_what_it_said_and_leaves_no_image() -> None:
+    engine = client()
+    with pytest.raises(BuildError, match=r"(?s)cpu could not be built.*it went wrong here.*returned 1"):
+        follow(engine, "cpu", iter([*STEPS, {"error": "the command returned 1"}]))
+    assert engine.images.removed == ["cccccccccccc"]  # not the base, nor what an earlier build made
+
+
+def test_of_a_build_by_podman_nothing_is_left_either() -> None:
+    engine, said = client(), ["STEP 1/3: FROM base", "--> aaaaaaaaaaa", "STEP 2/3: RUN true", "--> Using cache 1234"]
+    said += ["STEP 3/3: RUN false", "--> ccccccccccc"]
+    with pytest.raises(BuildError):
+        follow(engine, "cpu", iter([*({"stream": f"{line}\n"} for line in said), {"error": "exit status 1"}]))
+    assert engine.images.removed == ["ccccccccccc"]
+
+
+def steps_until(error: BaseException) -> Iterator[dict[str, str]]:
+    yield from STEPS
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "message"),
+    [
+        (APIError("no space left on device"), BuildError, "gave up building cpu: no space left"),
+        (KeyboardInterrupt("of the user"), KeyboardInterrupt, "of the user"),
+    ],
+)
+def test_an_engine_that_goes_away_is_one_error_too_and_ctrl_c_leaves_no_image_either(
+    error: BaseException, raised: type[BaseException], message: str
+) -> None:
+    engine = client()
+    with pytest.raises(raised, match=message):
+        follow(engine, "cpu", steps_until(error))
+    assert engine.images.removed
+
+
+def test_a_build_that_goes_well_keeps_its_layers_and_shows_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    engine = client()
+    follow(engine, "cpu", iter(STEPS))
+    assert engine.images.removed == []
+    assert [line.split("s  ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "Step 1/3 : FROM base",
+        "Step 2/3 : RUN true",
+        "Step 3/3 : RUN something",
+    ]
+
+
+def test_a_full_disk_is_told_before_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build.shutil, "disk_usage", lambda path: SimpleNamespace(free=3 * 10**9))
+    with pytest.raises(ConfigError, match=r"disk: .* has 3\.0 GB free, building cpu takes up to .* GB; make room"):
+        check_disk("cpu", client())
+
+
+def test_a_base_from_a_registry_is_pinned_by_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = client(**{"debian:12": SimpleNamespace(id=ID, attrs={"RepoDigests": [f"debian@{PINNED}"]})})
+    pulled = []
+    monkeypatch.setattr(engine.images, "pull", lambda repository, tag: pulled.append((repository, tag)))
+    found = Base("debian:12", f"debian@{PINNED}", PINNED)
+    assert find_base(engine, "debian:12") == found
+    engine.images.known[f"debian@{PINNED}"] = engine.images.known.pop("debian:12")
+    assert find_base(engine, "debian:12", replace(ENTRY, base="debian:12", base_digest=PINNED)) == found
+    assert pulled == [("debian", "12"), ("debian", PINNED)], "what was built from it before is built from the same"
+
+
+def test_a_base_that_only_the_engine_has_is_pinned_by_its_id() -> None:
+    engine = client(mine=SimpleNamespace(id=ID, attrs={"RepoDigests": []}))
+    assert find_base(engine, "mine") == Base("mine", ID, ID)
+
+
+def test_a_wrong_base_is_one_line_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"base: 'nosuch' cannot be had \(no such host\); give one .* 'packages'"):
+        find_base(client(), "nosuch")
+
+
+def test_without_a_registry_the_default_base_is_made_from_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = SimpleNamespace(id=ID, attrs={"RootFS": {"Layers": [PINNED]}})
+    engine = client(**{base.OWN_TAG: own})  # made earlier
+    assert find_base(engine, None) == Base("Debian bookworm from packages", ID, PINNED)
+    assert find_base(engine, "packages") == find_base(engine, None)
+
+
+def test_what_an_image_is_comes_from_inside_it() -> None:
+    names = ("base.name", "base.digest", "created")
+    values = ("Debian", PINNED, "2026-01-01T00:00:00+00:00")
+    labels = {f"org.opencontainers.image.{name}": value for name, value in zip(names, values, strict=True)}
+    image = SimpleNamespace(id=ID, attrs={"Size": 5}, labels=labels)
+    engine = client(**{"resireduce/cpu:abc": image})
+    engine.version = lambda: {"Version": "1.2", "Components": [{"Name": "Podman Engine"}]}
+    engine.containers = SimpleNamespace(run=lambda *_, **__: b'{"torch": "2.13.0", "cuda": null}')
+    entry = describe(engine, "cpu", "abc")
+    assert (entry.digest, entry.size_bytes, entry.engine, entry.base) == (ID, 5, "podman 1.2", "Debian")
+    assert entry.versions == {"torch": "2.13.0", "cuda": None}
+
+
+def test_packages_that_pip_cannot_have_with_those_hashes_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    lock = tmp_path / "requirements.lock"
+    lock.write_text(f"nosuchpackage==1.0 --hash=sha256:{'0' * 64}\n")
+    with pytest.raises(ConfigError, match=r"requirements.lock: pip cannot fetch its packages: ERROR.*nosuchpackage"):
+        fetch_wheels(lock)
+    assert list((tmp_path / "cache/resireduce/wheels").iterdir()) == []
+
+
+def test_a_broken_file_of_the_toolkit_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "toolkit.deb.json"
+    for text in ("{", "[]", '{"package": "x"}'):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"toolkit\.deb\.json"):
+            fetch_toolkit(path)
+
+
+class Gone:
+    """An engine that takes nothing any more."""
+
+    def remove(self, image: str, noprune: bool) -> None:
+        raise RefusedConnection("('Connection aborted.', ConnectionRefusedError(111))")
+
+
+def test_an_engine_that_is_killed_in_a_step_is_one_error_though_nothing_can_be_removed() -> None:
+    engine: Any = SimpleNamespace(images=Gone())
+    with pytest.raises(BuildError, match="the engine gave up building cpu: Connection broken"):
+        follow(engine, "cpu", steps_until(ProtocolError("Connection broken: IncompleteRead(0 bytes read)")))
+
+
+@pytest.fixture
+def building(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """An engine that has a base to build from; a build has nothing but what the engine makes of it."""
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "not/made/yet")
+    monkeypatch.setattr(build, "check_disk", lambda *_: None)
+    monkeypatch.setattr(build, "write_context", lambda *_: None)
+    engine = client(**{"python:3": SimpleNamespace(attrs={}, id=ID)})
+    engine.images.list = lambda **_: []
+    return engine
+
+
+def refusing(**_: Any) -> Any:
+    raise APIError("500 Server Error for http+docker://x?long=request", explanation="dockerfile parse error line 3")
+
+
+def test_a_build_that_the_engine_refuses_has_its_words_only(building: Any) -> None:
+    building.api = SimpleNamespace(build=refusing)
+    with pytest.raises(BuildError, match=r"gave up building cpu: dockerfile parse error line 3$"):
+        build.build_image(building, "cpu", "python:3")
+
+
+@pytest.mark.parametrize("found", [None, PINNED])
+def test_only_the_very_image_of_an_entry_is_exported(found: str | None) -> None:
+    check_stored(client(**{STORED.tag: SimpleNamespace(id=ID)}), STORED)
+    engine = client(**({STORED.tag: SimpleNamespace(id=found)} if found else {}))
+    with pytest.raises(ConfigError, match=f"image: {STORED.tag} of {ID[:19]}.*in the engine's store.*image build cpu"):
+        check_stored(engine, STORED)
+
+
+def test_an_entry_of_another_image_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    STORED.save(tmp_path / "cpu.json")
+    assert main(["image", "export", "cuda12", "--entry", f"{tmp_path}/cpu.json", "--sif", f"{tmp_path}/x.sif"]) == 2
+    assert "is of image 'cpu', not of 'cuda12'" in capsys.readouterr().err
+
+
+def test_a_toolkit_for_an_image_without_cuda_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["image", "build", "cpu", "--toolkit", "nvidia/cuda"]) == 2
+    assert "toolkit: 'nvidia/cuda' is of no use for cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("export", [export_oci, export_sif])
+def test_an_image_is_exported_to_a_path_with_a_colon(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, export: Any
+) -> None:
+    """skopeo, docker and apptainer as a script that is called with files' names only, and writes them."""
+    script = tmp_path / "program"
+    script.write_text("#!/bin/sh\nfor it; do case $it in *archive:/*) exit 1;; esac; done\ntouch image.tar image.sif\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("benchmarks.images.export.command", lambda name, wrapped=True: [str(script)])
+    monkeypatch.setenv("DOCKER_HOST", "unix:///x")
+    output = tmp_path / "a:b c/x:y"
+    output.parent.mkdir()
+    export(client(), STORED, output)
+    assert output.exists() and list(output.parent.iterdir()) == [output]
+
+
+def test_two_builds_of_an_image_at_once_make_it_once(
+    building: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = list[str]()
+
+    def make(tag: str, **_: Any) -> Iterator[dict[str, str]]:
+        time.sleep(0.3)
+        made.append(tag)
+        yield from STEPS
+
+    building.images.list, building.api = (lambda filters: made), SimpleNamespace(build=make)
+    monkeypatch.setattr(build, "describe", lambda *_: made[-1])
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda _: build.build_image(building, "cpu", "python:3"), range(2)))
+    assert found == made * 2 and len(made) == 1 and made[0].startswith("resireduce/cpu:")
+    assert capsys.readouterr().err.count("Waiting for another process that builds cpu ...\n") == 1

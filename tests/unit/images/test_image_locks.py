@@ -1,0 +1,279 @@
+"""Lock files of the images: the reader refuses what does not hold a package fast, and the project's own hold."""
+
+import ast
+import importlib.metadata
+import platform
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from benchmarks.core.requirements import Pin, read_lock
+from benchmarks.images import locks
+from benchmarks.images.locks import LOCKS, compile_lock, find_lock, indexes
+from resireduce.errors import ConfigError
+from tests.unit.images.test_packaging import PROJECT, SUITE, pins
+from tests.unit.test_dependencies import imports, module_of, sources
+
+A, B = "a" * 64, "0123456789abcdef" * 4
+GOOD = f"numpy==2.4.6 --hash=sha256:{A}\n"
+IMAGES = ("cpu", "cuda12")
+HOST_ONLY = {"docker", "snakemake", "snakemake-executor-plugin-slurm", "altair", "vl-convert-python", "jsonschema"}
+"""What cells do not need: the workflow runs on the host, and so does the report."""
+HOST_CODE = ("benchmarks/analysis/", "benchmarks/doctor/gpu/", "benchmarks/images/", "benchmarks/rig/")
+
+
+def lock(tmp_path: Path, text: str | bytes) -> Path:
+    path = tmp_path / "requirements.lock"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+# --- the reader ---
+
+
+def test_a_lock_is_read(tmp_path: Path) -> None:
+    text = f"# made by a tool\n\nPyYAML==6.0.3 \\\n    --hash=sha256:{A} \\\n    --hash=sha256:{B}\n    # via all\n"
+    text += f"torch==2.13.0+cpu --hash=sha256:{A}  # the CPU's\n"
+    expected = (Pin("pyyaml", "6.0.3", (A, B), 3), Pin("torch", "2.13.0+cpu", (A,), 7))
+    assert read_lock(lock(tmp_path, text)) == expected
+    assert read_lock(lock(tmp_path, text.replace("\n", "\r\n"))) == expected
+    assert read_lock(lock(tmp_path, text.rstrip("\n"))) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "problem"),
+    [
+        (GOOD + "pandas==3.1.1\n", 2, "pandas has no hash"),
+        (f"numpy==2.4.6 --hash=sha256:{A[:-1]}", 1, "numpy: the hash"),
+        (f"numpy==2.4.6 --hash=sha256:{A}a", 1, "numpy: the hash"),
+        (f"numpy==2.4.6 --hash=sha256:{A[:-1]}g", 1, "numpy: the hash"),
+        (f"numpy==2.4.6 --hash=md5:{A[:32]}", 1, "numpy: the hash"),
+        (f"numpy==2.4.6 --hash=sha256:{A} --hash=", 1, "numpy: the hash ''"),
+        (f"numpy>=2 --hash=sha256:{A}", 1, "not pinned"),
+        (f"numpy --hash=sha256:{A}", 1, "not pinned"),
+        (f"numpy==2.* --hash=sha256:{A}", 1, "not pinned"),
+        (f"numpy==2.4.6,<3 --hash=sha256:{A}", 1, "not pinned"),
+        (f"numpy===2.4.6 --hash=sha256:{A}", 1, "not pinned"),
+        (f"numpy==2.4.6; python_version < '3.12' --hash=sha256:{A}", 1, "condition"),
+        (f"numpy[all]==2.4.6 --hash=sha256:{A}", 1, "extra"),
+        (GOOD + f"\nNumPy==2.4.5 --hash=sha256:{B}\n", 3, "numpy is there twice: 2.4.6 in line 1"),
+        (GOOD + GOOD, 2, "twice"),
+        (f"<<<<<<< HEAD\n{GOOD}=======\n{GOOD}>>>>>>> other\n", 1, "merge conflict"),
+        (f"{GOOD}=======\n", 2, "merge conflict"),
+        (f"numpy==2.4.6 \\\n    --hash=sha256:{A} \\\n", 1, "the file ends within"),
+        ("numpy==2.4.6 \\\n<<<<<<< HEAD\n", 2, "merge conflict"),
+        (f"numpy==2.4.6 \\\npandas==3.1.1 --hash=sha256:{A}\n", 1, "not a package with a version"),
+        ("--extra-index-url https://packages.example/simple\n", 1, "is an option"),
+        ("-r other.txt\n", 1, "is an option"),
+        ("-e .\n", 1, "is an option"),
+        (f"https://packages.example/numpy-2.4.6.whl --hash=sha256:{A}", 1, "not a package with a version"),
+        (f"numpy @ https://packages.example/numpy-2.4.6.whl --hash=sha256:{A}", 1, "comes from an address"),
+        (f"./numpy-2.4.6.whl --hash=sha256:{A}", 1, "not a package with a version"),
+        (f"numpy @ file:///srv/numpy-2.4.6.whl --hash=sha256:{A}", 1, "comes from an address"),
+        ("numpy==2.4.6 --has", 1, "not a package with a version"),
+        (f"numpy==2.4.6 \x1b --hash=sha256:{A}", 1, "not a package with a version"),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path: Path, text: str, line: int, problem: str) -> None:
+    path = lock(tmp_path, text)
+    with pytest.raises(ConfigError) as raised:
+        read_lock(path)
+    message = str(raised.value)
+    assert message.startswith(f"lock: {path}, line {line}: ")
+    assert problem in message
+    assert message.endswith("'make locks'")
+    assert "\n" not in message
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "names no package"),
+        ("# nothing\n\n", "names no package"),
+        (b"\x80\x04\x95\xff\xfe", "is not text"),
+        (b"PK\x03\x04\x00\x00", "is not text"),
+        (GOOD.encode("utf-16"), "is not text"),
+    ],
+)
+def test_a_file_that_is_no_lock_is_refused(tmp_path: Path, text: str | bytes, problem: str) -> None:
+    path = lock(tmp_path, text)
+    with pytest.raises(ConfigError, match=f"^lock: {re.escape(str(path))} {problem}; .*'make locks'$"):
+        read_lock(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_lock(tmp_path / "none.lock")
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read_lock(tmp_path)
+
+
+# --- the project's own ---
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_holds_what_it_is_made_from(name: str) -> None:
+    locked = {pin.name: Version(pin.version) for pin in read_lock(find_lock(name))}
+    lines = LOCKS[name].source.read_text(encoding="utf-8").splitlines()
+    wanted = [Requirement(text) for line in lines if (text := line.partition("#")[0].strip())]
+    assert wanted
+    for requirement in wanted:
+        assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)], prereleases=True)
+    assert LOCKS[name].dependencies or len(locked) == len(wanted)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_no_index_and_no_path(name: str) -> None:
+    assert not re.search(r"://|^-|/(tmp|home|root|opt|srv)/", find_lock(name).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [name for name in LOCKS if LOCKS[name].suite])
+def test_versions_are_those_of_the_constraints(name: str) -> None:
+    constraints = pins() | ({"torch": "2.10.0"} if name == "cuda12" else {})
+    locked = {pin.name: Version(pin.version).public for pin in read_lock(find_lock(name))}
+    both = locked.keys() & constraints.keys()
+    assert len(both) > 4
+    assert {name: locked[name] for name in both} == {name: constraints[name] for name in both}
+
+
+def test_images_differ_in_torch_and_what_it_brings() -> None:
+    cpu, cuda = ({pin.name: pin.version for pin in read_lock(find_lock(name))} for name in IMAGES)
+    assert cpu["torch"].endswith("+cpu"), "elsewhere the name torch alone is the build with CUDA"
+    assert [name for name in cpu if name.startswith(("nvidia-cu", "triton"))] == []
+    assert {"nvidia-nccl-cu12", "nvidia-cudnn-cu12", "triton"} <= cuda.keys()
+    assert [name for name in cuda if name.endswith("-cu13")] == []
+    assert {name for name in cpu.keys() & cuda.keys() if cpu[name] != cuda[name]} == {"torch"}
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_an_image_has_what_cells_need_and_not_the_host_s(name: str) -> None:
+    locked = {pin.name: pin.version for pin in read_lock(find_lock(name))}
+    direct = [Requirement(text) for text in (*PROJECT["dependencies"], *SUITE["dependencies"])]
+    needed = {canonicalize_name(requirement.name): requirement for requirement in direct}
+    del needed["resireduce"]
+    assert set(needed) >= HOST_ONLY, "what the suite no longer needs is nothing to leave out"
+    for package in needed.keys() - HOST_ONLY - {"jinja2"}:  # torch itself brings jinja2
+        assert needed[package].specifier.contains(locked[package])
+    assert HOST_ONLY.isdisjoint(locked)
+
+
+def test_every_import_of_a_cell_is_locked() -> None:
+    distributions = importlib.metadata.packages_distributions() | {"pynvml": ["nvidia-ml-py"], "horovod": ["horovod"]}
+    files = [(p, s) for p, s in sources("resireduce/**/*.py", "benchmarks/**/*.py") if not p.startswith(HOST_CODE)]
+    tops = {(p, name.split(".")[0]) for p, s in files for _, name in imports(ast.parse(s), module_of(p))}
+    foreign = [(p, top) for p, top in tops if top not in {*sys.stdlib_module_names, "resireduce", "benchmarks"}]
+    assert len(foreign) > 20
+    for image in IMAGES:
+        locked = {pin.name for lock in (image, "horovod") for pin in read_lock(find_lock(lock))}
+        known = {top for top, names in distributions.items() if locked & {canonicalize_name(name) for name in names}}
+        assert [(p, top) for p, top in foreign if top not in known] == []
+
+
+@pytest.mark.skipif(
+    (sys.version_info[:2], platform.system(), platform.machine()) != ((3, 11), "Linux", "x86_64"),
+    reason="the locks are for Python 3.11 on Linux x86-64",
+)
+def test_what_locked_packages_need_is_locked() -> None:
+    locked = {pin.name: Version(pin.version).public for pin in read_lock(find_lock("cpu"))}
+    checked, missing = 0, []
+    for distribution in importlib.metadata.distributions():
+        name = canonicalize_name(distribution.metadata["Name"])
+        if locked.get(name) != Version(distribution.version).public:
+            continue
+        checked += 1
+        for requirement in map(Requirement, distribution.requires or []):
+            wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+            version = locked.get(canonicalize_name(requirement.name), "0.dev0")
+            if wanted and not requirement.specifier.contains(version, prereleases=True):
+                missing.append((name, str(requirement), version))
+    assert checked > len(locked) // 2
+    assert missing == []
+
+
+# --- making them ---
+
+STAND_IN = """#!/bin/sh
+for last; do :; done
+echo "$@" > "{log}"
+while [ "$1" != --output-file ]; do shift; done
+{act}
+"""
+
+
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> Path:
+    """Put a program in uv's place that does `act` to the output "$2", and return the file with its arguments."""
+    uv, log = tmp_path / "bin/uv", tmp_path / "log"
+    uv.parent.mkdir()
+    uv.write_text(STAND_IN.format(log=log, act=act), encoding="utf-8")
+    uv.chmod(0o755)
+    monkeypatch.setattr("benchmarks.images.audit.audit_tools.FOLDER", uv.parent)
+    monkeypatch.setattr(locks, "FOLDER", tmp_path)
+    (tmp_path / "some.in").write_text("numpy\n", encoding="utf-8")
+    return log
+
+
+def test_a_lock_is_made_with_hashes_and_without_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = stand_in(tmp_path, monkeypatch, f'echo "numpy==2.4.6 --hash=sha256:{A}" > "$2"')
+    for name, value in (("INDEX_URL", "https://main.example"), ("EXTRA_INDEX_URL", "https://other.example")):
+        monkeypatch.setenv(f"PIP_{name}", value)
+    monkeypatch.setenv("PIP_FIND_LINKS", "/srv/wheels")
+    assert compile_lock(locks.Lock("some", suite=True, dependencies=False), upgrade=True) == 1
+    given = log.read_text(encoding="utf-8")
+    assert "--index=https://main.example --default-index=https://other.example --find-links=/srv/wheels" in given
+    for option in ("--generate-hashes", "--no-emit-index-url", "--no-deps", "--upgrade", "--python-version=3.11"):
+        assert option in given
+    assert read_lock(tmp_path / "some.lock")[0].name == "numpy"
+
+
+@pytest.mark.parametrize("act", ["exit 1", 'echo "numpy==2.4.6" > "$2"', "true"])
+def test_a_lock_that_cannot_be_made_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str) -> None:
+    stand_in(tmp_path, monkeypatch, act)
+    before = "numpy==1.0\n"  # without a hash: not a lock that the resolver could start from
+    (tmp_path / "some.lock").write_text(before, encoding="utf-8")
+    with pytest.raises(ConfigError):
+        compile_lock(locks.Lock("some"), upgrade=False)
+    assert (tmp_path / "some.lock").read_text(encoding="utf-8") == before
+
+
+@pytest.mark.parametrize(("before", "kept"), [(GOOD, True), (f"<<<<<<< HEAD\n{GOOD}", False), (None, False)])
+def test_versions_stay_unless_the_file_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str | None, kept: bool
+) -> None:
+    stand_in(tmp_path, monkeypatch, f'test -e "$2" && touch "{tmp_path}/kept"; echo "{GOOD.strip()}" > "$2"')
+    if before:
+        (tmp_path / "some.lock").write_text(before, encoding="utf-8")
+    assert compile_lock(locks.Lock("some"), upgrade=False) == 1
+    assert (tmp_path / "kept").exists() == kept
+    assert (tmp_path / "some.lock").read_text(encoding="utf-8") == GOOD
+
+
+def test_without_uv_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.images.audit.audit_tools.FOLDER", tmp_path)
+    with pytest.raises(ConfigError, match="'make audit-tools'"):
+        compile_lock(LOCKS["cpu"], upgrade=False)
+
+
+def test_the_indexes_are_pip_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_INDEX_URL", "https://main.example/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.example https://two.example")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/srv/wheels")
+    assert indexes() == [
+        "--index-strategy=unsafe-first-match",
+        "--index=https://main.example/simple",
+        "--index=https://one.example",
+        "--default-index=https://two.example",
+        "--find-links=/srv/wheels",
+    ]
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert indexes()[1] == "--no-index"
+
+
+def test_an_unknown_lock_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert locks.main(["cpu", "cuda13"]) == 2
+    assert "'cuda13' is not known (did you mean 'cuda12'?)" in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""Cells as jobs of a cluster, as far as it needs no cluster: ranks of a step, how they end, what is kept."""
+
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import save_json
+from benchmarks.core.interfaces import address_of, interface_to
+from benchmarks.launching.processes import RankProcess, Start
+from benchmarks.launching.slurm import job
+from benchmarks.launching.slurm import step_task as task
+from benchmarks.launching.slurm.job_resources import Placement
+from benchmarks.launching.slurm.queue import has_failed, lost_nodes
+from benchmarks.launching.slurm.step import Task, judge, step
+from benchmarks.launching.slurm.working import find_kept, keep, working_folder
+from benchmarks.training.rank import tcp_store
+from resireduce.errors import ConfigError
+from tests.records import make_result
+
+CELL = Cell(model="vgg-digits")
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [
+        ("1:02", 62),
+        ("2:03:04", 7384),
+        ("1-00:00:10", 86410),
+        ("UNLIMITED", math.inf),
+        ("INVALID", math.inf),
+        ("", math.inf),
+    ],
+)
+def test_the_time_that_a_job_has_left(said: str, seconds: float) -> None:
+    assert job.seconds_left(f" {said}\n") == seconds
+
+
+def test_outside_of_a_job_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ConfigError, match=r"launcher: 'srun' works within a Slurm job only"):
+        job.job_id()
+    with pytest.raises(ConfigError, match=r"no-such-program: not on PATH"):
+        job.ask(["no-such-program"])
+    with pytest.raises(ConfigError, match=r"ls /no-such-folder: .*No such file"):
+        job.ask(["ls", "/no-such-folder"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--launcher", "srun"],
+            "launcher: 'srun' works within a Slurm job only; start it by: snakemake --profile slurm",
+        ),
+        (["--launcher", "mpirun"], "launcher: 'mpirun' is not known (did you mean 'srun'?); allowed: here, srun"),
+        ([], "nodes: 2 needs several machines; run it on a cluster: snakemake --profile slurm"),
+    ],
+)
+def test_what_cannot_be_launched_is_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    save_json(replace(CELL, world_size=2, nodes=2).to_dict(), tmp_path / "cell.json")
+    line = ["run", "--cell", str(tmp_path / "cell.json"), "--output", str(tmp_path / "out.json"), *options]
+    assert main(line) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("srun: error: Node failure on node3", "node-fail"),
+        (
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=12.0. Some of the step tasks have been OOM Killed.",
+            "oom",
+        ),
+        ("srun: error: node1: task 1: Exited with exit code 1", None),
+    ],
+)
+def test_what_slurm_says_of_the_end_of_a_step(line: str, status: str | None) -> None:
+    found = judge(["something", line])
+    assert (found and found.status) == status
+    assert found is None or line in str(found.reason)
+
+
+STEP = {"SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[1-2]"}
+CELL = Cell(model="vgg-digits", threads=3)
+TASK = Task(weights=None, root="data", checkpoints=None, ranks_per_node=2)
+
+
+def test_a_task_finds_out_which_rank_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "host_names", lambda nodes: ["node1", "node2"])
+    monkeypatch.setattr(task, "interface_to", lambda host: f"to-{host}")
+    found = task.rank_variables({**STEP, "SLURMD_NODENAME": "node2", "SLURM_CPUS_PER_TASK": "2"}, TASK)
+    assert found == {
+        **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        **{"GLOO_SOCKET_IFNAME": "to-node1", "NCCL_SOCKET_IFNAME": "to-node1"},
+    }
+    with pytest.raises(ConfigError, match=r"task 3 is number 1 on its node, which has 1"):
+        task.rank_variables(STEP, Task(weights=None, root="data", checkpoints=None, ranks_per_node=1))
+
+
+def test_a_rank_has_the_threads_of_its_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Mapping[str, str]] = []
+
+    @contextmanager
+    def starting(*_: object) -> Iterator[Start]:
+        def start(arguments: Sequence[str], variables: Mapping[str, str]) -> RankProcess:
+            given.append(variables)
+            raise ConfigError("enough")
+
+        yield start
+
+    save_json(CELL.to_dict(), tmp_path / "cell.json")
+    monkeypatch.setattr(task, "starting", starting)
+    monkeypatch.setattr(task, "rank_variables", lambda *_: {"RANK": "3"})
+    with pytest.raises(ConfigError, match="enough"):
+        task._run_rank(tmp_path, 3, TASK, [], [])
+    assert given == [{"RANK": "3", "OMP_NUM_THREADS": "3"}]
+
+
+def test_what_the_site_says_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    site = Task(
+        weights=None, root="data", checkpoints=None, ranks_per_node=2, interface="ib0", scratch="/tmp/$SLURM_JOB_ID"
+    )
+    found = task.rank_variables({**STEP, "NCCL_SOCKET_IFNAME": "eth7"}, site)
+    assert found["GLOO_SOCKET_IFNAME"] == "ib0" and "NCCL_SOCKET_IFNAME" not in found and found["TMPDIR"] == "/tmp/12"
+
+
+def test_on_one_node_ranks_meet_on_the_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "host_names", lambda nodes: [socket.gethostname()])
+    found = task.rank_variables(STEP, TASK)
+    assert found["GLOO_SOCKET_IFNAME"] == "lo" and "NCCL_SOCKET_IFNAME" not in found
+
+
+def test_the_device_of_a_route() -> None:
+    assert interface_to("127.0.0.1") == "lo" and address_of("lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"interface: no route from .* to no-such-host.invalid"):
+        interface_to("no-such-host.invalid")
+
+
+def test_ranks_meet_in_a_store_whose_address_is_in_a_file(tmp_path: Path) -> None:
+    stores: list[Any] = []
+    other = threading.Thread(target=lambda: stores.append(tcp_store(tmp_path, 1, 2, "127.0.0.1", 20)))
+    other.start()
+    first = tcp_store(tmp_path, 0, 2, "127.0.0.1", 20)
+    other.join()
+    first.set("word", "said")
+    assert stores[0].get("word") == b"said"
+    with pytest.raises(ConnectionError, match=r"rank 1 waited 0.05 s for .*torch.json"):
+        tcp_store(tmp_path / "..", 1, 2, "127.0.0.1", 0.05)
+
+
+SRUN = """#!/bin/bash
+export SLURM_STEP_NUM_TASKS=2 SLURM_STEP_NODELIST=here SLURM_STEP_ID=5
+for rank in 0 1; do
+  SLURM_PROCID=$rank SLURM_LOCALID=$rank "$PYTHON" "${@: -3}" &
+done
+wait
+"""
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Stand-ins of Slurm's programs: a step of two tasks on this machine, which signals reach by their process."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    words = {"srun": SRUN, "scontrol": f"#!/bin/sh\necho {socket.gethostname()}\n", "scancel": "#!/bin/sh\nexit 1\n"}
+    for name, text in words.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHON", sys.executable)
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    return folder
+
+
+def test_a_step_tells_how_each_of_its_ranks_ended(tmp_path: Path, programs: Path) -> None:
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    save_json(CELL.to_dict(), folder / "cell.json")
+    with step(folder, Placement(1, 2), 1, TASK) as started:
+        codes = [rank.wait() for rank in started]
+    # Ranks were started, and ended at once: what they are limited by is missing.
+    assert codes == [1, 1]
+    assert (folder / "rank0.exit.json").exists() and (folder / "rank1.place.json").exists()
+    assert started[0].complaint() is None
+
+
+def test_a_step_that_is_not_started_says_why(tmp_path: Path, programs: Path) -> None:
+    (programs / "srun").write_text(
+        "#!/bin/sh\necho 'srun: error: Unable to create step: Invalid node count' >&2\nexit 1\n"
+    )
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    with step(folder, Placement(1, 2), 1, TASK) as started:
+        assert started[1].wait() == 1
+        assert started[1].complaint() == "srun: error: Unable to create step: Invalid node count"
+
+
+def test_a_step_that_hangs_is_ended(tmp_path: Path, programs: Path) -> None:
+    (programs / "srun").write_text("#!/bin/sh\nexec sleep 100\n")
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    with step(folder, Placement(1, 2), 1, TASK) as started:
+        assert started[0].poll() is None
+        started[0].kill()
+        assert started[0].wait() == -signal.SIGKILL
+
+
+def test_a_cell_is_run_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.launching.slurm.working.WAIT_SECONDS", 0.0)
+    output = tmp_path / "cells/x.json"
+    with working_folder(CELL, output, shared=True) as folder:
+        assert folder == tmp_path / f"working/{CELL.name}"
+        (folder / "left").write_text("")
+        with (
+            pytest.raises(ConfigError, match=rf"{CELL.name} is being run by job .*, process {os.getpid()} on"),
+            working_folder(CELL, output, shared=True),
+        ):
+            pass
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "left").write_text("of a process that was killed")
+    with working_folder(CELL, output, shared=True):
+        assert not list(folder.iterdir())
+
+
+def test_a_record_is_taken_again_only_if_all_that_it_depends_on_is_the_same(tmp_path: Path) -> None:
+    content, file = {"cell": CELL.to_dict(), "code": "abc"}, tmp_path / "kept.json"
+    assert find_kept(None, content) is None and find_kept(file, content) is None
+    result = make_result(CELL)
+    result.provenance["content"] = content
+    keep(result, file)
+    assert find_kept(file, content) == result
+    assert find_kept(file, {**content, "code": "abd"}) is None
+    file.write_text(file.read_text()[:100])
+    assert find_kept(file, content) is None
+
+
+NODE = "NodeName=node1 Arch=x86_64 State={state} Boards=1 SlurmdStartTime={started} OS=Linux 6.1 #1 SMP Debian\n"
+
+
+@pytest.mark.parametrize(
+    ("state", "started", "failed"),
+    [
+        ("IDLE", "2026-01-01T12:00:00", False),
+        ("MIXED", "2026-01-01T12:00:59", False),
+        ("IDLE", "2026-01-01T12:02:00", True),
+        ("DOWN+NOT_RESPONDING", "2026-01-01T12:00:00", True),
+        ("ALLOCATED*", "2026-01-01T12:00:00", True),
+        ("IDLE", "None", False),
+    ],
+)
+def test_a_node_has_failed_that_is_down_or_was_started_since(state: str, started: str, failed: bool) -> None:
+    since = datetime(2026, 1, 1, 12, 1).timestamp()
+    assert has_failed("node1", since, NODE.format(state=state, started=started)) == failed
+
+
+def test_nodes_that_failed_are_avoided_by_all_cells_if_others_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = "2100-01-01T00:00:00"
+    answers = {"scontrol": NODE.format(state="IDLE", started=started), "sinfo": "node1\nnode2\nnode3\n"}
+    monkeypatch.setattr("benchmarks.launching.slurm.queue.ask", lambda line: answers[line[0]])
+    assert lost_nodes(tmp_path, "x", 1) == []
+    save_json({"host": "node1"}, tmp_path / "working/x/rank0.place.json")
+    assert lost_nodes(tmp_path, "x", 2) == ["node1"]
+    assert lost_nodes(tmp_path, "another", 2) == ["node1"]
+    assert lost_nodes(tmp_path, "another", 3) == []

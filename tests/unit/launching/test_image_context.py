@@ -1,0 +1,147 @@
+import io
+import shutil
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from benchmarks.core.paths import ROOT
+from benchmarks.launching.containers.image_content import (
+    IMAGES,
+    SHARED,
+    check_locks,
+    containerfile,
+    image_content,
+    write_context,
+)
+from resireduce.errors import ConfigError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what images are built from."""
+    for name in ("containers", "resireduce", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "containers/cpu/Containerfile",
+        "containers/cpu/requirements.lock",
+        "containers/build_horovod.sh",
+        "containers/horovod.lock",
+        "pyproject.toml",
+        "benchmarks/pyproject.toml",
+        "resireduce/optimizer.py",
+        "benchmarks/training/rank.py",
+        "benchmarks/images/image_facts.py",
+    ],
+)
+def test_what_an_image_is_built_from_changes_its_content(project: Path, path: str) -> None:
+    before = image_content("cpu", root=project)
+    with (project / path).open("a") as file:
+        file.write("\n# changed\n")
+    assert image_content("cpu", root=project) != before
+
+
+@pytest.mark.parametrize(
+    "path", ["README.md", "benchmarks/analysis/load_run.py", "containers/cuda12/requirements.lock"]
+)
+def test_what_it_does_not_depend_on_does_not(project: Path, path: str) -> None:
+    before = image_content("cpu", root=project)
+    with (project / path).open("a") as file:
+        file.write("\n# changed\n")
+    assert image_content("cpu", root=project) == before
+
+
+def test_another_base_is_another_content_and_each_image_has_its_own() -> None:
+    contents = {image_content(name, base) for name in IMAGES for base in (None, "debian:bookworm-slim")}
+    assert len(contents) == 2 * len(IMAGES)
+
+
+def test_an_unknown_image_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match=r"cuda13.*cpu, cuda12"):
+        containerfile("cuda13")
+
+
+def test_the_context_holds_what_the_containerfile_copies_and_the_same_bytes_each_time(project: Path) -> None:
+    wheels = project / "somewhere"
+    wheels.mkdir()
+    (wheels / "a.whl").write_bytes(b"wheel")
+    first, second = io.BytesIO(), io.BytesIO()
+    write_context("cpu", [("wheels", wheels)], first, project)
+    (project / "resireduce/optimizer.py").touch()
+    write_context("cpu", [("wheels", wheels)], second, project)
+    assert first.getvalue() == second.getvalue()
+    first.seek(0)
+    with tarfile.open(fileobj=first) as archive:
+        names = set(archive.getnames())
+    needed = {"wheels/a.whl", "README.md", "pyproject.toml", "LICENSE", "resireduce/optimizer.py", containerfile("cpu")}
+    assert names >= needed | {f"containers/{name}" for name in SHARED} | {"benchmarks/config/smoke.yaml"}
+    assert not [name for name in names if "__pycache__" in name or name.startswith(("/", ".."))]
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_containerfile_copies_only_what_the_context_holds(name: str) -> None:
+    held = {
+        *(f"containers/{it}" for it in SHARED),
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "resireduce",
+        "benchmarks",
+    }
+    held |= {f"containers/{name}/{path.name}" for path in (ROOT / containerfile(name)).parent.iterdir()}
+    for line in (ROOT / containerfile(name)).read_text().splitlines():
+        if line.startswith("COPY") and "--from" not in line:
+            assert {word for word in line.split()[1:-1] if "[" not in word} <= held, line
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_locks_here_hold_every_package_fast(name: str) -> None:
+    check_locks(name)
+
+
+@pytest.mark.parametrize("path", ["containers/cpu/requirements.lock", "containers/horovod.lock"])
+def test_a_broken_lock_is_refused_before_anything_is_built(project: Path, path: str) -> None:
+    (project / path).write_text("numpy==2.0.0\n")
+    with pytest.raises(ConfigError, match=r"line 1: numpy has no hash"):
+        check_locks("cpu", project)
+
+
+@pytest.mark.parametrize("name", ["horovod.lock", "cpu/Containerfile", "cpu/requirements.lock", "check_image.py"])
+@pytest.mark.parametrize("bad", [None, b"\xff\xfe"])
+def test_a_file_that_is_missing_or_no_text_is_one_line_with_the_cure(
+    project: Path, name: str, bad: bytes | None
+) -> None:
+    file = project / "containers" / name
+    file.unlink()
+    if bad:
+        file.write_bytes(bad)
+    if bad is None and name.endswith(".lock"):
+        with pytest.raises(ConfigError, match=rf"{file} cannot be read: No such file"):
+            check_locks("cpu", project)
+    if bad or name != "cpu/requirements.lock":
+        with pytest.raises(ConfigError, match=rf"{file} cannot be read: .*git checkout brings it back"):
+            image_content("cpu", root=project)
+
+
+def test_an_image_whose_folder_is_gone_is_one_line(project: Path) -> None:
+    shutil.rmtree(project / "containers/cpu")
+    with pytest.raises(ConfigError, match=r"cpu/Containerfile cannot be read: No such file"):
+        image_content("cpu", root=project)
+
+
+def test_files_that_an_editor_has_open_are_no_part_of_it(project: Path) -> None:
+    before = image_content("cpu", root=project)
+    (project / "containers/cpu/.Containerfile.swp").write_bytes(b"b0VIM\xff\x00")
+    assert image_content("cpu", root=project) == before
+    with (project / "context.tar").open("w+b") as file:
+        write_context("cpu", [], file, project)
+        file.seek(0)
+        with tarfile.open(fileobj=file) as archive:
+            assert not [name for name in archive.getnames() if name.endswith(".swp")]

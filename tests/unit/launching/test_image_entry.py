@@ -1,0 +1,111 @@
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.launching.containers.entry import ImageEntry, add_image, read_images
+from resireduce.errors import ConfigError
+
+ENTRY = ImageEntry(
+    name="cpu",
+    digest=f"sha256:{'a' * 64}",
+    content="0123456789ab",
+    base="python:3.11-slim-bookworm",
+    base_digest=f"sha256:{'b' * 64}",
+    versions={"torch": "2.13.0+cpu", "cuda": None},
+    size_bytes=123,
+    engine="docker 20.10",
+    built_at="2026-01-01T00:00:00+00:00",
+)
+
+
+def test_an_entry_comes_back_from_its_file(tmp_path: Path) -> None:
+    ENTRY.save(tmp_path / "entry.json")
+    assert ImageEntry.load(tmp_path / "entry.json") == ENTRY
+    assert ENTRY.tag == "resireduce/cpu:0123456789ab"
+
+
+def test_the_lock_holds_one_entry_for_each_image_in_order(tmp_path: Path) -> None:
+    lock = tmp_path / "images.lock.json"
+    assert read_images(lock) == {}
+    other = replace(ENTRY, name="cuda12", digest=f"sha256:{'c' * 64}")
+    for entry in (other, ENTRY, replace(ENTRY, size_bytes=456)):
+        add_image(entry, lock)
+    assert read_images(lock) == {"cpu": replace(ENTRY, size_bytes=456), "cuda12": other}
+    assert list(json.loads(lock.read_text())["images"]) == ["cpu", "cuda12"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("digest", "sha256:short"),
+        ("digest", None),
+        ("digest", f"sha256:{'A' * 64}"),
+        ("base_digest", ""),
+        ("size_bytes", -1),
+        ("size_bytes", True),
+        ("versions", []),
+        ("name", ""),
+        ("built_at", 5),
+    ],
+)
+def test_an_entry_that_cannot_be_right_is_refused_by_field(field: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=field):
+        ImageEntry.from_dict(asdict(ENTRY) | {field: value})
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "3", '{"name": "cpu"}', json.dumps(asdict(ENTRY) | {"extra": 1}), '{"a": 1, "a": 2}', "\x00"],
+)
+def test_a_broken_entry_is_one_line_with_its_path_and_the_cure(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "entry.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        ImageEntry.load(path)
+    assert str(path) in str(caught.value) and "image build" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        {},
+        {"schema_version": 2, "images": {}},
+        {"schema_version": 1},
+        {"schema_version": 1, "images": []},
+        {"schema_version": 1, "images": {"cpu": {}}},
+        {"schema_version": 1, "images": {"cpu": None}},
+        {"schema_version": 1, "images": {"cpu": {"name": "cpu"}}},
+        {"schema_version": 1, "images": {"cuda12": asdict(ENTRY)}},
+        {"schema_version": 1, "images": {"cpu": asdict(ENTRY) | {"extra": 1}}},
+        {"schema_version": None, "images": {"cpu": asdict(ENTRY)}},
+    ],
+)
+def test_a_broken_lock_is_one_line_with_its_path_and_the_cure(tmp_path: Path, values: object) -> None:
+    lock = tmp_path / "images.lock.json"
+    lock.write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=r"images\.lock\.json: .*delete the file and build it again") as caught:
+        read_images(lock)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_broken_lock_is_not_written_over(tmp_path: Path) -> None:
+    lock = tmp_path / "images.lock.json"
+    lock.write_text("<<<<<<< ours")
+    with pytest.raises(ConfigError):
+        add_image(ENTRY, lock)
+    assert lock.read_text() == "<<<<<<< ours"
+
+
+def _add(name: str, lock: Path) -> None:
+    add_image(replace(ENTRY, name=name), lock)
+
+
+def test_two_builds_that_end_at_once_both_get_into_the_lock(tmp_path: Path) -> None:
+    names = [f"image{number}" for number in range(24)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: _add(name, tmp_path / "lock.json"), names))
+    assert set(read_images(tmp_path / "lock.json")) == set(names)

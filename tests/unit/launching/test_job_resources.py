@@ -1,0 +1,131 @@
+"""The site file, and where the ranks of a cell go: what is asked of Slurm for them."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from snakemake_executor_plugin_slurm.partitions import PartitionLimits
+from snakemake_executor_plugin_slurm.validation import validate_slurm_extra
+
+from benchmarks.core.cell import Cell
+from benchmarks.launching.slurm.job_resources import Placement, job_resources, place
+from benchmarks.launching.slurm.site import LIMITS, Site
+from resireduce.errors import ConfigError
+from tests.slurm_outputs import shipped_site
+
+
+def ranks(count: int, nodes: int | None = None) -> Cell:
+    return Cell(model="vgg-digits", world_size=count, nodes=nodes)
+
+
+def test_the_site_that_is_shipped_is_that_of_one_who_says_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "partitions.yaml"
+    path.write_text(shipped_site(), encoding="utf-8")
+    assert Site.load(path) == Site()
+
+
+BAD_SITES = [
+    ("site: {}", r"partitions: missing"),
+    ("[1]", r"file: \[1\] is not a mapping of names to values"),
+    ("partitions: {}\nsite: {gpus: 2}", r"'gpus' is not known"),
+    ("partitions: {}\nsite: {gpus_per_node: -1}", r"gpus_per_node: -1 is not allowed; give a whole number from 0"),
+    ("partitions: {}\nsite: {minutes: true}", r"minutes: True is not allowed"),
+    ("partitions: {}\nsite: {minutes: 0}", r"minutes: 0 is not allowed; give a whole number from 1"),
+    ("partitions: {}\nsite: {gres: 'gpu:a100:4'}", r"gres: 'gpu:a100:4' is not allowed; give gpu, or gpu:TYPE"),
+    ("partitions: {}\nsite: {modules: cuda}", r"modules: 'cuda' is not allowed; give a list of names"),
+    ("partitions: {}\nsite: {runtime: dokcer}", r"runtime: 'dokcer' is not known \(did you mean 'docker'\?\)"),
+    ("partitions: {}\nsite: {account: [a]}", r"account: \['a'\] is not allowed; give a text, or null"),
+    ("partitions: {}\nsite: {account: ", r"is no YAML"),
+    ("partitons: {}", r"file key: 'partitons' is not known \(did you mean 'partitions'\?\)"),
+    ("partitions: {}\nsite: {gres: 'gpu:h100 --foo'}", r"gres: 'gpu:h100 --foo' is not allowed; give gpu, or gpu:TYPE"),
+    ("partitions: {a: {max_nods: 4}}", r"partitions: a key: 'max_nods' is not known \(did you mean 'max_nodes'\?\)"),
+    ("partitions: {a: {max_nodes: four}}", r"partitions: a: max_nodes: 'four' is not allowed; give a number"),
+    ("partitions: {a: }", r"partitions: a: None is not allowed; give limits by name"),
+    ("partitions: {a: 4}", r"partitions: a: 4 is not allowed; give limits by name"),
+    ("partitions: {a: {max_gpu: 2}}", r"gpus_per_node: 8 is not allowed: max_gpu of all partitions is 2 at most"),
+    (
+        "partitions: {}\nsite: {minutes: 1000000000}",
+        r"minutes: 1000000000 is not allowed; give a whole number from",
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_SITES)
+def test_a_site_that_cannot_be_used_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        Site.load(file)
+    assert str(file) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_site_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"site: .*/none.yaml cannot be read: No such file"):
+        Site.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("cell", "gpus", "placement"),
+    [
+        (ranks(1), 8, Placement(1, 1)),
+        (ranks(8), 8, Placement(1, 8)),
+        (ranks(64), 8, Placement(8, 8)),
+        (ranks(2, nodes=2), 8, Placement(2, 1)),
+        (ranks(8, nodes=2), 8, Placement(2, 4)),
+        (ranks(12), 8, Placement(2, 6)),
+        (ranks(7), 4, Placement(7, 1)),
+        (ranks(4), 0, Placement(2, 2)),
+    ],
+)
+def test_ranks_are_on_as_few_nodes_as_hold_them(cell: Cell, gpus: int, placement: Placement) -> None:
+    assert place(cell, Site(gpus_per_node=gpus, ranks_per_node=2)) == placement
+
+
+def test_a_node_holds_no_more_ranks_than_gpus() -> None:
+    with pytest.raises(ConfigError, match=r"nodes: 2 would put 4 ranks on each, and the site has gpus_per_node: 2"):
+        place(ranks(8, nodes=2), Site(gpus_per_node=2))
+
+
+@pytest.mark.parametrize(("nodes", "message"), [(3, "allowed: 1, 2, 4"), (5, "nodes"), (0, "nodes"), ("2", "nodes")])
+def test_ranks_are_divided_evenly(nodes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ranks(4, nodes=nodes)
+
+
+def test_a_cell_on_nodes_of_its_own_has_another_name() -> None:
+    assert ranks(2, nodes=2).name == "vgg-digits.topk.baseline.kept.d0.01.s0.nodes2"
+    assert Cell.from_dict(ranks(2, nodes=2).to_dict()) == ranks(2, nodes=2)
+
+
+def test_gpus_are_asked_for_by_node_and_more_with_each_try() -> None:
+    site = Site(gres="gpu:a100", gpus_per_node=4, memory_mb_per_rank=100, minutes=60, longest_minutes=100)
+    first, second = (job_resources(ranks(8), site, attempt) for attempt in (1, 2))
+    assert first["gres"] == "gpu:a100:4" and first["nodes"] == 2 and "tasks" not in first
+    assert first["slurm_extra"] == "--ntasks-per-node=4"
+    assert (first["mem_mb"], second["mem_mb"]) == (400, 800)
+    assert (first["runtime"], second["runtime"]) == (60, 100)
+    assert job_resources(ranks(8), replace(site, most_memory_mb=700), 2)["mem_mb"] == 700
+
+
+def test_an_account_is_named_where_the_executor_does_not_look_it_up() -> None:
+    extra = job_resources(ranks(2), Site(account="my lab"))["slurm_extra"]
+    assert extra == "--ntasks-per-node=2 -A'my lab'"
+    validate_slurm_extra(SimpleNamespace(resources=SimpleNamespace(slurm_extra=extra)))
+
+
+def test_without_gpus_tasks_are_asked_for() -> None:
+    found = job_resources(ranks(4), Site(gpus_per_node=0, ranks_per_node=2))
+    assert found["tasks"] == 4 and "gres" not in found
+
+
+def test_limits_that_the_executor_knows_are_those_that_are_checked() -> None:
+    known = {field.name for field in fields(PartitionLimits)}
+    assert set(LIMITS) | {"available_gpu_models", "supports_mpi", "available_constraints"} == known
+
+
+def test_partitions_that_can_be_used(tmp_path: Path) -> None:
+    file = tmp_path / "site.yaml"
+    file.write_text("partitions: {a: {max_gpu: 8, max_runtime: 1-00:00:00}, b: {max_nodes: .inf}, c: {}}\n")
+    assert Site.load(file) == Site()

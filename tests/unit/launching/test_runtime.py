@@ -1,0 +1,174 @@
+"""Command lines of ranks in containers, word by word: nothing here needs an engine."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.launching.containers.entry import ImageEntry
+from benchmarks.launching.containers.environment import Bind, bind_all, for_apptainer, passed
+from benchmarks.launching.containers.runtime import Container, Runtime
+from resireduce.errors import ConfigError
+
+DIGEST = "sha256:" + "ab" * 32
+ENTRY = ImageEntry(
+    name="cpu",
+    digest=DIGEST,
+    content="0123456789ab",
+    base="base",
+    base_digest=DIGEST,
+    versions={"python": "3.11.2", "cuda": None},
+    size_bytes=1,
+    engine="docker 28",
+    built_at="today",
+)
+RUN = ["python", "-m", "benchmarks.training.rank"]
+INSIDE = ["python", "-m", "benchmarks.launching.supervise", *RUN]
+VARIABLES = {"RANK": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": "/bin", "RESIREDUCE_IMAGE_DIGEST": "another"}
+FIRST, SECOND = Container(name="cell-0"), Container(name="cell-1", leader="cell-0")
+CLOSED = [
+    *("--rm", "--interactive", "--name", "cell-0", "--pull=never", "--sig-proxy=false"),
+    *("--read-only", "--tmpfs=/tmp:exec,mode=1777", "--workdir=/tmp", "--log-driver=none"),
+    *("--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable", "--user=0:0"),
+]
+FIXED = [
+    *("HOME=/tmp", "USER=resireduce", "PYTHONNOUSERSITE=1", "PYTHONSAFEPATH=1"),
+    f"RESIREDUCE_IMAGE_DIGEST={DIGEST}",
+]
+ENV = [word for name in ("GLOO_SOCKET_IFNAME", "RANK", *FIXED) for word in ("--env", name)]
+
+
+def runtime(name: str, **changes: object) -> Runtime:
+    return replace(Runtime(name=name, image=ENTRY, program=(name,)), **changes)  # type: ignore[arg-type]
+
+
+def test_the_first_rank_under_docker_has_no_network_and_what_others_join():
+    assert runtime("docker").command(RUN, FIRST, VARIABLES) == [
+        *("docker", "run", *CLOSED, "--uts=host", "--ipc=shareable", "--shm-size=1g", "--network=none"),
+        *("--add-host=localhost:127.0.0.1", *ENV, DIGEST, *INSIDE),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "first", "second"),
+    [("none", "--network=none", "--network=container:cell-0"), ("host", "--network=host", "--network=host")],
+)
+def test_ranks_reach_each_other_over_the_network_of_the_first_or_of_the_host(network, first, second):
+    docker = runtime("docker", network=network)
+    assert first in docker.command(RUN, FIRST, {})
+    line = docker.command(RUN, SECOND, {})
+    assert [word for word in line if word.startswith(("--network", "--ipc", "--shm", "--uts"))] == [
+        *("--uts=host", "--ipc=container:cell-0", second)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("docker", ["--gpus=all", "--pid=host", "--device=/dev/infiniband", "--ulimit=memlock=-1:-1"]),
+        ("podman", ["--device=nvidia.com/gpu=all", "--pid=host", "--device=/dev/infiniband", "--ulimit=memlock=-1:-1"]),
+    ],
+)
+def test_devices_are_given_where_there_are_any(name, options):
+    bare = runtime(name).command(RUN, FIRST, {})
+    assert not set(options) & set(bare)
+    line = runtime(name, gpus=True, infiniband=True).command(RUN, FIRST, {})
+    assert [word for word in line if word not in bare] == options
+
+
+def test_files_belong_to_the_caller_with_and_without_root():
+    docker = runtime("docker", user="1000:1000", groups=(20, 30)).command(RUN, FIRST, {})
+    assert [word for word in docker if "user" in word or "group" in word] == [
+        *("--user=1000:1000", "--group-add=20", "--group-add=30")
+    ]
+    podman = runtime("podman", user="1000:1000", keeps_id=True).command(RUN, FIRST, {})
+    assert podman[-len(RUN) - 1 :] == ["--last", *RUN], "it cannot be removed before those that joined it"
+    assert "--last" not in runtime("podman").command(RUN, SECOND, {}) + docker
+    assert [word for word in podman if "user" in word] == ["--user=1000:1000", "--userns=keep-id"]
+
+
+def test_apptainer_has_the_hosts_processes_memory_and_variables():
+    container = replace(FIRST, folder=Path("/tmp/launch"), binds=(Bind(Path("/tmp/launch"), True), Bind(Path("/data"))))
+    apptainer = runtime("apptainer", sif=Path("/images/cpu.sif"), program=("unshare", "-Ur", "apptainer"))
+    line = [
+        *("unshare", "-Ur", "apptainer", "exec", "--no-home", "--no-mount", "home,cwd", "--pwd", "/tmp"),
+        *("--mount", "type=bind,source=/tmp/launch/hosts,destination=/etc/hosts,readonly"),
+        *("--mount", "type=bind,source=/tmp/launch,destination=/tmp/launch"),
+        *("--mount", "type=bind,source=/data,destination=/data,readonly"),
+        *("/images/cpu.sif", "env", "HOME=/tmp/launch", *FIXED[1:], *INSIDE),
+    ]
+    assert apptainer.command(RUN, container, VARIABLES) == line
+    at = line.index("--mount")
+    assert replace(apptainer, gpus=True).command(RUN, container, VARIABLES) == [*line[:at], "--nv", *line[at:]]
+
+
+def test_a_rank_that_a_scheduler_starts_is_not_ended_by_an_empty_input():
+    line = runtime("apptainer", sif=Path("/cpu.sif")).command(RUN, replace(FIRST, supervised=False), {})
+    assert line[-3:] == RUN and "benchmarks.launching.supervise" not in line
+
+
+HOST = {
+    "PATH": "/bin",
+    "PYTHONPATH": "/checkout",
+    "LD_LIBRARY_PATH": "/lib",
+    "LD_PRELOAD": "x.so",
+    "HOME": "/home/me",
+    "SECRET_TOKEN": "s",
+    "CUDA_VISIBLE_DEVICES": "1",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "OMP_NUM_THREADS": "2",
+    "NCCL_DEBUG": "WARN",
+    "HOROVOD_RANK": "0",
+    "SLURM_PROCID": "3",
+    "PMIX_RANK": "3",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "MASTER_ADDR": "node1",
+    "RESIREDUCE_DEVICE": "cpu",
+    "APPTAINER_CACHEDIR": "/scratch",
+}
+PASSED = [
+    *("CUBLAS_WORKSPACE_CONFIG", "CUDA_VISIBLE_DEVICES", "HOROVOD_RANK", "MASTER_ADDR", "NCCL_DEBUG"),
+    *("OMPI_COMM_WORLD_RANK", "OMP_NUM_THREADS", "PMIX_RANK", "RESIREDUCE_DEVICE", "SLURM_PROCID"),
+]
+
+
+def test_only_variables_of_the_list_reach_a_container():
+    assert passed(HOST) == PASSED
+    assert sorted(for_apptainer(HOST)) == sorted([*PASSED, "APPTAINER_CACHEDIR", "HOME", "PATH"])
+    assert runtime("apptainer").environment(HOST) == for_apptainer(HOST)
+    assert runtime("docker").environment(HOST) == HOST, "it is the client's, which passes on what its options name"
+
+
+def test_what_exists_is_bound_under_its_own_path_and_scratch_if_there_is_one(tmp_path):
+    for name in ("data", "launch", "scratch"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "weights.pt").write_text("")
+    read = [tmp_path / "data", tmp_path / "weights.pt", tmp_path / "missing", None]
+    found = bind_all([tmp_path / "launch", Path("/tmp")], read, {"TMPDIR": str(tmp_path / "scratch")})
+    assert [(bind.path.name, bind.writable) for bind in found] == [
+        *(("data", False), ("launch", True), ("scratch", True), ("weights.pt", False))
+    ]
+
+
+def test_a_relative_path_is_made_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    assert bind_all([], [Path("data")], {}) == (Bind(tmp_path / "data"),)
+
+
+def test_odd_paths_are_quoted_as_csv_or_refused(tmp_path):
+    assert Bind(Path("/a:b/c d")).option() == "type=bind,source=/a:b/c d,destination=/a:b/c d,readonly"
+    assert Bind(Path("/a,b"), True).option() == 'type=bind,"source=/a,b","destination=/a,b"'
+    for name in ("a\nb", 'a"b'):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ConfigError, match=r"cannot be bound into a container; .*; rename it") as caught:
+            bind_all([], [tmp_path / name], {})
+        assert "\n" not in str(caught.value)
+
+
+def test_a_record_names_image_runtime_and_network():
+    facts = runtime("apptainer", network="host", sif=Path("/cpu.sif"), sif_hash="12").facts()
+    assert facts == {
+        **{"name": "cpu", "digest": DIGEST, "runtime": "apptainer", "network": "host"},
+        **{"versions": ENTRY.versions, "sif_sha256": "12"},
+    }

@@ -1,0 +1,162 @@
+"""The first process in a container, and the client that talks to it, with no container between them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.launching.containers import containers as module
+from benchmarks.launching.containers.containers import Client
+from benchmarks.launching.containers.isolation import isolated
+from benchmarks.launching.launch import _outcome
+from resireduce.errors import ConfigError
+from tests.unit.launching.test_runtime import runtime
+
+SUPERVISE = [sys.executable, "-m", "benchmarks.launching.supervise", sys.executable, "-c"]
+WAITS = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+print("up", flush=True)
+time.sleep(60)
+"""
+LEAVES_ONE = """
+import subprocess, sys, time
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+time.sleep(60)
+"""
+MEETS = """
+import socket
+print([name for _, name in socket.if_nameindex()])
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname(), 5)
+"""
+
+
+def start(code: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([*SUPERVISE, code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("import sys; sys.exit(3)", 3), ("pass", 0), ("import os; os.kill(os.getpid(), 9)", 128 + signal.SIGKILL)],
+)
+def test_the_end_of_the_command_is_the_end_of_it(code, status):
+    with start(code) as process:
+        assert process.wait(20) == status
+
+
+@pytest.mark.parametrize("how", ["through the pipe", "as a signal"])
+def test_a_signal_reaches_the_command(how):
+    with start(WAITS) as process:
+        assert process.stdout.readline() == b"up\n"
+        if how == "as a signal":
+            process.terminate()
+        else:
+            os.write(process.stdin.fileno(), bytes([signal.SIGTERM]))
+        assert process.wait(20) == 7
+
+
+def test_without_a_launcher_the_command_and_what_it_started_end():
+    with start(LEAVES_ONE) as process:
+        grandchild = int(process.stdout.readline())
+        process.stdin.close()
+        assert process.wait(20) == 128 + signal.SIGKILL
+    deadline = time.monotonic() + 10
+    while _lives(grandchild) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _lives(grandchild)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def end(client: Client) -> Client:
+    deadline = time.monotonic() + 20
+    while client.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return client
+
+
+def test_what_an_engine_says_is_shown_and_is_the_reason_if_it_could_not_start(tmp_path, capsys):
+    said = "Unable to find it\ndocker: Error response from daemon:  no  such thing\n\nRun 'docker run --help' for more"
+    client = end(Client(["sh", "-c", f'echo "{said}" >&2; exit 125'], dict(os.environ), tmp_path / "log"))
+    assert client.complaint() == "docker: Error response from daemon: no such thing"
+    outcome = _outcome(tmp_path, 1, client)
+    assert outcome.status == "error" and outcome.reason == (
+        "rank 1 was not started: docker: Error response from daemon: no such thing; "
+        "python -m benchmarks doctor says what is wrong with the machine"
+    )
+    client.close()
+    assert "Unable to find it" in capsys.readouterr().err
+
+
+def test_a_command_that_fails_by_itself_is_no_complaint(tmp_path):
+    client = end(Client(["sh", "-c", "echo Traceback >&2; exit 1"], dict(os.environ), tmp_path / "log"))
+    assert client.complaint() is None
+    client.close()
+
+
+def test_a_client_hands_signals_to_the_command_even_before_it_listens(tmp_path):
+    late = ["sh", "-c", 'sleep 0.5; exec "$@"', "sh", *SUPERVISE, "import time; time.sleep(60)"]
+    client = Client(late, dict(os.environ), tmp_path / "log")
+    client.terminate()
+    assert end(client).returncode == 128 + signal.SIGTERM
+    client.close()
+
+
+def test_ranks_under_apptainer_share_a_network_with_nothing_in_it():
+    try:
+        with isolated() as prefix:
+            line = [*prefix, sys.executable, "-c", MEETS]
+            seen = subprocess.check_output(line, text=True)
+            spaces = [subprocess.check_output([*prefix, "readlink", "/proc/self/ns/net"]) for _ in range(2)]
+    except ConfigError as error:
+        assert "set --network host" in str(error)
+        pytest.skip(str(error))
+    assert seen == "['lo']\n"
+    assert spaces[0] == spaces[1] != os.readlink("/proc/self/ns/net").encode()
+
+
+def test_a_machine_without_such_networks_is_told_with_the_cure(tmp_path, monkeypatch):
+    (tmp_path / "unshare").write_text("#!/bin/sh\necho unshare failed: not permitted >&2\nexit 1\n")
+    (tmp_path / "unshare").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    message = r"network: 'none' .*\(unshare failed: not permitted\); set --network host"
+    with pytest.raises(ConfigError, match=message), isolated():
+        pass
+
+
+ENGINE = """#!/bin/sh
+folder=$(dirname $0)
+case $1 in
+    container) test -e $folder/up && echo true ;;
+    rm) echo $* >> $folder/said ;;
+    run) test -e $folder/up; echo run $? $* >> $folder/said; sleep 0.5; touch $folder/up; exec sleep 60 ;;
+esac
+"""
+
+
+def test_others_join_only_when_the_first_container_runs(tmp_path):
+    """And what is left at the end is removed by name."""
+    (tmp_path / "docker").write_text(ENGINE)
+    (tmp_path / "docker").chmod(0o755)
+    docker = runtime("docker", program=(str(tmp_path / "docker"),))
+    with module.containers(docker, tmp_path) as start_rank:
+        ranks = [start_rank(["-m", "x"], {}) for _ in range(2)]
+        deadline = time.monotonic() + 20
+        while (tmp_path / "said").read_text().count("run") < 4 and time.monotonic() < deadline:
+            time.sleep(0.02)
+    first, second, last = [line.split() for line in (tmp_path / "said").read_text().splitlines()]
+    names = [words[words.index("--name") + 1] for words in (first, second)]
+    assert (first[1], second[1]) == ("1", "0"), "the second was started before the first was up"
+    assert f"--network=container:{names[0]}" in second and f"--ipc=container:{names[0]}" in second
+    assert last == ["rm", "--force", *reversed(names)]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2

@@ -1,0 +1,170 @@
+"""Properties of compressors, for gradients of every kind: nothing in them, ties, one element, huge and tiny values."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.fp16 import Fp16
+from resireduce.compressors.qsgd import QSGD
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.compressors.threshold import Threshold
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.grouping import Grouping
+from resireduce.kernels.largest import largest_magnitudes
+from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
+from resireduce.share import share
+from tests.tensors import densities, tensors
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+BUILT = {name: build_compressor(name, 0.1) for name in COMPRESSORS}
+SPARSIFIERS = [name for name, one in BUILT.items() if one.exact and not one.lossless]
+INDEXED = [name for name, one in BUILT.items() if isinstance(one, SparseCompressor)]
+
+
+def squared(x: Tensor) -> Tensor:
+    return x.double().square().sum()
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+@given(grad=tensors(DTYPES), density=densities)
+def test_sent_plus_kept_is_the_gradient(name: str, grad: Tensor, density: float) -> None:
+    compressor, before = build_compressor(name, density), grad.clone()
+    payload = compressor.compress(grad, "w", 0)
+    sent = compressor.decompress(payload).clone()
+    error = compressor.error_(grad.clone(), payload)
+    assert torch.equal(grad, before), "compress must leave its input alone"
+    assert sent.dtype == error.dtype == grad.dtype and sent.shape == error.shape == grad.shape
+    rounding = (
+        0.0 if compressor.exact else torch.finfo(grad.dtype).eps * float(max(sent.abs().max(), before.abs().max()))
+    )
+    torch.testing.assert_close(sent + error, before, rtol=0, atol=rounding)
+    assert not (compressor.lossless and error.any())
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+@given(grad=tensors(DTYPES), density=densities)
+def test_what_a_sparsifier_sends_and_keeps_do_not_overlap(name: str, grad: Tensor, density: float) -> None:
+    compressor = build_compressor(name, density)
+    payload = compressor.compress(grad, "w", 0)
+    sent, error = compressor.decompress(payload), compressor.error_(grad.clone(), payload)
+    assert not torch.logical_and(sent, error).any()
+    torch.testing.assert_close(
+        squared(error), squared(grad) - squared(sent), rtol=1e-12, atol=1e-12 * float(squared(grad))
+    )
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@given(grad=tensors(DTYPES), density=densities)
+def test_indices_are_unique_and_in_range_and_values_are_those_of_the_gradient(
+    name: str, grad: Tensor, density: float
+) -> None:
+    values, indices = build_compressor(name, density).compress(grad, "w", 0).parts()
+    assert indices.tolist() == sorted(set(indices.tolist()))
+    assert all(0 <= index < grad.numel() for index in indices.tolist())
+    chosen, largest = grad.view(-1)[indices.long()], torch.finfo(values.dtype).max
+    assert torch.equal(values, chosen.clamp(-largest, largest).to(values.dtype)), "rounded, if that is narrower"
+
+
+@pytest.mark.parametrize("name", INDEXED)
+@given(grads=st.integers(1, 5).flatmap(lambda n: st.lists(tensors((torch.float64,), 1, 40), min_size=n, max_size=n)))
+def test_a_sum_of_ranks_is_one_scatter_of_all_that_they_sent(name: str, grads: list[Tensor]) -> None:
+    compressor, shortest = build_compressor(name, 0.3), min(grad.numel() for grad in grads)
+    payloads = [compressor.compress(grad[:, :shortest].contiguous(), f"w/{i}", 0) for i, grad in enumerate(grads)]
+    summed = torch.zeros(1, shortest, dtype=torch.float64)
+    for payload in payloads:
+        compressor.add_(summed, payloads[0].received(payload.buffer))
+    values, indices = (torch.cat(parts) for parts in zip(*(payload.parts() for payload in payloads), strict=True))
+    scattered = torch.zeros(shortest, dtype=torch.float64).index_add_(0, indices, values.double())
+    torch.testing.assert_close(summed.view(-1), scattered, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("name", SPARSIFIERS)
+@given(grads=st.lists(tensors(rows=1, columns=50), min_size=3, max_size=3), density=densities)
+def test_error_feedback_keeps_just_what_it_did_not_send(name: str, grads: list[Tensor], density: float) -> None:
+    residual, shortest = build_residual("baseline", Grouping()), min(grad.numel() for grad in grads)
+    feedback = ErrorFeedback(build_compressor(name, density), residual, LocalCommunicator(), frozenset())
+    residual.register("w", torch.empty(1, shortest))
+    for step, grad in enumerate(grads):
+        before = residual.tensors()["full.w"].clone()
+        payload = feedback.compress(grad[:, :shortest].contiguous(), "w", step)
+        sent, after = feedback.compressor.decompress(payload), residual.tensors()["full.w"]
+        assert torch.equal(sent + after, before + grad[:, :shortest])
+        assert not after[sent != 0].any()
+
+
+@given(grad=tensors(), density=densities)
+def test_topk_sends_the_largest(grad: Tensor, density: float) -> None:
+    compressor, k = build_compressor("topk", density), share(density, grad.numel())
+    payload = compressor.compress(grad, "w", 0)
+    sent, indices = compressor.decompress(payload), payload.parts()[1].long()
+    unsent = torch.ones(grad.numel(), dtype=torch.bool).index_fill_(0, indices, False)
+    magnitudes = grad.view(-1).abs()
+    assert len(indices) == k and (k == 1 or density * grad.numel() >= 1)
+    assert not unsent.any() or magnitudes[indices].min() >= magnitudes[unsent].max()
+    assert squared(grad - sent) <= (1 - k / grad.numel()) * squared(grad) * (1 + 1e-6)
+    assert torch.equal(compressor.decompress(compressor.compress(sent, "w", 1)), sent), "it is idempotent"
+
+
+@given(grad=tensors(rows=1, columns=300), density=densities, piece=st.integers(1, 60))
+def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, piece: int) -> None:
+    flat, k = grad.view(-1), share(density, grad.numel())
+    expected = flat.abs().sort(stable=True).indices[-k:].sort().values
+    assert torch.equal(largest_magnitudes(flat, k), expected)
+    assert torch.equal(largest_magnitudes(flat, k, piece), expected)
+
+
+@given(grads=st.tuples(tensors(), st.integers(0, 5)), density=densities)
+def test_randomk_chooses_the_same_on_all_ranks(grads: tuple[Tensor, int], density: float) -> None:
+    compressor, (grad, step) = build_compressor("randomk", density), grads
+    first, second = (
+        compressor.decompress(compressor.compress(torch.full_like(grad, value), "w", step)) for value in (1.0, -3.0)
+    )
+    assert torch.equal(first * -3, second) and first.sum() == share(density, grad.numel())
+
+
+@given(grad=tensors(DTYPES), place=st.integers(0, 24 * 24), factor=st.sampled_from([0.5, 1.0, 1.0, 2.0, 1e6]))
+def test_a_threshold_sends_what_is_greater_and_nothing_if_nothing_is(grad: Tensor, place: int, factor: float) -> None:
+    magnitudes = grad.double().view(-1).abs()
+    threshold = factor * float(magnitudes[place % grad.numel()])  # often just that of an element, which stays
+    payload = Threshold(threshold).compress(grad, "w", 0)
+    assert torch.equal(Threshold(threshold).decompress(payload), torch.where(grad.abs() > threshold, grad, 0))
+    assert len(payload.parts()[0]) == (magnitudes > threshold).sum()
+
+
+@given(grad=tensors(rows=40, columns=60), density=densities, step=st.integers(0, 5))
+def test_dgc_never_sends_more_than_k_nor_smaller_than_what_it_keeps_by_much(
+    grad: Tensor, density: float, step: int
+) -> None:
+    values, indices = build_compressor("dgc", density).compress(grad, "w", step).parts()
+    k, magnitudes = share(density, grad.numel()), grad.view(-1).abs()
+    assert len(indices) <= k
+    unsent = torch.ones(grad.numel(), dtype=torch.bool).index_fill_(0, indices.long(), False)
+    if len(indices) and unsent.any() and len(indices) == k:
+        assert values.abs().min() >= magnitudes[unsent].max(), "cut to k, they are the largest"
+
+
+QUANTISERS = [QSGD(), QSGD(norm=torch.inf, bucket=None), QSGD(bucket=None), QSGD(norm=torch.inf, bucket=7)]
+
+
+@pytest.mark.parametrize("compressor", QUANTISERS)
+@given(grad=tensors((torch.float32, torch.float64)), step=st.integers(0, 9))
+def test_qsgd_is_within_a_level_of_each_bucket(compressor: QSGD, grad: Tensor, step: int) -> None:
+    back = compressor.decompress(compressor.compress(grad, "w", step))
+    size = compressor.bucket or grad.numel()
+    for found, wanted in zip(back.view(-1).split(size), grad.view(-1).split(size), strict=True):
+        level = torch.linalg.vector_norm(wanted, compressor.norm) / 127
+        assert ((found - wanted).abs() <= level * (1 + 1e-5)).all()
+        assert not found[wanted == 0].any() and (found * wanted >= 0).all(), "zeros stay, and no sign changes"
+
+
+@given(grad=tensors((torch.float32, torch.float64)), scale=st.sampled_from([1.0, 1e-3, 1e30]))
+def test_fp16_errs_by_half_a_unit_in_the_last_place(grad: Tensor, scale: float) -> None:
+    grad = grad * scale
+    back = Fp16().decompress(Fp16().compress(grad, "w", 0))
+    limited = grad.clamp(-Fp16().largest, Fp16().largest)
+    smallest = torch.finfo(torch.float16).tiny
+    allowed = torch.where(limited.abs() >= smallest, limited.abs() * 2**-11, smallest * 2**-11)
+    assert ((back - limited).abs() <= allowed).all() and back.dtype == grad.dtype

@@ -1,0 +1,222 @@
+"""Half precision: gradients are unscaled first, and a step that overflows on one rank changes no rank."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import COMPRESSORS, SCHEMES
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, sgd_for, train
+
+SCALE = 2.0**10
+
+
+def scaled(
+    communicator: Communicator, start: nn.Module, overflows: dict[int, int], steps: int = 6, **options: object
+) -> tuple[nn.Module, DistributedOptimizer, resireduce.GradScaler]:
+    """Train with a scaled loss, which is infinite in step s on rank `overflows[s]`."""
+    model = copy.deepcopy(start)
+    scaler = resireduce.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
+    wrapped = OPTIMIZERS[sgd_for(options)](list(model.parameters()))
+    options = {"density": 0.05, "scheme": "w+2d", **options}
+    optimizer = resireduce.distribute(model, wrapped, backend=communicator, grad_scaler=scaler, **options)
+    generator = torch.Generator().manual_seed(communicator.rank)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, generator)
+        if overflows.get(step) == communicator.rank:  # in the first layer alone: the gradients of the others are finite
+            model.first.weight.register_hook(lambda grad: grad * torch.inf)
+        scaler.scale(loss).backward()
+        model.first.weight._backward_hooks = None
+        assert scaler.step(optimizer) is None
+        assert optimizer.overflowed == (step in overflows)
+        scaler.update()
+    return model, optimizer, scaler
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize(("scheme", "compressor"), [("w+2d", "topk"), ("baseline", "randomk"), ("none", "none")])
+def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -> None:
+    options = {"gradients": gradients, "scheme": scheme, "compressor": compressor}
+    plain, _ = train(LocalCommunicator(), seeded(Net), steps=6, **options)
+    model, _, scaler = scaled(LocalCommunicator(), seeded(Net), {}, **options)
+    assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
+
+
+KINDS = [(name, gradients) for name in COMPRESSORS for gradients in ("kept", "streamed")]
+KINDS.remove(("dgc-momentum", "streamed"))
+
+
+@pytest.mark.parametrize(("compressor", "gradients"), KINDS)
+def test_all_ranks_skip_a_step_in_which_one_overflows(gradients: str, compressor: str) -> None:
+    start = seeded(Net)
+    options = {"gradients": gradients, "compressor": compressor, "scheme": "baseline"}
+
+    def rank(communicator: Communicator) -> tuple[nn.Module, nn.Module, float, int]:
+        before, _, _ = scaled(communicator, start, {}, steps=2, **options)
+        after, _, _ = scaled(communicator, start, {2: 1}, steps=3, **options)
+        assert same(before, after), "parameters are as before the step"
+        model, optimizer, scaler = scaled(communicator, start, {2: 1}, **options)
+        states = [tensor for tensor in optimizer.residual_state_dict().values() if tensor.is_floating_point()]
+        assert all(tensor.isfinite().all() for tensor in states)
+        return model, after, scaler.get_scale(), optimizer.steps
+
+    (first, skipped, scale, steps), (second, *_) = LocalWorld(2).run(rank)
+    assert same(first, second) and not same(first, skipped) and scale == SCALE / 2
+    assert steps == 5, "the step that was skipped is taken again"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_kept_residuals_are_as_before_a_step_that_overflows(scheme: str) -> None:
+    options = {"gradients": "kept", "scheme": scheme}
+    _, before, _ = scaled(LocalCommunicator(), seeded(Net), {}, steps=2, **options)
+    _, after, _ = scaled(LocalCommunicator(), seeded(Net), {2: 0}, steps=3, **options)
+    states = before.residual_state_dict(), after.residual_state_dict()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("compressor", ["topk", "randomk", "fp16", "qsgd", "dgc"])
+def test_streamed_residuals_take_in_what_was_sent_in_a_step_that_overflows(compressor: str) -> None:
+    options = {"gradients": "streamed", "scheme": "baseline", "compressor": compressor}
+    start = seeded(Net)
+    model, before, _ = scaled(LocalCommunicator(), start, {}, steps=2, **options)
+    _, after, _ = scaled(LocalCommunicator(), start, {2: 0}, steps=3, **options)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        loss = loss_of(model, generator)
+    gradients = dict(zip(dict(model.named_parameters()), torch.autograd.grad(loss, model.parameters()), strict=True))
+    for name, left in before.residual_state_dict().items():
+        if not name.startswith("full."):
+            continue
+        parameter = name.removeprefix("full.")
+        expected = left if parameter == "first.weight" else left + gradients[parameter]
+        torch.testing.assert_close(after.residual_state_dict()[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_of_several_passes_are_unscaled_once() -> None:
+    for gradients in ("kept", "streamed"):
+        trained = []
+        for scale in (1.0, SCALE):
+            model = seeded(Net)
+            scaler = resireduce.GradScaler("cpu", init_scale=scale)
+            optimizer = distributed(model, gradients=gradients, grad_scaler=scaler)
+            generator = torch.Generator().manual_seed(0)
+            for _ in range(2):
+                optimizer.zero_grad()
+                with optimizer.no_sync():
+                    scaler.scale(loss_of(model, generator)).backward()
+                scaler.scale(loss_of(model, generator)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+            trained.append(model)
+        assert same(*trained)
+
+
+def test_autocast_trains_and_clips_with_a_scaler() -> None:
+    start, trained = seeded(Net), []
+    for gradients in ("kept", "streamed"):
+        model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=SCALE)
+        optimizer = distributed(model, scheme="w+2d", gradients=gradients, grad_scaler=scaler, max_grad_norm=0.3)
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(4):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = loss_of(model, generator)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.grad_norm is not None and 0.3 < optimizer.grad_norm < 100
+        trained.append(model)
+    assert same(*trained) and not same(trained[0], start)
+
+
+def test_mistakes_are_named_with_the_cure() -> None:
+    model = seeded(Net)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match=r"grad_scaler: an object of type torch\.amp.*give a resireduce\.GradScaler"):
+        resireduce.distribute(model, wrapped, backend="local", grad_scaler=torch.amp.GradScaler("cpu"))
+    scaler = resireduce.GradScaler("cpu")
+    optimizer = resireduce.distribute(model, wrapped, backend="local", grad_scaler=scaler)
+    with pytest.raises(UsageError, match=r"unscale_: .*max_grad_norm"):
+        scaler.unscale_(optimizer)
+    with pytest.raises(UsageError, match=r"does not know this scaler.*distribute\(grad_scaler"):
+        resireduce.GradScaler("cpu").step(optimizer)
+
+
+def test_a_scaler_that_is_switched_off_is_none() -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", enabled=False)
+    optimizer = distributed(model, scheme="w+2d", grad_scaler=scaler)
+    scaler.scale(loss_of(model, torch.Generator()) * torch.nan).backward()
+    with pytest.raises(NonFiniteGradient):
+        scaler.step(optimizer)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_loss_that_was_not_scaled_is_not_divided_either(gradients: str) -> None:
+    """In the first step, and in one after others that were right: the scale would be taken out of what has none."""
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
+    optimizer = distributed(model, gradients=gradients, grad_scaler=scaler)
+    scaler.scale(loss_of(model, torch.Generator())).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    with pytest.raises(UsageError, match=r"backward\(\) without grad_scaler.scale\(loss\)"):
+        loss_of(model, torch.Generator()).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_the_norm_of_a_step_that_was_skipped(gradients: str) -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=SCALE)
+    optimizer = distributed(model, gradients=gradients, grad_scaler=scaler, max_grad_norm=1.0)
+    for factor, finite in ((1.0, True), (torch.inf, False), (1.0, True)):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, torch.Generator()) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert bool(optimizer.grad_norm.isfinite()) is finite
+
+
+def test_velocities_that_could_not_go_back_are_refused() -> None:
+    model = seeded(Net)
+    options = {"compressor": "dgc-momentum", "backend": "local", "grad_scaler": resireduce.GradScaler("cpu")}
+    with pytest.raises(ConfigError, match=r"grad_scaler: .*DGCMomentum and gradients='streamed'.*gradients='kept'"):
+        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), **options)
+
+
+def test_a_scaler_that_is_used_wrongly() -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=0.0)
+    optimizer = distributed(model, scheme="w+2d", grad_scaler=scaler, gradients="kept")
+    with pytest.raises(AssertionError, match="_scale is None"):
+        scaler.step(optimizer)
+    scaler.scale(loss_of(model, torch.Generator())).backward()
+    with pytest.raises(UsageError, match="the loss scale fell to 0"):
+        scaler.step(optimizer)
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu")
+    optimizer = distributed(model, scheme="w+2d", grad_scaler=scaler)
+    scaler.scale(loss_of(model, torch.Generator())).backward()
+    scaler.step(optimizer)
+    with pytest.raises(UsageError, match="already been called since the last update"):
+        scaler.step(optimizer)
+    half = seeded(Net).half()
+    with pytest.raises(ConfigError, match=r"grad_scaler: .* parameters in float16 \('first\.weight'\)"):
+        distributed(half, scheme="w+2d", grad_scaler=scaler)
+
+
+def test_with_an_ordinary_optimizer_it_is_torchs_own() -> None:
+    trained = []
+    for kind in (torch.amp.GradScaler, resireduce.GradScaler):
+        model, scaler = seeded(Net), kind("cpu", init_scale=SCALE)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+        trained.append(model)
+    assert same(*trained)

@@ -1,0 +1,135 @@
+"""The command line of the library: what it prints, and that bad input ends it in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.core.registry import MODELS
+from resireduce.__main__ import main
+from resireduce.plan import plan
+from resireduce.scheme import SCHEMES
+from resireduce.zoo import find_builder
+
+BAD_MODELS = [
+    ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),
+    (":x", "model: ':x' is not allowed; give a known name, module:callable "),
+    ("a:b:c", "model: 'a:b:c' is not allowed; give "),
+    (".a:b", "model: '.a:b' is not allowed; give "),
+    ("torch:", "model: 'torch:' is not allowed; give "),
+    ("no_such_module:x", "model: 'no_such_module:x' cannot be loaded: ModuleNotFoundError: "),
+    ("torch:no_such_name", "model: 'torch:no_such_name' cannot be loaded: AttributeError: "),
+    ("torch:__version__", "model: 'torch:__version__' is of type TorchVersion and cannot be called; give "),
+    ("torch.nn:Linear", "model: 'torch.nn:Linear' cannot be built: TypeError: "),
+    ("torch:randn", "model: 'torch:randn' cannot be built: TypeError: "),  # its own message has several lines
+    ("builtins:int", "model: 'builtins:int' returns an object of type int, no torch.nn.Module; give "),
+    ("tests.unit.library.test_main:without_a_message", "cannot be built: RuntimeError: no message; give "),
+]
+BAD_OPTIONS = [
+    (("--world-size", "0"), "world_size: 0 is not allowed; give the number of ranks, 1 to 4096"),
+    (("--world-size", "-1"), "world_size: -1 is not allowed; give the number of ranks, 1 to 4096"),
+    (("--world-size", "1000000000"), "world_size: 1000000000 is not allowed; give the number of ranks, 1 to 4096"),
+    (
+        ("--model", "tests.unit.library.test_main:lazy"),
+        "model: 'weight' has no shape yet; run one batch through the model first",
+    ),
+    (("--model", "tests.unit.library.test_main:complex_numbers"), "model: 'weight' is complex; give real parameters"),
+    (("--density", "abc"), "density: 'abc' is not allowed"),
+    (("--world-size", "abc"), "world_size: 'abc' is not allowed; give the number of ranks"),
+    (("--backward-passes-per-step", "0"), "backward_passes_per_step: 0 is not allowed; give a number >= 1"),
+    (("--backward-passes-per-step", "x"), "backward_passes_per_step: 'x' is not allowed; give a number >= 1"),
+    (("--residual-device", "disk"), "residual_device: 'disk' is not known; allowed: cpu"),
+    (("--dense", "frist.*"), "dense: 'frist.*' matches no parameter"),
+    (("--optimizer", "adam"), "optimizer: 'adam' is not known (did you mean 'adamw'?)"),
+    (("--option", "row_ratio=2"), "row_ratio: 2 is not allowed; give a share"),
+    (("--option", "norms=all"), "norms: 'all' is not known; allowed: compensated, residual"),
+    (("--option", "phi"), "phi: '' is not allowed; give the weight"),
+    (("--option", "ratio=0.5"), "options of scheme 'w+2d': 'ratio' is not known"),
+    (("--groups", "no.json"), "groups: 'no.json' cannot be read as JSON: "),
+    (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),
+    (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
+]
+
+
+def lazy() -> nn.Module:
+    return nn.LazyLinear(100)
+
+
+def complex_numbers() -> nn.Module:
+    return nn.Linear(200, 100, dtype=torch.complex64)
+
+
+def without_a_message() -> nn.Module:
+    raise RuntimeError
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that the command ends with."""
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("error: ")
+    assert printed.err.count("\n") == 1
+    return printed.err
+
+
+@pytest.mark.parametrize("command", ["plan", "groups"])
+@pytest.mark.parametrize(("model", "message"), BAD_MODELS)
+def test_a_bad_model_is_named_in_one_line(capsys, command, model, message):
+    assert message in refused(capsys, command, "--model", model)
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_a_bad_option_is_named_in_one_line(capsys, options, message):
+    assert message in refused(capsys, "plan", "--model", "vgg-digits", *options)
+
+
+def test_the_exit_status_is_that_of_the_process():
+    command = [sys.executable, "-m", "resireduce", "plan", "--model", ":x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_prints_what_the_function_returns(capsys):
+    options = ["--optimizer", "adamw", "--world-size", "1", "--json"]
+    assert main(["plan", "--model", MODELS["vgg-digits"], *options]) == 0
+    planned = plan(find_builder("vgg-digits"), optimizer="adamw", world_size=1)
+    assert json.loads(capsys.readouterr().out) == planned
+
+
+def test_groups_and_others_are_all_tensors(capsys):
+    assert main(["groups", "--model", "vgg-digits", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    kinds = [name for group in found["groups"] for name in group] + found["specific"] + found["others"]
+    assert sorted(kinds) == sorted(found["bytes"])
+
+
+@pytest.mark.parametrize("model", ["vgg-digits", "gpt2-bytes"])
+def test_groups_say_what_plan_counts_for_every_scheme(capsys, model):
+    assert main(["groups", "--model", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["residual_bytes"] == {
+        scheme: plan(find_builder(model), scheme=scheme, world_size=1)["residuals"] for scheme in SCHEMES
+    }
+    whole = found["residual_bytes"]["baseline"]
+    assert whole == sum(found["bytes"].values()) == found["saved_bytes"]["none"]
+    assert found["saved_bytes"]["w"] == sum(found["bytes"][name] for group in found["groups"] for name in group[1:])
+
+
+def test_groups_show_what_schemes_save(capsys):
+    assert main(["groups", "--model", "vgg-digits", "--json"]) == 0
+    saved = json.loads(capsys.readouterr().out)["saved_bytes"]
+    assert main(["groups", "--model", "vgg-digits"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (start,) = [number for number, line in enumerate(lines) if line.startswith("Full residuals take ")]
+    shown = {scheme: float(line.split()[0]) for line in lines[start + 1 :] for scheme in line.split()[-1].split("/")}
+    assert shown == {scheme: round(nbytes / 2**20, 2) for scheme, nbytes in saved.items() if scheme != "none"}
+
+
+def test_groups_of_a_model_without_compressed_tensors(capsys):
+    assert main(["groups", "--model", "torch.nn:ReLU"]) == 0
+    assert "  0.0%  a/w/member/d/2d/w+2d/partial" in capsys.readouterr().out

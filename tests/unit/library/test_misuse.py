@@ -1,0 +1,440 @@
+"""What users do by mistake: each is answered with the cure, none changes anything silently."""
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.attach import refuse_capture
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.compressors.threshold import Threshold
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.grouping import Grouping, find_groups
+from resireduce.streamed_away import StreamedAway
+from tests.worlds import Net, distributed, loss_of, same, seeded
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return loss_of(model, torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_kept_gradients_that_are_clipped_too_late(compressor: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, gradients="kept", compressor=compressor, overlap=True)
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"gradients='kept' \(without overlap=True\)"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept", "overlap": True}])
+def test_gradients_that_are_dropped_before_the_step(options: dict[str, object]) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, **options)
+    loss(model).backward()
+    model.zero_grad()
+    with pytest.raises(UsageError, match=r"replaced, or dropped by model\.zero_grad\(\), between backward"):
+        optimizer.step()
+
+
+def test_kept_gradients_may_be_changed_where_they_only_add_up() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, gradients="kept")
+    with optimizer.no_sync():
+        loss(model).backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+    loss(model).backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_gradients_that_are_dropped_between_two_passes(gradients: str) -> None:
+    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+    optimizer = distributed(model, gradients=gradients, overlap=True)
+    with optimizer.no_sync():
+        model[0](torch.ones(2, 120)).sum().backward()
+    model.zero_grad()
+    model[1](torch.ones(2, 120)).sum().backward()
+    with pytest.raises(UsageError, match=r"'0\.(weight|bias)' was dropped between two backward passes"):
+        optimizer.step()
+
+
+def test_streamed_gradients_of_several_passes_that_are_clipped_too_late() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with optimizer.no_sync():
+        loss(model).backward()
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"give max_grad_norm to resireduce\.distribute"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+    optimizer.step()
+
+
+def test_no_sync_within_no_sync() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with optimizer.no_sync():
+        with optimizer.no_sync():
+            loss(model).backward()
+        loss(model).backward()
+        assert not isinstance(model.head.bias.grad, StreamedAway), "still within the outer one"
+    loss(model).backward()
+    assert isinstance(model.head.bias.grad, StreamedAway)
+    optimizer.step()
+
+
+def test_a_model_that_is_distributed_already() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    with pytest.raises(ConfigError, match=r"'first\.weight' is distributed already.* close\(\) it before"):
+        distributed(model)
+    optimizer.close()
+    distributed(model)
+
+
+def test_a_compressor_with_settings_of_its_own() -> None:
+    model = seeded(Net)
+    before = model.first.weight.clone()
+    optimizer = distributed(model, compressor=Threshold(1e9))
+    loss(model).backward()
+    optimizer.step()
+    assert torch.equal(model.first.weight, before) and optimizer.feedback.residual.nbytes() > 0
+    assert any(value.any() for value in optimizer.feedback.residual.tensors().values())
+
+
+def test_two_optimizers_share_a_model() -> None:
+    model = seeded(Net)
+    parts = [list(model.blocks.parameters()), list(model.head.parameters())]
+    optimizers = [
+        resireduce.distribute(model, torch.optim.SGD(part, 0.1), "baseline", backend="local") for part in parts
+    ]
+    before = [part[0].clone() for part in parts]
+    loss(model).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert not any(torch.equal(part[0], old) for part, old in zip(parts, before, strict=True))
+
+
+def test_sparse_gradients() -> None:
+    model = nn.Embedding(200, 100, sparse=True)
+    optimizer = distributed(model)
+    with pytest.raises(UsageError, match=r"'weight' is sparse: make its layer with sparse=False"):
+        model(torch.tensor([1, 2])).sum().backward()
+    assert optimizer.steps == 0
+
+
+def test_after_a_nan_nothing_goes_on() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    (loss(model) * torch.inf).backward()
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step()
+    for call in (optimizer.zero_grad, optimizer.step, lambda: loss(model).backward()):
+        with pytest.raises(UsageError, match="from a checkpoint"):
+            call()
+
+
+@pytest.mark.parametrize("bad", range(3))
+def test_a_nan_in_any_pass_of_a_step(bad: int) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, backward_passes_per_step=3)
+    for number in range(3):
+        (loss(model) * (torch.nan if number == bad else 1.0)).backward()
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step()
+
+
+def test_a_gradient_from_before_is_not_taken_for_an_average() -> None:
+    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+    model[1](torch.ones(2, 120)).sum().backward()
+    before = model[1].weight.clone()
+    optimizer = distributed(model)
+    model[0](torch.ones(2, 120)).sum().backward()
+    optimizer.step()
+    assert torch.equal(model[1].weight, before)
+
+
+def test_groups_are_found_among_what_is_trained() -> None:
+    model = seeded(Net)
+    whole = find_groups(model)
+    model.blocks[0].requires_grad_(False)
+    optimizer = distributed(model, scheme="w+2d")
+    grouped = {name for group in find_groups(model).groups for name in group}
+    assert grouped == {name for group in whole.groups for name in group if not name.startswith("blocks.0.")}
+    assert all("blocks.0." not in name for name in optimizer.residual_state_dict())
+    half = seeded(Net)
+    wrapped = torch.optim.SGD([*half.first.parameters(), *half.blocks[0].parameters()], 0.1)
+    with pytest.warns(UserWarning, match="saves nothing"):
+        resireduce.distribute(half, wrapped, "w", backend="local")
+
+
+def test_groups_by_pattern_and_tensors_to_send_dense() -> None:
+    model = seeded(Net)
+    groups = {"groups": ["blocks.*.up.weight"], "specific": ["blocks.0.down.weight"]}
+    optimizer = distributed(model, scheme="w", groups=groups, dense=["first.*"])
+    assert sorted(optimizer.residual_state_dict()) == [
+        *(f"full.blocks.{i}.down.weight" for i in range(3)),
+        "rank",
+        "steps",
+        "weighted.blocks.0.up.weight",
+        "world_size",
+    ]
+    with pytest.raises(ConfigError, match=r"groups: .*matches 'first\.weight'"):
+        distributed(seeded(Net), groups={"specific": ["first.weight"]}, dense=["first.*"])
+
+
+def test_a_scheme_that_saves_nothing_here_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.warns(UserWarning, match=r"scheme 'w\+2d' saves nothing in this model.*Grouping"):
+        distributed(nn.Linear(120, 120), scheme="w+2d")
+    recwarn.clear()
+    for scheme in ("baseline", "none"):
+        distributed(nn.Linear(120, 120), scheme=scheme).close()
+    groups = Grouping(groups=(("blocks.0.up.weight", "blocks.1.up.weight"),))
+    distributed(seeded(Net), scheme="w", groups=groups).close()
+    assert not recwarn.list
+
+
+def test_a_residual_wider_than_its_gradient() -> None:
+    model = seeded(Net).bfloat16()
+    with pytest.raises(ConfigError, match=r"residual_dtype: torch\.float32 is not allowed for gradients of .*bfloat16"):
+        distributed(model, residual_dtype="float32")
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
+
+
+def test_a_layer_that_is_unfrozen_too_late() -> None:
+    model = seeded(Net)
+    model.blocks[0].requires_grad_(False)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = resireduce.distribute(model, wrapped, "baseline", backend="local")
+    model.blocks[0].requires_grad_(True)
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"a parameter of shape \(144, 72\), frozen when .* unfreeze before"):
+        optimizer.step()
+
+
+def test_a_setting_that_is_refused_changes_no_rank() -> None:
+    models = [seeded(Net, seed=rank).bfloat16() for rank in range(2)]
+
+    def refused(communicator: Communicator) -> bool:
+        model = copy.deepcopy(models[communicator.rank])
+        with pytest.raises(ConfigError, match="residual_dtype"):
+            distributed(model, backend=communicator, residual_dtype="float64")
+        return same(model, models[communicator.rank])
+
+    assert all(LocalWorld(2).run(refused))
+
+
+def test_residuals_that_were_stored_in_another_precision() -> None:
+    saved = distributed(seeded(Net), residual_dtype="float8_e4m3").residual_state_dict()
+    with pytest.raises(ConfigError, match="does not fit this model, scheme, compressor and residual_dtype"):
+        distributed(seeded(Net), residual_dtype="int8").load_residual_state_dict(saved)
+
+
+def test_a_parameter_that_is_added_later() -> None:
+    model, late = seeded(Net), nn.Linear(20, 20)
+    optimizer = distributed(model)
+    optimizer.wrapped.add_param_group({"params": late.parameters()})
+    loss(model).backward()
+    with pytest.raises(UsageError, match=r"parameters were added .* do that before"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_grad_scaler(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer, scaler = distributed(model, gradients=gradients), torch.amp.GradScaler("cpu")
+    scaler.scale(loss(model)).backward()
+    with pytest.raises(UsageError, match=r"use resireduce\.GradScaler and give it to .*bfloat16"):
+        scaler.step(optimizer)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps the number of the step in its parameter groups."""
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.param_groups[0]["step"] = self.param_groups[0].get("step", 0) + 1
+
+
+def test_an_optimizer_that_counts_its_steps() -> None:
+    model = seeded(Net)
+    with pytest.warns(UserWarning, match=r"Counting is not known .* all averages, 0\.4 MiB.* step_is_separable = True"):
+        optimizer = resireduce.distribute(model, Counting(model.parameters(), 0.1), "baseline", backend="local")
+    loss(model).backward()
+    optimizer.step()
+    assert optimizer.param_groups[0]["step"] == 1
+
+
+def test_copies_of_the_optimizer() -> None:
+    optimizer = distributed(seeded(Net))
+    for act in (copy.copy, copy.deepcopy, pickle.dumps):
+        with pytest.raises(UsageError, match="cannot be copied or pickled; save state_dict"):
+            act(optimizer)
+
+
+@pytest.mark.parametrize("arguments", [(Net, None), (None, None)])
+def test_arguments_of_another_type(arguments: tuple[object, object]) -> None:
+    with pytest.raises(ConfigError, match=r"model: an object of type \w+ is not allowed; give a Module"):
+        resireduce.distribute(*arguments, backend="local")  # type: ignore[arg-type]
+    model = seeded(Net)
+    with pytest.raises(ConfigError, match=r"optimizer: an object of type Net is not allowed; give a Optimizer"):
+        resireduce.distribute(model, model, backend="local")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        ({"compressor": "fp16"}, r"compressor: Fp16\(.* on rank 1, TopK\(.*density=0.01\) on rank 0; give all ranks"),
+        ({"density": 0.1}, r"compressor: TopK\(.*density=0.1\) on rank 1, TopK\(.*density=0.01\) on rank 0"),
+        (
+            {"width": 36},
+            r"parameter number 0: first.weight \(36, 600\) torch.float32 on rank 1, first.weight \(72,",
+        ),
+    ],
+)
+def test_ranks_that_were_given_different_settings(one: dict[str, object], message: str) -> None:
+    models = [seeded(Net), seeded(lambda: Net(width=one.get("width", 72)))]  # type: ignore[arg-type]
+    options = {key: value for key, value in one.items() if key != "width"}
+
+    def refused(communicator: Communicator) -> str:
+        with pytest.raises(ConfigError) as raised:
+            distributed(models[communicator.rank], backend=communicator, **(options if communicator.rank else {}))
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(refused)
+    assert first.startswith("settings or model differ between ranks")
+    assert re.match(message, second)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_streamed_gradients_are_no_zeros_to_clip(compressor: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor=compressor)
+    for _ in range(2):  # in the second step the order of arrival is known
+        optimizer.zero_grad()
+        loss(model).backward()
+        with pytest.raises(UsageError, match=r"have been streamed.*give max_grad_norm to resireduce\.distribute"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with pytest.raises(UsageError, match="have been streamed"):
+            [p.grad.norm() for p in model.parameters() if p.grad is not None]
+        optimizer.step()
+        assert all(p.grad is None for p in model.parameters())
+
+
+class Failing(nn.Module):
+    """Fails in the backward pass, when the gradients of the layers after it have come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(120, 120), nn.Linear(120, 120)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        middle = self.first(x)
+
+        def fail(_: torch.Tensor) -> None:
+            raise KeyError("of the user's own")
+
+        middle.register_hook(fail)
+        return self.last(middle)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_backward_pass_that_fails_half_way(gradients: str) -> None:
+    model = Failing()
+    optimizer = distributed(model, gradients=gradients, overlap=True)
+    with pytest.raises(KeyError):
+        model(torch.ones(2, 120)).sum().backward()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(UsageError, match=r"did not come to its end.*from a checkpoint"):
+        optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_setting_that_a_later_tensor_refuses_leaves_the_model_as_it_was() -> None:
+    model = seeded(Net).double()
+    model.blocks.float()
+    loss = sum(parameter.double().square().sum() for parameter in model.parameters())
+    loss.backward()
+    with pytest.raises(ConfigError, match="residual_dtype"):
+        distributed(model, residual_dtype="float64")
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    distributed(model)
+
+
+class Unused(nn.Module):
+    """What is expected last has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(150, 120), nn.Linear(5, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)
+
+
+def test_clipping_is_an_error_whichever_gradient_is_the_last() -> None:
+    model = Unused()
+    optimizer = distributed(model)
+    for _ in range(3):
+        model(torch.ones(2, 150)).sum().backward()
+        with pytest.raises(UsageError, match="have been streamed"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_kept_gradients_are_ones_own_until_the_step() -> None:
+    model, plain = seeded(Net), seeded(Net)
+    optimizer, other = distributed(model, gradients="kept", compressor="none"), torch.optim.SGD(plain.parameters(), 0.1)
+    for trained, one in ((model, optimizer), (plain, other)):
+        loss(trained).backward()
+        loss(trained).backward()
+        nn.utils.clip_grad_norm_(trained.parameters(), 1e-3)
+        trained.head.weight.grad = trained.head.weight.grad * 2
+        trained.head.bias.grad.data.zero_()
+        one.step()
+    assert same(model, plain)
+
+
+def test_states_are_saved_and_loaded_between_steps() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    loss(model).backward()
+    for act in (
+        optimizer.residual_state_dict,
+        lambda: optimizer.load_residual_state_dict(state),
+        lambda: resireduce.redistribute(optimizer, [state]),
+    ):
+        with pytest.raises(UsageError, match=r"between backward\(\) and step\(\).*call step\(\)"):
+            act()
+    optimizer.step()
+    optimizer.load_residual_state_dict(state)
+
+
+def test_numbers_of_rows_that_are_damaged() -> None:
+    optimizer = distributed(seeded(Net), scheme="2d")
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    name = next(name for name in state if name.endswith(".rows"))
+    state[name][0] = 10**6
+    with pytest.raises(ConfigError, match=rf"'{name}' holds .* a number that cannot be"):
+        optimizer.load_residual_state_dict(state)
+
+
+def test_a_step_cannot_be_recorded_in_a_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, tests/gpu records one; here the graph is made up."""
+    recording = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: recording[0])
+    refuse_capture(torch.device("cuda"))
+    recording[0] = True
+    refuse_capture(torch.device("cpu"))
+    with pytest.raises(UsageError, match="cannot be recorded in a CUDA graph"):
+        refuse_capture(torch.device("cuda"))

@@ -1,0 +1,433 @@
+"""Streamed = kept, bit for bit; and how both are used rightly and wrongly."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.streamed_away import StreamedAway
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, train, train_world
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_streamed_is_kept_for_every_optimizer(optimizer: str, world_size: int) -> None:
+    model = seeded(Net)
+    for scheme, compressor in (("baseline", "topk"), ("w+2d", "topk"), ("none", "none")):
+        options = {"optimizer": optimizer, "scheme": scheme, "compressor": compressor}
+        kept = train_world(world_size, model, gradients="kept", **options)
+        streamed = train_world(world_size, model, gradients="streamed", **options)
+        assert same(kept[0][0], streamed[0][0]), (scheme, compressor)
+        assert not same(kept[0][0], model)
+        assert all(same(streamed[0][0], other) for other, _ in streamed), "ranks drifted apart"
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_streamed_is_kept_for_every_scheme_on_three_ranks(scheme: str) -> None:
+    model = seeded(Net)
+    kept, streamed = (train_world(3, model, scheme=scheme, gradients=g, steps=10) for g in ("kept", "streamed"))
+    assert same(kept[0][0], streamed[2][0])
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d", "partial"])
+@pytest.mark.parametrize("residual_dtype", ["bfloat16", "float8_e4m3", "int8", "int4"])
+def test_streamed_is_kept_in_every_precision(residual_dtype: str, scheme: str) -> None:
+    model, options = seeded(Net), {"residual_dtype": residual_dtype, "scheme": scheme, "steps": 5}
+    kept, streamed = (train_world(2, model, gradients=gradients, **options) for gradients in ("kept", "streamed"))
+    assert same(kept[0][0], streamed[1][0])
+    assert not same(kept[0][0], train_world(2, model, scheme=scheme, steps=5)[0][0])
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_streamed_is_kept_for_every_compressor_on_three_ranks(compressor: str) -> None:
+    model = seeded(Net)
+    kept, streamed = (
+        train_world(3, model, compressor=compressor, scheme="baseline", gradients=g, steps=6)
+        for g in ("kept", "streamed")
+    )
+    assert same(kept[0][0], streamed[2][0]) and not same(kept[0][0], model)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_tied_parameters_are_one(gradients: str) -> None:
+    def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
+        tokens = torch.randint(600, (7,), generator=generator)
+        return nn.functional.cross_entropy(model(tokens), tokens.roll(1))
+
+    model = seeded(lambda: Net(tied=True))
+    trained = train_world(2, model, gradients=gradients, loss=loss, steps=5)
+    dense = train_world(2, model, gradients=gradients, loss=loss, steps=5, density=1.0)
+    plain = train_world(2, model, gradients=gradients, loss=loss, steps=5, compressor="none")
+    assert same(trained[0][0], trained[1][0]) and not same(trained[0][0], dense[0][0])
+    assert same(dense[0][0], plain[0][0])
+
+
+class Branching(nn.Module):
+    """`odd` is used by odd ranks only, `never` by none, `frozen` is not trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
+        self.frozen.requires_grad_(False)
+        self.use_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.frozen(self.shared(x))
+        return self.odd(x) if self.use_odd else x
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
+    start = seeded(Branching)
+
+    def rank(communicator: LocalCommunicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        model.use_odd = communicator.rank == 1  # type: ignore[assignment]
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = resireduce.distribute(
+            model, wrapped, backend=communicator, gradients=gradients, compressor=compressor, scheme="none", density=1.0
+        )
+        x = torch.ones(2, 120) * (communicator.rank + 1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert wrapped.state.keys() == {p for n, p in model.named_parameters() if n.split(".")[0] in ("shared", "odd")}
+        return model
+
+    models = LocalWorld(2).run(rank)
+    assert same(models[0], models[1])
+    for name in ("never", "frozen"):
+        assert same(getattr(models[0], name), getattr(start, name)), "weight decay must not touch what is not used"
+    assert not same(models[0].odd, start.odd), "rank 0 must apply what rank 1 has found"
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str) -> None:
+    start = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 3)))
+    x, y = torch.randn(8, 150, dtype=torch.float64), torch.randint(3, (8,))
+    start.double()
+
+    def run(parts: int, passes: int) -> nn.Module:
+        model = copy.deepcopy(start)
+        options = {"gradients": gradients, "compressor": compressor, "density": 0.5}
+        optimizer = distributed(model, backward_passes_per_step=passes, **options)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for i, (xs, ys) in enumerate(zip(x.chunk(parts), y.chunk(parts), strict=True)):
+                loss = nn.functional.cross_entropy(model(xs), ys, reduction="sum")
+                if passes == 1 and i < parts - 1:
+                    with optimizer.no_sync():
+                        loss.backward()
+                else:
+                    loss.backward()
+            optimizer.step()
+        return model
+
+    whole = run(1, 1)
+    for other in (run(4, 4), run(4, 1)):
+        for a, b in zip(whole.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_calls_in_a_wrong_order_are_refused_with_the_cure(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d", gradients=gradients)
+    generator = torch.Generator().manual_seed(0)
+    loss_of(model, generator).backward()
+    if gradients == "streamed":
+        with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step.*requires_grad_\(False\)"):
+            loss_of(model, generator).backward()
+        with pytest.raises(UsageError, match=r"no_sync.*backward_passes_per_step.*requires_grad_\(False\)"):
+            optimizer.zero_grad()
+    with pytest.raises(UsageError, match=r"before resireduce.distribute"):
+        optimizer.add_param_group({"params": []})
+
+
+def test_a_nan_names_its_parameter_and_stays_out_of_the_residual() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d")
+    for parameter in model.head.parameters():
+        parameter.register_hook(lambda gradient: gradient * torch.nan)
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    with pytest.raises(NonFiniteGradient, match=r"head\."):
+        optimizer.step()
+    assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
+
+
+def test_streamed_frees_gradients_in_the_backward_pass_and_kept_keeps_them() -> None:
+    for gradients, left in (("streamed", 0), ("kept", 15)):
+        model = seeded(Net)
+        optimizer = distributed(model, scheme="w+2d", gradients=gradients)
+        loss_of(model, torch.Generator().manual_seed(0)).backward()
+        held = [p for p in model.parameters() if in_memory(p)]
+        optimizer.step()
+        assert len(held) == left + 3 * (gradients == "kept")
+        assert len([p for p in model.parameters() if p.grad is not None]) == len(held)
+
+
+def in_memory(parameter: Tensor) -> bool:
+    return parameter.grad is not None and not isinstance(parameter.grad, StreamedAway)
+
+
+def test_a_scheduler_and_a_closure_work_as_with_the_wrapped_optimizer() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d")
+    wrapped = optimizer.wrapped
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+    generator = torch.Generator().manual_seed(0)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(model, generator)
+        loss.backward()
+        return loss.item()
+
+    assert isinstance(optimizer.step(closure), float)
+    scheduler.step()
+    assert wrapped.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == 0.05
+    assert optimizer.state is wrapped.state and optimizer.state_dict().keys() == wrapped.state_dict().keys()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_channels_last_gradients_are_the_same(gradients: str) -> None:
+    start = seeded(lambda: nn.Sequential(nn.Conv2d(16, 80, 3), nn.Flatten(), nn.Linear(720, 3))).double()
+    x = torch.randn(2, 16, 5, 5, dtype=torch.float64)
+    trained = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        model = copy.deepcopy(start).to(memory_format=memory_format)
+        optimizer = distributed(model, density=0.2, gradients=gradients)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(x.contiguous(memory_format=memory_format)).square().mean().backward()
+            optimizer.step()
+        trained.append(model)
+    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b.contiguous(), rtol=1e-10, atol=1e-12)
+
+
+def test_an_optimizer_that_does_not_fit_is_refused() -> None:
+    model, other = seeded(Net), seeded(Net)
+    with pytest.raises(ConfigError, match="not the model's"):
+        resireduce.distribute(model, torch.optim.SGD(other.parameters(), 0.1), backend="local")
+    for gradients in ("streamed", "kept"):
+        with pytest.raises(ConfigError, match=r"optimizer: LBFGS .* use one"):
+            resireduce.distribute(model, torch.optim.LBFGS(model.parameters()), backend="local", gradients=gradients)
+
+
+def test_residuals_are_saved_and_loaded() -> None:
+    model = seeded(Net)
+    _, optimizer = train(LocalCommunicator(), model, steps=3)
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    tensors = [tensor for name, tensor in state.items() if name not in ("steps", "rank", "world_size")]
+    assert sum(tensor.nbytes for tensor in tensors) == optimizer.feedback.residual.nbytes() > 0 and state["steps"] == 3
+    _, fresh = train(LocalCommunicator(), model, steps=0)
+    fresh.load_residual_state_dict(state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
+    _, baseline = train(LocalCommunicator(), model, steps=0, scheme="baseline")
+    with pytest.raises(ConfigError, match="does not fit"):
+        baseline.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("residual_dtype", [None, "int4"])
+@pytest.mark.parametrize("compressor", ["topk", "randomk", "qsgd"])
+def test_going_on_from_what_was_saved_is_not_stopping(compressor: str, residual_dtype: str | None) -> None:
+    options = {"compressor": compressor, "residual_dtype": residual_dtype}
+    whole, _ = train(LocalCommunicator(), seeded(Net), steps=7, **options)
+    half, stopped = train(LocalCommunicator(), seeded(Net), steps=4, **options)
+    saved = copy.deepcopy((half.state_dict(), stopped.state_dict(), stopped.residual_state_dict()))
+    model, optimizer = train(LocalCommunicator(), seeded(Net, seed=1), steps=0, **options)
+    for part, state in zip(
+        (model.load_state_dict, optimizer.load_state_dict, optimizer.load_residual_state_dict), saved, strict=True
+    ):
+        part(state)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(7):
+        value = loss_of(model, generator)
+        if step >= 4:
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+    assert same(whole, model)
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(("scheme", "compressor"), [("w+2d", "topk"), ("baseline", "fp16"), ("none", "none")])
+def test_clipping_by_the_global_norm_is_the_same_streamed_and_kept(
+    scheme: str, compressor: str, world_size: int
+) -> None:
+    options = {"scheme": scheme, "compressor": compressor, "steps": 8, "max_grad_norm": 0.4}
+    kept, streamed = (
+        train_world(world_size, seeded(Net), gradients=gradients, **options) for gradients in ("kept", "streamed")
+    )
+    assert all(same(kept[0][0], model) for model, _ in (*kept, *streamed))
+    norms = [optimizer.grad_norm for _, optimizer in (*kept, *streamed)]
+    assert len({float(norm) for norm in norms}) == 1 and norms[0] > 0.4
+    free, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": 1e6})[0]
+    plain, _ = train_world(world_size, seeded(Net), **{**options, "max_grad_norm": None})[0]
+    assert same(free, plain) and not same(free, kept[0][0])
+
+
+def test_clipping_is_clip_grad_norm() -> None:
+    clipped, optimizer = train(LocalCommunicator(), seeded(Net), compressor="none", scheme="none", max_grad_norm=0.4)
+    model = seeded(Net)
+    plain, generator = OPTIMIZERS["momentum"](list(model.parameters())), torch.Generator().manual_seed(0)
+    for _ in range(30):
+        plain.zero_grad()
+        loss_of(model, generator).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.4)
+        plain.step()
+    assert optimizer.grad_norm is not None and float(optimizer.grad_norm) == float(norm)
+    assert same(clipped, model)
+
+
+def test_clipping_this_ranks_own_gradient() -> None:
+    start, limit = seeded(Net), 0.3
+
+    def rank(communicator: LocalCommunicator) -> tuple[nn.Module, nn.Module]:
+        options = {"compressor": "topk", "density": 1.0, "scheme": "baseline", "steps": 3}
+        clipped, _ = train(communicator, start, gradients="kept", max_local_grad_norm=limit, **options)
+        model = copy.deepcopy(start)
+        optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model, generator).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            for name, parameter in model.named_parameters():
+                parameter.grad.mul_(0.5)
+                communicator.all_reduce(parameter.grad, name).wait()
+            optimizer.step()
+        return clipped, model
+
+    (clipped, by_hand), _ = LocalWorld(2).run(rank)
+    for a, b in zip(clipped.parameters(), by_hand.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+    assert not same(clipped, train_world(2, start, gradients="kept", density=1.0, scheme="baseline", steps=3)[0][0])
+
+
+@pytest.mark.parametrize("accumulation", ["no_sync", "backward_passes_per_step"])
+@pytest.mark.parametrize("scheme", ["baseline", "w"])
+def test_passes_are_absorbed_by_full_residuals_and_held_where_they_are_shared(scheme: str, accumulation: str) -> None:
+    trained, held = [], []
+    for gradients in ("kept", "streamed"):
+        model, generator = seeded(Net), torch.Generator().manual_seed(0)
+        passes = 3 if accumulation == "backward_passes_per_step" else 1
+        options = {"scheme": scheme, "density": 0.05, "gradients": gradients}
+        optimizer = distributed(model, backward_passes_per_step=passes, **options)
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(2):
+                with optimizer.no_sync() if passes == 1 else contextlib.nullcontext():
+                    loss_of(model, generator).backward()
+            held.append({name for name, p in model.named_parameters() if in_memory(p) and p.numel() >= 10_000})
+            loss_of(model, generator).backward()
+            optimizer.step()
+        trained.append(model)
+    assert len(held[0]) == len(held[1]) == 7, "kept: all that is compressed"
+    assert held[2] == held[3] == (set() if scheme == "baseline" else {n for n in held[0] if "blocks" in n})
+    for a, b in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+
+
+def test_a_parameter_whose_gradients_came_in_earlier_passes_alone() -> None:
+    trained = []
+    for gradients in ("kept", "streamed"):
+        model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.01)
+        optimizer = distributed(model, gradients=gradients)
+        with optimizer.no_sync():
+            model[0](torch.ones(2, 120)).square().sum().backward()
+        model[1](torch.ones(2, 120)).square().sum().backward()
+        optimizer.step()
+        trained.append(model)
+    assert same(*trained) and (trained[0][0].weight != 0.01).any()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_nan_on_one_rank_ends_the_step_of_all(gradients: str) -> None:
+    start = seeded(Net)
+
+    def rank(communicator: LocalCommunicator) -> str:
+        model = copy.deepcopy(start)
+        optimizer = distributed(model, scheme="w+2d", backend=communicator, gradients=gradients)
+        if communicator.rank == 1:
+            model.head.weight.register_hook(lambda grad: grad * torch.nan)
+        loss_of(model, torch.Generator()).backward()
+        with pytest.raises(NonFiniteGradient) as raised:
+            optimizer.step()
+        return str(raised.value)
+
+    first, second = LocalWorld(2).run(rank)
+    assert "another rank holds NaN" in first and "'head.weight' holds NaN" in second
+
+
+@pytest.mark.parametrize("wrapped", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adagrad])
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_parameter_groups_keep_their_own_settings(gradients: str, wrapped: type[torch.optim.Optimizer]) -> None:
+    def groups(model: nn.Module) -> list[dict[str, object]]:
+        decayed = [p for p in model.parameters() if p.dim() > 1]
+        others = [p for p in model.parameters() if p.dim() <= 1]
+        return [{"params": decayed, "weight_decay": 0.1}, {"params": others, "lr": 1e-4}]
+
+    plain, model = seeded(Net), seeded(Net)
+    reference = wrapped(groups(plain), lr=1e-2)
+    optimizer = resireduce.distribute(
+        model, wrapped(groups(model), lr=1e-2), "none", "none", backend="local", gradients=gradients
+    )
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (reference, optimizer)]
+    for step in range(4):
+        for trained, one, scheduler in zip((plain, model), (reference, optimizer), schedulers, strict=True):
+            one.zero_grad()
+            loss_of(trained, torch.Generator().manual_seed(step)).backward()
+            one.step()
+            scheduler.step()
+    assert same(plain, model) and not same(model, seeded(Net))
+
+
+def test_small_gradients_of_many_passes_are_not_lost_in_16_bits() -> None:
+    moved = []
+    for gradients in ("kept", "streamed"):
+        model = nn.Linear(200, 100, bias=False).bfloat16()
+        nn.init.zeros_(model.weight)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 1.0), "baseline", density=0.01, backend="local",
+            gradients=gradients, backward_passes_per_step=32,
+        )  # fmt: skip
+        for _ in range(30):
+            optimizer.zero_grad()
+            for _ in range(32):
+                (model.weight * (1 / 32)).sum().backward()
+            optimizer.step()
+        left = optimizer.residual_state_dict()["full.weight"].double().sum()
+        moved.append(float(left - model.weight.detach().double().sum()) / (30 * 20_000))
+    assert moved[0] == moved[1] > 0.95
+
+
+def test_zeros_that_one_rank_has_do_not_drive_the_ranks_apart() -> None:
+    start = seeded(Branching)
+
+    def rank(communicator: LocalCommunicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, gradients="kept")
+        x = torch.ones(2, 120) * (communicator.rank + 1)
+        for step in range(4):
+            model.use_odd = step == 0 and communicator.rank == 1  # type: ignore[assignment]
+            optimizer.zero_grad(set_to_none=False)
+            model(x).square().mean().backward()
+            optimizer.step()
+        return model
+
+    models = LocalWorld(2).run(rank)
+    assert same(models[0], models[1])

@@ -1,0 +1,108 @@
+"""This library beside other ways to train: what is compared is what is meant, and measured."""
+
+import copy
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from benchmarks.__main__ import main
+from benchmarks.core.ways import FORMS, RESIDENT, WAYS
+from benchmarks.micro import beside_command as cli
+from benchmarks.micro.beside_command import Failed, measure
+from benchmarks.training.beside.beside_rank import sent_bytes
+from benchmarks.training.beside.builders import build
+from benchmarks.training.beside.plain_models import MODELS
+from resireduce.grouping import find_groups
+
+ROOT = Path(__file__).parents[3]
+REFERENCE: dict[str, Any] = json.loads((ROOT / "results/reference/beside.json").read_text(encoding="utf-8"))
+
+
+# --- the committed figures ---
+
+
+def test_every_way_has_been_measured() -> None:
+    rows = {(row["name"], row["malloc"]) for row in REFERENCE["rows"] if "reason" not in row}
+    assert rows == {(name, "exact") for name in (*WAYS, *FORMS)} | {
+        (name, malloc) for name in RESIDENT for malloc in ("default", "cells")
+    }
+
+
+def test_what_the_kernel_counts_agrees_with_the_tensors() -> None:
+    """Where both are known: a few percent of the parameters apart, and never less than there are."""
+    rows = [row for row in REFERENCE["rows"] if row["malloc"] == "exact" and "states_bytes" in row]
+    assert len(rows) >= 10
+    for row in rows:
+        slack = 0.07 * row["parameters_bytes"]
+        assert 0 <= row["held_bytes"] - sum(row["states_bytes"].values()) < slack, row["name"]
+        if row["name"] in WAYS and "eight-bit" not in row["name"]:  # those have temporaries within operations
+            assert 0 <= row["peak_bytes"] - row["states_peak_bytes"] < slack, row["name"]
+
+
+# --- how they are measured ---
+
+
+def test_bytes_sent_are_counted_by_the_kernel() -> None:
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as one, server.accept()[0] as other:
+        before = sent_bytes()
+        one.sendall(b"x" * 50_000)
+        left = 50_000
+        while left:
+            left -= len(other.recv(left))
+        other.sendall(b"y" * 7)
+        assert sent_bytes() - before == 50_007, "both ends are this process's"
+
+
+def test_a_way_is_measured_on_two_ranks() -> None:
+    found = measure("ddp", "small-stack")
+    assert 1.0 <= found["sent_bytes"] / found["parameters_bytes"] < 1.1, "a ring of two sends all of it once"
+    assert found["title"] == WAYS["ddp"].title and found["peak_bytes"] >= found["held_bytes"] > 0
+
+
+def test_a_way_that_cannot_be_measured_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: str) -> dict[str, Any]:
+        raise Failed("ModuleNotFoundError: No module named 'bitsandbytes'")
+
+    monkeypatch.setattr(cli, "measure", fails)
+    assert main(["beside", "--only", "eight-bit", "--output", str(tmp_path / "out.json")]) == 1
+    (row,) = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert row["name"] == "eight-bit" and "bitsandbytes" in row["reason"] and row["reason"] in capsys.readouterr().out
+    assert main(["beside", "--only", "nothing"]) == 2
+
+
+# --- the forms of others ---
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path):
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("form", "ours"), [("grace", "form-baseline"), ("released", "form-w+2d")])
+@pytest.mark.usefixtures("one_rank")
+def test_a_form_computes_what_the_library_does(form: str, ours: str) -> None:
+    """So that what is compared is memory alone."""
+    torch.manual_seed(0)
+    model, forward = MODELS["small-stack"][0](), MODELS["small-stack"][1]()
+    assert find_groups(model).groups and find_groups(model).specific == ("words.weight",)
+    trained: list[nn.Module] = []
+    for name in (form, ours):
+        mine = copy.deepcopy(model)
+        loop = build(name, mine)
+        for _ in range(4):
+            loop.train(forward)
+        trained.append(mine)
+        assert loop.held is not None
+    for (name, one), other in zip(trained[0].named_parameters(), trained[1].parameters(), strict=True):
+        torch.testing.assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")

@@ -1,0 +1,65 @@
+"""`python -m benchmarks micro`: the compression of a gradient, case beside case."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.micro.micro_command import compared
+from benchmarks.training.compress_cases import list_cases
+from resireduce.scheme import COMPRESSORS
+
+
+def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "micro.json"
+    assert main(["micro", "--tiny", "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert [row["case"] for row in found["rows"]] == [case.name for case in list_cases()]
+    assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found["rows"])
+    text = output.with_suffix(".md").read_text()
+    assert text in capsys.readouterr().out and all(f"| {row['case']} |" in text for row in found["rows"])
+    assert output.with_suffix(".svg").read_text().count("naive") > 0
+
+
+def test_every_compressor_has_a_case_but_those_without_a_density_or_a_residual() -> None:
+    names = " ".join(case.name for case in list_cases())
+    assert {name for name in COMPRESSORS if f"{name}, " not in names} == {"none", "threshold"}
+
+
+def test_ratios_are_of_the_least_seconds_at_the_same_size_and_density() -> None:
+    seconds = {"copy": [2.0, 3.0], "naive": [40.0, 30.0], "topk, baseline": [6.0, 5.0]}
+    rows = [{"case": case, "elements": 8, "density": 0.5, "seconds": found} for case, found in seconds.items()]
+    faster = [row | {"density": 0.1, "seconds": [1.0]} for row in rows]
+    ours = compared([*rows, *faster])[2]
+    assert (ours["least_seconds"], ours["naive_ratio"], ours["bound_ratio"]) == (5.0, 6.0, 3.0 / 5.0)
+
+
+def test_the_naive_form_and_the_library_send_the_same() -> None:
+    cases = {case.name: case for case in list_cases()}
+    like = torch.zeros(64, 300)
+    steps = [cases[name].make(like, 0.01) for name in ("naive", "GRACE's form", "topk, baseline")]
+    for number in range(4):
+        gradient = torch.randn(like.shape, generator=torch.Generator().manual_seed(number))
+        dense = []
+        for step in steps:
+            sent = step([gradient.clone()], number)
+            values, places = sent if isinstance(sent, tuple) else sent[0].parts()
+            dense.append(torch.zeros(like.numel()).index_add_(0, places.long(), values))
+        assert torch.equal(dense[0], dense[1]) and torch.equal(dense[0], dense[2])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--sizes", "100", "sizes: 100 is not allowed"),
+        ("--sizes", "65537", "sizes: 65537 is not allowed; give a multiple of 1024"),
+        ("--densities", "0", "densities: 0.0 is not allowed"),
+        ("--rounds", "0", "rounds: 0 is not allowed"),
+        ("--device", "tpu", "device: 'tpu' is not known"),
+    ],
+)
+def test_what_cannot_be_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str, said: str):
+    assert main(["micro", option, value, "--output", str(tmp_path / "micro.json")]) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,56 @@
+"""`python -m benchmarks pace`: cells are timed in turn, in the same processes."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core.cell import Cell
+from benchmarks.micro import pace
+
+
+def test_ratios_and_their_intervals(tmp_path: Path) -> None:
+    """At the mean of the rounds' ratios, within them, and by what the two ranks took."""
+    output = tmp_path / "pace.json"
+    options = ["--models", "vgg-digits", "--rounds", "3", "--steps", "1", "--output", str(output)]
+    assert main(["pace", *options]) == 0
+    found = json.loads(output.read_text())
+    assert [(row["model"], row["scheme"]) for row in found["rows"]] == [
+        ("vgg-digits", "baseline"),
+        ("vgg-digits", "w+2d"),
+    ]
+    for row in found["rows"]:
+        assert (row["gradients"], row["against"]["gradients"]) == ("streamed", "kept")
+        assert row["pairs"] == len(row["ratios"]) == 3 and row["half_width"] > 0
+        assert min(row["ratios"]) < row["ratio"] < max(row["ratios"])
+        assert row["step_seconds"] > 0 and row["against"]["step_seconds"] > 0
+
+
+def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank, seconds = tmp_path / "python", [[2.0, 4.0], [1.0, 4.0], [4.0, 8.0]]
+    rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{tmp_path}"\necho "{seconds}" > "$3/seconds.json"\n')
+    rank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(rank))
+    streamed, shared = pace.compare(Cell(model="resnet50", data="synthetic"), pace.PAIRS["both"][0], 2, 1)
+    timed = json.loads((tmp_path / "cells.json").read_text())
+    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [*pace.PAIRS["both"][0]]
+    assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
+    assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
+
+
+def test_without_a_file_given_no_committed_one_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pace, "compare", lambda *_: [])
+    assert main(["pace"]) == 0
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.json")] == [Path("results/runs/pace.json")]
+    assert "results/runs/pace.json" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "value"), [("--rounds", "1"), ("--steps", "0"), ("--ranks", "0")])
+def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
+    assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err

@@ -1,0 +1,113 @@
+"""The rooms of the suite, read from all imports, those for annotations and within functions too: who may know whom."""
+
+import ast
+import re
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_dependencies import what_is_heavy
+
+ROOT = Path(__file__).parents[2]
+SUITE = ROOT / "benchmarks"
+
+MAY_KNOW = {
+    "core": (),
+    "data": ("core",),
+    "training": ("core", "data"),
+    "launching": ("core",),
+    "images": ("core", "launching"),
+    "analysis": ("core", "launching"),
+    "workflow": ("core", "launching", "images", "analysis"),
+    "doctor": ("core", "launching", "images", "analysis"),
+    "rig": ("core", "launching", "images"),
+    "micro": ("core", "launching", "analysis"),
+}
+"""What else is needed is reached by the name of its module: training by launching, the rig where a machine is bare."""
+LOOSE = {"__init__.py", "__main__.py", "pyproject.toml"}
+QUANTILES = ("scipy", "NormalDist")
+"""What only one module needs: who else calls these computes an interval of its own."""
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {name_of(path): path for path in SUITE.rglob("*.py")}
+
+
+def imported(source: str) -> set[str]:
+    """Modules of the suite that a source imports anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "imports are absolute in the suite"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= inner & MODULES.keys() or {str(node.module)}
+    return found & MODULES.keys()
+
+
+def room_of(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def trespasses(module: str, source: str) -> list[str]:
+    """What a module imports from rooms that its own may not know."""
+    own = room_of(module)
+    allowed = (own, *MAY_KNOW[own])
+    return [f"{module} imports {other}" for other in sorted(imported(source)) if room_of(other) not in allowed]
+
+
+def test_rooms_know_only_those_below() -> None:
+    sources = {name: path.read_text() for name, path in MODULES.items() if room_of(name) in MAY_KNOW}
+    assert [one for name, source in sources.items() for one in trespasses(name, source)] == []
+
+
+def test_no_modules_import_each_other() -> None:
+    TopologicalSorter({name: imported(path.read_text()) for name, path in MODULES.items()}).prepare()
+
+
+def test_there_are_these_rooms_and_nothing_beside_them() -> None:
+    assert {path.name for path in SUITE.iterdir() if path.is_file()} == LOOSE
+    assert {path.name for path in SUITE.iterdir() if (path / "__init__.py").is_file()} == MAY_KNOW.keys()
+
+
+def test_no_two_modules_have_one_name() -> None:
+    names = Counter(path.name for path in MODULES.values() if path.name not in LOOSE)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_only_training_loads_torch() -> None:
+    assert what_is_heavy([name for name in MODULES if room_of(name) != "training"]) == ""
+
+
+def test_only_one_module_computes_intervals() -> None:
+    callers = {name for name, path in MODULES.items() if any(word in path.read_text() for word in QUANTILES)}
+    assert callers == {"benchmarks.analysis.statistics"}
+
+
+def test_the_page_of_the_two_paths_names_files_that_are_there_and_each_once() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    library, suite = page.partition("## The rooms")[0].split("## The path of a cell")
+    for folder, text in (("resireduce", library), ("benchmarks", suite)):
+        stations = re.findall(r"^\|[^|]*\| `(.+?)` \|", text, re.MULTILINE)
+        assert len(stations) > 15 and len(set(stations)) == len(stations)
+        assert [name for name in stations if not (ROOT / folder / name).is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("benchmarks.core.cell", "from benchmarks.data import cifar"),
+        ("benchmarks.core.cell", "def f():\n    import benchmarks.launching.run"),
+        ("benchmarks.launching.run", "if TYPE_CHECKING:\n    from benchmarks.training.trainer import Trainer"),
+        ("benchmarks.analysis.table", "from benchmarks.images.engine import engine"),
+        ("benchmarks.images.engine", "from benchmarks.rig.own_engine import held"),
+    ],
+)
+def test_a_trespass_is_seen(module: str, source: str) -> None:
+    assert len(trespasses(module, source)) == 1

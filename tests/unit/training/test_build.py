@@ -1,0 +1,339 @@
+"""What a cell is trained with: weights, optimizer, compressor, dropout, and the released code's defects."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from benchmarks.__main__ import main
+from benchmarks.core.cell import Cell
+from benchmarks.core.registry import MODELS
+from benchmarks.core.workloads import PAPER, READMES, WORKLOADS, Schedule
+from benchmarks.training import build as build_module
+from benchmarks.training.bert_adam import BertAdam
+from benchmarks.training.build import build, load_given, load_prepared, make_compressor, make_task, rank_seed
+from benchmarks.training.optimizers import make_optimizer
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.dgc import DGC
+from resireduce.errors import ConfigError
+from resireduce.optim import DGCSGD
+from resireduce.scheme import load
+from tests.prepared import save_cifar, save_prepared, save_wikitext
+
+
+def on_meta(model: str) -> nn.Module:
+    with torch.device("meta"):
+        return load(MODELS[model])()
+
+
+def small(model: str = "resnet20", **change) -> Cell:
+    return Cell(**{"model": model, "data": "synthetic", "backend": "local", "world_size": 1, "steps": 1} | change)
+
+
+def schedule(model: str, world_size: int = 8, **options) -> Schedule:
+    return Schedule(WORKLOADS[model], samples=100_000, world_size=world_size, **options)
+
+
+# Pretrained weights
+
+
+class Pair(nn.Module):
+    """A body with pretrained weights, a head without, and a tied weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head, self.tied = nn.Linear(3, 2), nn.Linear(2, 2, bias=False), nn.Linear(3, 2, bias=False)
+        self.tied.weight = self.body.weight
+
+
+def save_weights(root, tensors: dict[str, torch.Tensor], missing=("head.weight",)) -> None:
+    save_prepared("x-weights", root, {"model.safetensors": save(tensors)}, missing=list(missing))
+
+
+def test_prepared_weights_are_loaded_and_the_rest_stays_random(tmp_path):
+    model = Pair()
+    head = model.head.weight.detach().clone()
+    save_weights(tmp_path, {"body.weight": torch.full((2, 3), 5.0), "body.bias": torch.full((2,), 6.0)})
+    load_prepared(model, "x-weights", tmp_path)
+    assert model.body.weight.eq(5).all() and model.body.bias.eq(6).all() and model.tied.weight is model.body.weight
+    assert torch.equal(model.head.weight, head)
+    assert model.body.weight.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"body.weight": (2, 3)}, "'x-weights' has no parameter body.bias; prepare them again"),
+        ({"body.weight": (2, 3), "body.bias": (2,), "z": (1,)}, "has a parameter that the model does not, z; prepare"),
+        ({"body.weight": (3, 2), "body.bias": (2,)}, r"body.weight of 'x-weights' is \(3, 2\), allowed is \(2, 3\)"),
+    ],
+)
+def test_other_weights_are_refused_in_one_line(tmp_path, tensors, message):
+    save_weights(tmp_path, {name: torch.zeros(shape) for name, shape in tensors.items()})
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_prepared(Pair(), "x-weights", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ({"a": torch.zeros(1)}, 'Error(s) in loading state_dict for Pair: Missing key(s) in state_dict: "body.weight"'),
+        ([1], "Expected state_dict to be dict-like, got "),
+        (b"no archive", ""),
+    ],
+)
+def test_a_file_of_other_weights_is_refused_in_one_line(tmp_path, content, reason):
+    path = tmp_path / "w.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    with pytest.raises(ConfigError) as caught:
+        load_given(Pair(), path)
+    assert str(caught.value).startswith(f"weights: {path} does not fit: {reason}")
+    assert str(caught.value).endswith("; make them with: python -m benchmarks pretrain")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cell_with_real_data_starts_from_the_recipes_weights_and_a_synthetic_one_does_not(tmp_path, monkeypatch):
+    workload = dataclasses.replace(WORKLOADS["resnet20"], weights="x-weights")
+    monkeypatch.setitem(WORKLOADS, "resnet20", workload)
+    model = load(MODELS["resnet20"])()
+    save_weights(tmp_path, {name: torch.full_like(p, 0.5) for name, p in model.named_parameters()}, missing=())
+    real = build_module.make_model(small(data="real"), None, tmp_path)
+    assert all(parameter.eq(0.5).all() for parameter in real.parameters())
+    random = build_module.make_model(small(), None, tmp_path)
+    assert not any(parameter.eq(0.5).all() for parameter in random.parameters())
+
+
+# Optimizer and compressor
+
+
+@pytest.mark.parametrize("model", [workload.model for workload in (*PAPER, *READMES)])
+def test_weight_decay_is_the_recipes(model):
+    workload, built = WORKLOADS[model], on_meta(model)
+    names = {id(parameter): name for name, parameter in built.named_parameters()}
+    groups = make_optimizer(workload, built).param_groups
+    assert sum(len(group["params"]) for group in groups) == len(names)
+    spared = {names[id(p)] for group in groups if not group["weight_decay"] for p in group["params"]}
+    if workload.no_decay:
+        norms = (nn.BatchNorm2d,) if workload.optimizer == "sgd" else (nn.LayerNorm,)
+        expected = {
+            f"{name}.{part}"
+            for name, one in built.named_modules()
+            if isinstance(one, norms)
+            for part in ("weight", "bias")
+        }
+        if workload.optimizer != "sgd":
+            expected |= {name for name in names.values() if name.endswith(".bias")}
+        assert spared == expected
+    else:
+        assert spared == (set() if workload.weight_decay else set(names.values()))
+
+
+def test_each_recipe_has_its_optimizer():
+    assert isinstance(make_optimizer(WORKLOADS["bert-base"], on_meta("bert-base")), BertAdam)
+    assert isinstance(make_optimizer(WORKLOADS["gpt2-medium"], nn.Linear(2, 2)), torch.optim.AdamW)
+    sgd = make_optimizer(WORKLOADS["resnet152-imagenet"], on_meta("resnet152-imagenet"))
+    assert sgd.param_groups[0]["nesterov"] and sgd.param_groups[0]["momentum"] == 0.9
+    assert not make_optimizer(WORKLOADS["resnet50"], nn.Linear(2, 2)).param_groups[0]["nesterov"]
+    beside = make_optimizer(WORKLOADS["resnet152-imagenet"], nn.Linear(2, 2), corrects_momentum=True)
+    (group,) = beside.param_groups
+    assert isinstance(beside, DGCSGD)
+    assert (group["decay_momentum"], group["nesterov"], group["weight_decay"]) == (0.9, True, 1e-4)
+
+
+def test_dgc_warms_its_density_up_by_epochs():
+    steps = schedule("resnet110").steps_per_epoch
+    compressor = make_compressor(small("resnet110", compressor="dgc", density=0.001), schedule("resnet110"))
+    assert isinstance(compressor, DGC)
+    found = [compressor.density_at(step) for step in (0, steps - 1, steps, 4 * steps, 5 * steps)]
+    assert found == [0.25, 0.25, 0.0625, 0.001, 0.001]
+    denser = make_compressor(small("resnet110", compressor="dgc", density=0.1), schedule("resnet110"))
+    assert [denser.density_at(epoch * steps) for epoch in range(6)] == [0.25, 0.1, 0.1, 0.1, 0.1, 0.1]
+    other = make_compressor(small("resnet50", compressor="dgc"), schedule("resnet50"))
+    assert other.density_at(0) == 0.01
+
+
+def test_dgc_forms_the_recipes_momentum():
+    cell = small("resnet152-imagenet", compressor="dgc-momentum")
+    compressor = make_compressor(cell, schedule("resnet152-imagenet"))
+    assert (compressor.momentum_factor, compressor.nesterov, compressor.half) == (0.9, True, True)
+    assert not make_compressor(small("resnet50", compressor="dgc-momentum"), schedule("resnet50")).nesterov
+
+
+def test_a_cell_that_forms_momentum_before_compression_decays_weights_with_a_momentum_of_its_own():
+    with torch.random.fork_rng(devices=[]):
+        trainer = build(small(compressor="dgc-momentum"), LocalCommunicator(), None, Path("data"))
+    assert isinstance(trainer.optimizer.wrapped, DGCSGD)
+    assert {g["weight_decay"] for g in trainer.optimizer.param_groups} == {WORKLOADS["resnet20"].weight_decay} != {0.0}
+
+
+def test_the_rate_of_all_ranks_is_reached_after_the_warmup():
+    one = schedule("resnet50")
+    assert one.learning_rate_at(0) == pytest.approx(0.0125 + 0.0875 / one.warmup_steps)
+    assert one.warmup_steps == 5 * one.steps_per_epoch
+    epochs = {epoch: one.learning_rate_at(epoch * one.steps_per_epoch) for epoch in (5, 29, 30, 59, 60, 79)}
+    assert list(epochs.values()) == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+# Dropout
+
+
+class Drops(nn.Module):
+    """A model with dropout, whose output tells the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return nn.functional.dropout(torch.ones(40), 0.5) + 0 * self.linear.weight.sum()
+
+
+def dropping(communicator, seed: int = 0):
+    trainer = build(small(seed=seed), communicator, None, Path("data"))
+    return trainer.model.linear.weight.detach().clone(), trainer.model(None).detach()
+
+
+def test_dropout_is_the_same_each_time_and_depends_on_the_seed(monkeypatch):
+    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
+    with torch.random.fork_rng(devices=[]):
+        (weight, mask), (same_weight, same_mask) = (dropping(LocalCommunicator()) for _ in range(2))
+        assert torch.equal(weight, same_weight)
+        assert torch.equal(mask, same_mask)
+        assert not torch.equal(mask, dropping(LocalCommunicator(), seed=1)[1])
+
+
+def test_ranks_start_with_equal_weights_and_a_seed_each_for_dropout(monkeypatch):
+    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Drops")
+    asked = []
+    monkeypatch.setattr(build_module, "rank_seed", lambda seed, rank: asked.append(rank) or rank_seed(seed, rank))
+    with torch.random.fork_rng(devices=[]):
+        (first, _), (second, _) = LocalWorld(2).run(dropping)
+    assert torch.equal(first, second)
+    assert sorted(asked) == [0, 1]
+    assert len({rank_seed(seed, rank) % 2**32 for seed in range(5) for rank in range(64)}) == 5 * 64
+
+
+# Prepared data
+
+
+class Line(nn.Module):
+    """A linear classifier of CIFAR's images that starts from zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3 * 32 * 32, 10)
+        for parameter in self.parameters():
+            nn.init.zeros_(parameter)
+
+    def forward(self, x):
+        return self.linear(x.flatten(1))
+
+
+def test_two_ranks_train_on_prepared_images_as_one_does(tmp_path, monkeypatch):
+    save_cifar(tmp_path, "cifar10", train=40, test=31)
+    monkeypatch.setitem(MODELS, "resnet20", "tests.unit.training.test_build:Line")
+    monkeypatch.setitem(WORKLOADS, "resnet20", dataclasses.replace(WORKLOADS["resnet20"], rate_per_rank=False))
+
+    def trained(communicator):
+        cell = small(
+            data="real", compressor="none", scheme="none", steps=7, batch_per_rank=8 // communicator.world_size
+        )
+        trainer = build(cell, communicator, None, tmp_path)
+        trainer.train()
+        return trainer.model.linear.weight.detach(), trainer.metrics, trainer.history
+
+    with torch.random.fork_rng(devices=[]):
+        alone, metrics, history = trained(LocalCommunicator())
+        (first, *said), (second, *_) = LocalWorld(2).run(trained)
+    assert alone.abs().max() > 0
+    assert torch.equal(first, second)
+    assert torch.allclose(alone, first, atol=1e-5)
+    assert said == [metrics, history]
+    assert [step for step, _ in history] == [5, 7], "after an epoch of 5 steps, and at the end"
+
+
+# What the released code did otherwise
+
+
+def test_long_warmup_takes_most_of_the_training():
+    # 88,000 windows in batches of 4 on 8 ranks, 4 epochs: planned as if one rank took them all.
+    bert = WORKLOADS["bert-base"]
+    right = Schedule(bert, 88_000, 8)
+    released = Schedule(bert, 88_000, 8, plans_single_rank=True)
+    assert right.steps == released.steps == 11_000
+    assert (right.warmup_steps, released.warmup_steps) == (1100, 8800)
+    assert right.learning_rate_at(10_999) < 1e-8
+    assert released.learning_rate_at(10_999) == pytest.approx(2.9e-5, rel=0.01)
+
+
+@pytest.mark.parametrize("released", [[], ["long-warmup"]])
+def test_a_cell_asks_for_the_long_warmup(monkeypatch, released):
+    monkeypatch.setitem(MODELS, "bert-base", "tests.unit.training.test_build:Drops")
+    cell = small("bert-base", length=16, steps=40, released=released, compressor="none", scheme="none")
+    with torch.random.fork_rng(devices=[]):
+        trainer = build(cell, LocalCommunicator(), None, Path("data"))
+    assert trainer.schedule.plans_single_rank == bool(released)
+
+
+@pytest.mark.parametrize("released", [[], ["fixed-order"]])
+def test_fixed_order_repeats_the_first_epochs(monkeypatch, released):
+    monkeypatch.setitem(MODELS, "gpt2-medium", "tests.unit.training.test_build:Drops")
+    cell = small("gpt2-medium", length=8, batch_per_rank=4096, released=released, compressor="none", scheme="none")
+    with torch.random.fork_rng(devices=[]):
+        trainer = build(cell, LocalCommunicator(), None, Path("data"))
+    batches = trainer.indices()
+    first, second = (torch.cat([next(batches), next(batches)]) for _ in range(2))
+    assert torch.equal(first.sort().values, second.sort().values)
+    assert torch.equal(first, second) == bool(released)
+
+
+def test_wikitext_2_is_read_and_asked_for_in_place_of_103(tmp_path, capsys):
+    cell = Cell(model="gpt2-medium", released=["wikitext-2"], length=8)
+    assert Cell(model="gpt2-medium").needs == ("wikitext-103", "gpt2-medium-weights")
+    assert cell.needs == ("wikitext-2", "gpt2-medium-weights")
+    splits = {split: (np.arange(20), [0, 20]) for split in ("train", "validation")}
+    save_wikitext(tmp_path, splits, name="wikitext-2")
+    assert len(make_task(cell, tmp_path)) == 2
+    spec = tmp_path / "cell.json"
+    spec.write_text(json.dumps(cell.to_dict()))
+    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
+    assert "'gpt2-medium-weights' is not prepared" in capsys.readouterr().err
+    spec.write_text(json.dumps(Cell(model="gpt2-medium", length=8).to_dict()))
+    assert main(["run", "--cell", str(spec), "--output", str(tmp_path / "out.json"), "--data", str(tmp_path)]) == 2
+    assert "'wikitext-103' is not prepared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "model"), [("batch-means", "vgg19"), ("rank-perplexity", "gpt2-large")])
+def test_a_defect_of_the_metric_reaches_the_task(name, model):
+    off, on = (make_task(small(model, released=released), Path("data")) for released in ([], [name]))
+    attribute = name.replace("-", "_")
+    assert (getattr(off, attribute), getattr(on, attribute)) == (False, True)
+
+
+def test_every_defect_has_a_test_here_or_beside_its_task_and_is_documented():
+    names = {name for workload in WORKLOADS.values() for name in workload.released}
+    assert names == {"batch-means", "long-warmup", "fixed-order", "rank-perplexity", "wikitext-2"}
+    page = (Path(__file__).parents[3] / "docs/deviations.md").read_text(encoding="utf-8")
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
+# What cells need
+
+
+def test_cells_need_what_their_recipes_read():
+    assert Cell(model="bert-base").needs == ("squad", "bert-vocabulary", "bert-base-weights")
+    assert Cell(model="resnet50").needs == ("cifar100",)
+    assert Cell(model="vgg-digits").needs == ()
+    assert small("bert-base").needs == ()
+
+
+@pytest.mark.parametrize(("model", "length", "most"), [("bert-base", 513, 512), ("gpt2-large", 7, 1024)])
+def test_lengths_that_a_model_cannot_take_are_refused(model, length, most):
+    with pytest.raises(ConfigError, match=f"length: {length} is not allowed; give a whole number, 8 to {most}"):
+        Cell(model=model, length=length)

@@ -1,0 +1,110 @@
+"""What the data command prepares is what tasks and models read."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from benchmarks.core.prepared import open_prepared
+from benchmarks.core.registry import TASKS
+from benchmarks.data.imagenet import IMAGENET
+from benchmarks.training.build import load_prepared
+from benchmarks.training.tasks.task import Setting
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+from tests.prepared import save_prepared, save_wikitext
+from tests.published import gpt2_vocabulary, prepared, squad, unpublished, write
+from tests.unit.data.test_data_cifar import SMALL10, archive10
+from tests.unit.data.test_data_command import SMALL as SMALL_SQUAD
+from tests.unit.data.test_data_text import FORMS, PIECES, SMALL_BERT, SMALL_GPT2, SMALL_WIKITEXT
+from tests.unit.data.test_data_weights import SMALL_BERT as SMALL_WEIGHTS
+from tests.unit.data.test_data_weights import bert_published, bert_small, saved
+
+CLASSES = ("n01", "n02")
+
+
+def jpeg(shade: int) -> bytes:
+    written = io.BytesIO()
+    Image.new("RGB", (40, 30), (shade, 0, 255 - shade)).save(written, "JPEG")
+    return written.getvalue()
+
+
+def prepare_cifar(folder):
+    prepared("cifar10", SMALL10, archive10(folder), folder / "root")
+
+
+def prepare_imagenet(folder):
+    files = {f"{part}/{name}/{part}.JPEG": jpeg(50) for part in ("train", "val") for name in CLASSES}
+    prepared("imagenet", unpublished(IMAGENET, classes=2), write(folder / "images", files), folder / "root")
+
+
+def prepare_squad(folder):
+    prepared("bert-vocabulary", SMALL_BERT, write(folder / "vocabulary", {"vocab.txt": PIECES}), folder / "root")
+    files = {"train-v1.1.json": squad(3), "dev-v1.1.json": squad(2)}
+    prepared("squad", SMALL_SQUAD, write(folder / "squad", files), folder / "root")
+
+
+def prepare_wikitext(folder):
+    prepared("gpt2-vocabulary", SMALL_GPT2, write(folder / "vocabulary", gpt2_vocabulary()), folder / "root")
+    prepared("wikitext-2", SMALL_WIKITEXT, write(folder / "text", FORMS["hub"]), folder / "root")
+
+
+READ = {
+    "cifar": (prepare_cifar, "cifar10", None, 15),
+    "imagenet": (prepare_imagenet, "imagenet", None, 2),
+    "squad": (prepare_squad, "squad", 64, 3),
+    "wikitext": (prepare_wikitext, "wikitext-2", 16, None),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_task_reads_what_was_prepared(tmp_path, name):
+    prepare, data, length, samples = READ[name]
+    prepare(tmp_path)
+    task = load(TASKS[name])(Setting(data=data, root=tmp_path / "root", length=length))
+    assert len(task) == samples or (samples is None and len(task) > 10)
+    batch = task.batch(torch.tensor([0, 1]), 0)
+    assert all(len(tensor) == 2 for tensor in batch.values())
+    assert task.data_hash()
+
+
+def test_a_model_starts_from_prepared_weights(tmp_path):
+    published = bert_published()
+    prepared("bert-base-weights", SMALL_WEIGHTS, saved(tmp_path / "from", published), tmp_path)
+    assert open_prepared("bert-base-weights", tmp_path).manifest["missing"] == ["qa_outputs.weight", "qa_outputs.bias"]
+    model = bert_small()
+    before = model.qa_outputs.weight.clone()
+    load_prepared(model, "bert-base-weights", tmp_path)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    assert torch.equal(model.state_dict()[name], published[name])
+    assert torch.equal(model.qa_outputs.weight, before)
+
+
+@pytest.mark.parametrize("name", READ)
+def test_a_file_of_the_right_size_and_wrong_content_is_named_in_one_line(tmp_path, name):
+    prepare, data, length, _ = READ[name]
+    prepare(tmp_path)
+    setting = Setting(data=data, root=tmp_path / "root", length=length)
+    files = {"squad": ["squad/dev-v1.1.json", "bert-vocabulary/vocab.txt"], "imagenet": ["imagenet/images.json"]}
+    for file in files.get(name, [f"{data}/{path.name}" for path in (tmp_path / "root" / data).glob("tr*.npy")]):
+        path = tmp_path / "root" / file
+        content = path.read_bytes()
+        path.write_bytes(b"\xff" * 20 + content[20:])
+        with pytest.raises(ConfigError, match=rf"^data: .*{path.name} is damaged \(.*\); prepare '.*' again$"):
+            load(TASKS[name])(setting)
+        path.write_bytes(content)
+    load(TASKS[name])(setting)
+
+
+def test_labels_and_tokens_that_no_model_has_are_refused(tmp_path):
+    listed = {"folder": str(tmp_path), "classes": [], "train": [["a.jpeg", 1000]], "val": [["a.jpeg", 0]]}
+    save_prepared("imagenet", tmp_path, {"images.json": json.dumps(listed).encode()})
+    with pytest.raises(ConfigError, match=r"images.json is damaged \(its classes are not all from 0 to 999\)"):
+        load(TASKS["imagenet"])(Setting(data="imagenet", root=tmp_path))
+    save_wikitext(tmp_path, dict.fromkeys(("train", "validation"), (np.full(99, 50257), [0, 99])))
+    task = load(TASKS["wikitext"])(Setting(data="wikitext-103", root=tmp_path, length=8))
+    with pytest.raises(ConfigError, match=r"tokens.npy is damaged \(token 50257, allowed are 0 to 50256\)"):
+        task.batch(torch.tensor([0]))

@@ -1,0 +1,196 @@
+"""Where ranks train, what they know of it, and a known allocation."""
+
+import json
+import os
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.core import provenance as provenance_module
+from benchmarks.core.ladder import METHODS
+from benchmarks.core.nvml import Idle, Nvml
+from benchmarks.core.provenance import image_digest, job_facts, loaded_files
+from benchmarks.training.measure.calibration import measure_known, table
+from benchmarks.training.measure.meter import NO_CUDA
+from benchmarks.training.measure.probe import look_before_cuda
+from benchmarks.training.measure.rank_facts import rank_facts, relevant_environment
+from benchmarks.training.place import choose_place, settle_arithmetic
+from resireduce.errors import ConfigError
+from tests.gpus import FakeGpu, FakeNvml
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RESIREDUCE_DEVICE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "RESIREDUCE_IMAGE_DIGEST"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def gpus(count: int) -> Any:
+    return SimpleNamespace(device_count=lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("count", "rank", "ranks", "place"),
+    [
+        (0, 1, 2, ("cpu", "gloo", 1)),
+        (1, 0, 1, ("cuda:0", "nccl", 1)),
+        (2, 1, 2, ("cuda:1", "nccl", 1)),
+        (1, 1, 2, ("cuda:0", "gloo", 2)),
+        (3, 3, 4, ("cuda:0", "gloo", 4)),
+    ],
+)
+def test_each_rank_has_its_gpu_or_all_share_one(
+    monkeypatch: pytest.MonkeyPatch, count: int, rank: int, ranks: int, place: tuple[str, str, int]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    chosen = choose_place(gpus(count))
+    assert (str(chosen.device), chosen.process_group, chosen.ranks_on_device) == place
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
+    assert str(choose_place(gpus(count)).device) == "cpu"
+
+
+def test_ranks_that_cannot_share_a_gpu_are_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert choose_place(gpus(2), own_gpu=True) == choose_place(gpus(2))
+    assert choose_place(gpus(0), own_gpu=True).device.type == "cpu"
+    with pytest.raises(ConfigError, match=r"backend: 'horovod', .* each of the 2 ranks .* 1; .* RESIREDUCE_DEVICE=cpu"):
+        choose_place(gpus(1), own_gpu=True)
+
+
+@pytest.mark.parametrize("prefix", ["HOROVOD_LOCAL_", "OMPI_COMM_WORLD_LOCAL_"])
+def test_the_place_is_known_from_other_launchers_too(monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
+    monkeypatch.setenv(f"{prefix}RANK", "1")
+    monkeypatch.setenv(f"{prefix}SIZE", "2")
+    assert str(choose_place(gpus(2)).device) == "cuda:1" and choose_place(gpus(1)).ranks_on_device == 2
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert str(choose_place(gpus(2)).device) == "cuda:0", "the suite's launcher comes first"
+
+
+def test_a_device_that_is_not_there_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "cuda")
+    with pytest.raises(ConfigError, match="RESIREDUCE_DEVICE: 'cuda' is not allowed without a CUDA device; set cpu"):
+        choose_place(gpus(0))
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "gpu")
+    cell = tmp_path / "cell.json"
+    cell.write_text(json.dumps({"model": "vgg-digits"}))
+    assert main(["run", "--cell", str(cell), "--output", str(tmp_path / "out.json")]) == 2
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_gpus_are_looked_at_before_cuda_only_where_one_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = Nvml(FakeNvml(FakeGpu("GPU-a", used_bytes=5)))
+    before = look_before_cuda(choose_place(gpus(1)), nvml)
+    assert before.idle == {"GPU-a": Idle(5)} and before.driver == "570.86.15"
+    assert look_before_cuda(choose_place(gpus(0)), nvml).reason == NO_CUDA
+    monkeypatch.setenv("RESIREDUCE_DEVICE", "cpu")
+    assert "RESIREDUCE_DEVICE=cpu" in look_before_cuda(choose_place(gpus(1)), nvml).reason
+
+
+def test_arithmetic_on_a_gpu_is_float32_and_warns_where_it_cannot_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        settle_arithmetic(torch.device("cpu"))
+        assert torch.backends.cudnn.allow_tf32 == tf32 and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        settle_arithmetic(torch.device("cuda", 0))
+        assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.utils.deterministic.fill_uninitialized_memory
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+        torch.backends.cudnn.allow_tf32 = tf32
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def test_facts_of_ranks_become_those_of_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_BUFFSIZE", "4194304")
+    facts = rank_facts(torch.device("cpu"), "gloo")
+    assert facts["device"] == "cpu" and facts["gpu_uuid"] is None and facts["nccl"] is None
+    assert facts["environment"]["NCCL_BUFFSIZE"] == "4194304" and "PATH" not in relevant_environment()
+    there = [{**facts, "host": host, "gpu_uuid": uuid} for host, uuid in (("a", "1"), ("a", "2"), ("b", "3"))]
+    job = job_facts(there)
+    assert job["hosts"] == ["a", "b"] and job["ranks_per_host"] == {"a": 2, "b": 1}
+    assert job["gpu_uuids"] == ["1", "2", "3"] and "host" not in job
+    assert json.loads(json.dumps(job)) == job
+
+
+def test_facts_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100 80GB HBM3", total_memory=85 * 10**9, uuid="1111-22")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
+    facts = rank_facts(torch.device("cuda", 0), "nccl", "570.86.15")
+    wanted = {"device": properties.name, "gpu_uuid": "GPU-1111-22", "driver": "570.86.15", "nccl": "2.27.3"}
+    wanted |= {"cudnn": 91002, "allocator": "native", "device_memory_bytes": 85 * 10**9}
+    assert wanted.items() <= facts.items() and isinstance(facts["tf32"], bool)
+
+    def none() -> None:
+        raise AttributeError("a torch without NCCL")
+
+    monkeypatch.setattr(torch.cuda.nccl, "version", none)
+    assert rank_facts(torch.device("cuda", 0), "gloo")["nccl"] is None
+
+
+def test_a_loaded_library_is_found_by_its_file(tmp_path) -> None:
+    lines = [
+        "7f00-7f01 r--p 00000000 08:01 12 /opt/my libs/libnccl.so.2",
+        "7f01-7f02 r-xp 00001000 08:01 12 /opt/my libs/libnccl.so.2",
+        "7f02-7f03 rw-p 00000000 00:00 0",
+        "7f03-7f04 r-xp 00000000 08:01 13 /usr/lib/libc.so.6",
+    ]
+    maps = tmp_path / "maps"
+    maps.write_text("\n".join(lines))
+    assert loaded_files("libnccl.so", maps) == ["/opt/my libs/libnccl.so.2"]
+    assert loaded_files("libcudnn.so", maps) == []
+    maps.write_text("\n".join([*lines, "7f05-7f06 r-xp 00000000 08:01 14 /usr/lib/libnccl.so.2"]))
+    assert loaded_files("libnccl.so", maps) == ["/opt/my libs/libnccl.so.2", "/usr/lib/libnccl.so.2"]
+
+
+def test_the_image_is_known_by_variable_or_file(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+    file = tmp_path / "image.json"
+    monkeypatch.setattr(provenance_module, "IMAGE_FILE", file)
+    assert image_digest() is None
+    file.write_text('{"digest": "sha256:ab"}')
+    assert image_digest() == "sha256:ab"
+    monkeypatch.setenv("RESIREDUCE_IMAGE_DIGEST", "sha256:cd")
+    assert image_digest() == "sha256:cd"
+    monkeypatch.delenv("RESIREDUCE_IMAGE_DIGEST")
+    file.write_text("[]")
+    assert image_digest() is None
+
+
+def test_a_known_allocation_is_measured_to_within_one_per_cent() -> None:
+    readings = {reading.rung: reading for reading in measure_known(256 << 20)}
+    assert list(readings) == list(METHODS)
+    if not torch.cuda.is_available():
+        found = [name for name, reading in readings.items() if reading.measured_bytes is not None]
+        assert found == ["model_state_itemised", "resident", "peak_resident"]
+    for reading in readings.values():
+        assert (reading.error is None) == bool(reading.reason)
+        assert reading.error is None or abs(reading.error) < 0.01, reading
+    lines = table(list(readings.values()))
+    assert len(lines) == 1 + len(METHODS) and all(len(line) < 100 for line in lines)
+
+
+@pytest.mark.parametrize("size", ["63", "65", "0", "-2", "1048578"])
+def test_a_size_that_allocators_would_round_is_refused(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["measure", "--mebibytes", size]) == 2
+    assert capsys.readouterr().err.startswith(f"error: mebibytes: {size} is not allowed; give ")
+
+
+def test_an_allocation_that_no_memory_is_there_for_is_refused(monkeypatch, capsys):
+    full = MagicMock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
+    monkeypatch.setattr("benchmarks.training.measure.calibration.measure_known", full)
+    assert main(["measure", "--mebibytes", "1048576"]) == 2
+    assert capsys.readouterr().err.startswith("error: mebibytes: 1048576 is more than there is memory for; give a ")

@@ -1,0 +1,106 @@
+"""The models of the paper and of the READMEs at full size: how large they are, and what their tensors are called."""
+
+import hashlib
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.core.registry import MODELS
+from benchmarks.training.models.resnet import BasicBlock, ResNet
+from benchmarks.training.models.vit import VisionTransformer
+from resireduce.grouping import find_groups
+from resireduce.scheme import load
+
+PARAMETERS = {
+    "resnet50": 23_705_252,
+    "resnet50-imagenet": 25_557_032,
+    "vgg19": 143_678_248,
+    "bert-base": 108_897_794,
+    "bert-large": 334_100_482,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "bert-base-pretraining": 110_106_428,
+    "bert-large-pretraining": 336_226_108,
+    "resnet152-imagenet": 60_192_808,
+    "vgg16-imagenet": 138_365_992,
+    "vit-large": 304_326_632,
+    # As in He et al., section 4.2: 0.27 and 1.7 million.
+    "resnet20": 269_722,
+    "resnet110": 1_727_962,
+}
+
+# The first 16 hexadecimal digits of the SHA-256 of "name shape" lines of the state dicts of torchvision 0.29.2.
+TORCHVISION = {
+    "resnet50-imagenet": ("resnet50", "3fa57287149b51c4"),
+    "resnet152-imagenet": ("resnet152", "47360b6062c7afaa"),
+    "vgg19": ("vgg19_bn", "4c042cc97e1d6342"),
+    "vgg16-imagenet": ("vgg16_bn", "5f99e428d932f79e"),
+    "vit-large": ("vit_l_16", "621baca3950300fb"),
+}
+
+
+def on_meta(model: str) -> nn.Module:
+    with torch.device("meta"):
+        return load(MODELS[model])()
+
+
+def layout(model: nn.Module) -> str:
+    return "".join(f"{name} {tuple(tensor.shape)}\n" for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_parameter_count(model):
+    assert sum(parameter.numel() for parameter in on_meta(model).parameters()) == PARAMETERS[model]
+
+
+def test_the_size_in_table_1_is_that_of_pretraining():
+    assert round(4 * PARAMETERS["bert-base-pretraining"] / 2**20) == 420
+    assert round(4 * PARAMETERS["resnet50-imagenet"] / 2**20, 1) == 97.5
+    assert round(4 * PARAMETERS["vgg19"] / 2**20, 1) == 548.1
+
+
+@pytest.mark.parametrize("model", TORCHVISION)
+def test_names_and_shapes_are_torchvisions(model):
+    """So that its weights load."""
+    assert hashlib.sha256(layout(on_meta(model)).encode()).hexdigest()[:16] == TORCHVISION[model][1]
+
+
+@pytest.mark.parametrize("model", TORCHVISION)
+def test_names_and_shapes_are_those_of_the_torchvision_that_is_installed(model):
+    models = pytest.importorskip("torchvision.models", reason="torchvision is not needed, and not installed here")
+    with torch.device("meta"):
+        theirs = getattr(models, TORCHVISION[model][0])()
+    assert layout(theirs) == layout(on_meta(model))
+
+
+def test_the_cifar_resnet_keeps_the_image_in_its_first_stage_and_halves_it_then():
+    model = ResNet(blocks=(1, 1, 1), widths=(2, 4, 8), classes=3, block=BasicBlock)
+    x = torch.randn(2, 2, 32, 32)
+    assert model.layer1(x).shape == (2, 2, 32, 32)
+    assert model.layer3(model.layer2(model.layer1(x))).shape == (2, 8, 8, 8)
+
+
+def test_a_shortcut_without_parameters_is_every_second_pixel_and_zeros():
+    block = BasicBlock(2, 4, stride=2)
+    nn.init.zeros_(block.bn2.weight)
+    x = torch.rand(1, 2, 4, 4)
+    assert torch.equal(block(x), torch.cat((x[:, :, ::2, ::2], torch.zeros(1, 2, 2, 2)), dim=1))
+
+
+def test_a_vision_transformer_sees_patches_in_order():
+    model = VisionTransformer(size=8, patch=4, layers=1, width=8, heads=2, hidden=16, classes=3)
+    tokens = []
+    model.encoder.register_forward_pre_hook(lambda _, inputs: tokens.append(inputs[0]))
+    x = torch.randn(2, 3, 8, 8)
+    assert model(x).shape == (2, 3)
+    expected = model.conv_proj(x[:, :, 4:, :4])[:, :, 0, 0]  # third patch: second row, first column
+    assert tokens[0].shape == (2, 5, 8)
+    assert torch.allclose(tokens[0][:, 3], expected, atol=1e-6)
+
+
+def test_a_vision_transformer_groups_every_matrix_of_its_layers():
+    model = on_meta("vit-large")
+    grouping = find_groups(model)
+    assert {len(group) for group in grouping.groups} == {3}
+    assert len(grouping.grouped) == 24 * 4

@@ -1,0 +1,94 @@
+"""What of a Horovod cell needs no Horovod: when it is refused, and how its ranks find each other."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.core import devices
+from benchmarks.core.cell import Cell
+from benchmarks.core.interfaces import address_of
+from benchmarks.training import horovod
+from benchmarks.training.horovod_start import MEETING, come, make_slots, serving, told, variables
+from resireduce.errors import ConfigError
+
+CELL = Cell(model="vgg-digits", backend="horovod")
+
+
+def test_its_name_says_so() -> None:
+    assert CELL.name == "vgg-digits.topk.baseline.kept.d0.01.s0.horovod"
+    assert Cell.from_dict(json.loads(json.dumps(CELL.to_dict()))) == CELL
+
+
+def test_without_horovod_it_is_refused_before_anything_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, output = tmp_path / "cell.json", tmp_path / "out/cell.json"
+    spec.write_text(json.dumps(CELL.to_dict()))
+    monkeypatch.setattr(devices, "find_spec", lambda name: None if name == "horovod" else find_spec(name))
+    assert main(["run", "--cell", str(spec), "--output", str(output)]) == 2
+    said = capsys.readouterr().err
+    assert said == ("error: backend: 'horovod' cannot be used: Horovod is not installed; install it: make horovod\n")
+    assert not output.parent.exists()
+
+
+def test_each_rank_has_its_place_as_horovod_counts() -> None:
+    there = [("a", 0, 2), ("b", 0, 1), ("a", 1, 2)]
+    slots = make_slots([dict(zip(("hostname", "local_rank", "local_size"), it, strict=True)) for it in there])
+    assert [slot["rank"] for slot in slots] == [0, 1, 2] and {slot["size"] for slot in slots} == {3}
+    assert [(slot["cross_rank"], slot["cross_size"]) for slot in slots] == [(0, 2), (1, 2), (0, 1)]
+    environment = variables({"address": "10.0.0.7", "port": 4711, "slots": slots}, 2, "eth0")
+    assert environment == {
+        "HOROVOD_HOSTNAME": "a",
+        "HOROVOD_RANK": "2",
+        "HOROVOD_SIZE": "3",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_LOCAL_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.7",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "eth0",
+    }
+
+
+def test_machines_are_told_apart_where_each_rank_has_a_name_of_its_own() -> None:
+    places = [{"hostname": f"container{rank}", "local_rank": rank % 2, "local_size": 2} for rank in range(4)]
+    assert [slot["hostname"] for slot in make_slots(places)] == ["machine0", "machine0", "machine1", "machine1"]
+
+
+def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match=re.escape(f"rank 1 waited 0.05 s for {tmp_path / MEETING}: a rank did")):
+        told(tmp_path, 1, 0.05)
+    if find_spec("horovod") is None:
+        pytest.skip("the rendezvous is Horovod's, which is not installed")
+    come(tmp_path, 0, 0, 3)
+    come(tmp_path, 2, 2, 3)
+    with (
+        pytest.raises(ConnectionError, match=r"rank 0 waited 0.05 s in .*: a rank did not come \(1\)"),
+        serving(tmp_path, 3, "127.0.0.1", 0.05),
+    ):
+        pass
+    assert not (tmp_path / MEETING).exists()
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="Horovod is not installed")
+def test_the_address_is_that_of_the_interface() -> None:
+    assert address_of("lo") == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"GLOO_SOCKET_IFNAME: 'none0' has no IPv4 address on .*; give one of: .*lo"):
+        address_of("none0")
+
+
+def test_another_launcher_counts_where_the_suite_has_not_started_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    assert not horovod.is_started_by_another()
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert horovod.is_started_by_another()
+    monkeypatch.setenv("RANK", "1")
+    assert not horovod.is_started_by_another()

@@ -1,0 +1,233 @@
+"""CIFAR and ImageNet: prepared files good and bad, augmentation against Pillow's, Top-1 by samples and by batches."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from benchmarks.training.tasks.cifar_task import VARIANTS, Cifar, look_up
+from benchmarks.training.tasks.imagenet_task import ImageNet, ImageNetHalf, centre, random_box
+from benchmarks.training.tasks.task import Setting
+from resireduce.errors import ConfigError
+from tests.prepared import save_cifar, save_prepared
+
+STILL = np.array([[4, 4]])
+
+
+class Guess(nn.Module):
+    """A fixed random linear map of the pixels."""
+
+    def __init__(self, pixels: int = 3 * 32 * 32, classes: int = 100) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(pixels, classes, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x):
+        return x.flatten(1) @ self.weight
+
+
+def smooth_image() -> np.ndarray:
+    y, x = np.mgrid[:32, :32]
+    return np.stack([255 * (x / 31), 255 * (y / 31), 127 + 120 * np.sin(x / 5)]).astype(np.uint8)
+
+
+# CIFAR
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_test_images_are_normalised_and_not_augmented(tmp_path, name):
+    save_cifar(tmp_path, name)
+    task = Cifar(Setting(data=name, root=tmp_path))
+    batch = task.source.held_out_batch(range(3, 9, 2))
+    raw = np.load(tmp_path / name / "test_images.npy")[[3, 5, 7]].astype(float)
+    mean, std = (np.array(part)[:, None, None] for part in (VARIANTS[name].mean, VARIANTS[name].std))
+    assert np.allclose(batch["images"].numpy(), (raw / 255 - mean) / std, atol=1e-5)
+    assert batch["labels"].tolist() == np.load(tmp_path / name / "test_labels.npy")[[3, 5, 7]].tolist()
+    assert (task.metric, len(task)) == ("top1", 40)
+    assert task.data_hash() == json.loads((tmp_path / name / "manifest.json").read_text())["hash"]
+
+
+@pytest.mark.parametrize("degrees", [-15.0, -7.3, 0.0, 3.0, 14.9])
+def test_rotation_is_pillows(degrees):
+    # Pillow computes in 16.16 fixed point, so a pixel between two may be the other one.
+    image = smooth_image()
+    expected = np.array(Image.fromarray(image.transpose(1, 2, 0)).rotate(degrees)).transpose(2, 0, 1)
+    found = look_up(image[None], STILL, np.array([False]), np.array([degrees]))[0]
+    assert (found == expected).mean() > 0.98
+    assert np.array_equal(found == 0, expected == 0) or degrees
+
+
+@pytest.mark.parametrize(("flip", "top", "left"), [(False, 0, 8), (True, 7, 3), (True, 4, 4)])
+def test_crop_with_padding_comes_before_the_flip(flip, top, left):
+    image = smooth_image()
+    padded = np.pad(image, ((0, 0), (4, 4), (4, 4)))[:, top : top + 32, left : left + 32]
+    expected = padded[:, :, ::-1] if flip else padded
+    found = look_up(image[None], np.array([[top, left]]), np.array([flip]), np.array([0.0]))[0]
+    assert np.array_equal(found, expected)
+
+
+def test_augmentation_depends_on_seed_step_and_index_alone(tmp_path):
+    save_cifar(tmp_path)
+
+    def images(indices: list[int], step: int, seed: int = 0) -> torch.Tensor:
+        task = Cifar(Setting(data="cifar100", root=tmp_path, seed=seed))
+        return task.batch(torch.tensor(indices), step)["images"]
+
+    together = images([5, 9, 17], 3)
+    assert torch.equal(together[1:2], images([9], 3)), "another rank gets the same image"
+    assert not torch.equal(together, images([5, 9, 17], 4))
+    assert not torch.equal(together, images([5, 9, 17], 3, seed=1))
+
+
+def test_augmentation_varies_as_it_should(tmp_path):
+    save_cifar(tmp_path, train_images=np.stack([np.full((3, 32, 32), 255, dtype=np.uint8)] * 40))
+    task = Cifar(Setting(data="cifar100", root=tmp_path))
+    darkest = torch.tensor(VARIANTS["cifar100"].mean).neg() / torch.tensor(VARIANTS["cifar100"].std)
+    black = [
+        ((task.batch(torch.arange(40), step)["images"] - darkest.view(3, 1, 1)).abs() < 1e-4).float().mean((1, 2, 3))
+        for step in range(10)
+    ]
+    share = torch.cat(black)
+    assert 0.1 < share.mean() < 0.3, "padding and corners are black"
+    assert share.unique().numel() > 100, "there are 81 crops without rotation"
+
+
+def test_cifar10_is_not_rotated(tmp_path):
+    assert VARIANTS["cifar10"].degrees == 0
+    white = np.full((40, 3, 32, 32), 255, dtype=np.uint8)
+    save_cifar(tmp_path, "cifar10", train_images=white)
+    images = Cifar(Setting(data="cifar10", root=tmp_path)).batch(torch.arange(40))["images"]
+    for rows in (images[:, 0] > 0).any(2), (images[:, 0] > 0).any(1):
+        assert (rows.sum(1) >= 28).all()
+    bright = images[:, 0] > 0
+    assert torch.equal(bright, bright.any(2)[:, :, None] & bright.any(1)[:, None, :]), "what is left is a rectangle"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"test_labels": np.array([100] * 37)},
+        {"test_labels": np.array([-1] * 37)},
+        {"train_labels": np.zeros(39, dtype=np.int64)},
+        {"train_images": np.zeros((40, 3, 32, 32), dtype=np.float32)},
+        {"train_images": np.zeros((0, 3, 32, 32), dtype=np.uint8), "train_labels": np.zeros(0, dtype=np.int64)},
+    ],
+)
+def test_files_of_another_format_are_refused_in_one_line(tmp_path, change):
+    save_cifar(tmp_path, **change)
+    with pytest.raises(ConfigError, match=r"allowed: uint8 \(n, 3, 32, 32\).*prepare again") as caught:
+        Cifar(Setting(data="cifar100", root=tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unprepared_data_set_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"'cifar100' is not prepared in .* data prepare cifar100"):
+        Cifar(Setting(data="cifar100", root=tmp_path))
+
+
+def test_top1_counts_each_image_once_whatever_the_ranks(tmp_path):
+    save_cifar(tmp_path)
+    task, model = Cifar(Setting(data="cifar100", root=tmp_path)), Guess()
+    batch = task.source.held_out_batch(range(37))
+    model.weight.data[:, 3] = 0
+    right = (model(batch["images"]).argmax(1) == batch["labels"]).float().mean().item()
+    for world_size in (1, 2, 5, 40):
+        sums = sum(task.evaluate(model, rank, world_size) for rank in range(world_size))
+        assert sums[1] == 37
+        assert task.metrics_from(sums)["top1"] == pytest.approx(100 * right)
+
+
+def test_batch_means_are_those_of_rank_0_and_give_small_batches_as_much_weight(tmp_path):
+    labels = np.zeros(70, dtype=np.int64)
+    labels[[64, 66]] = 1  # rank 0's second batch of three: 64, 66, 68
+    save_cifar(tmp_path, test=70, test_labels=labels)
+    task = Cifar(Setting(data="cifar100", root=tmp_path, released=frozenset({"batch-means"})))
+    always_0 = Guess()
+    always_0.weight.data.zero_()
+    sums = sum(task.evaluate(always_0, rank, 2) for rank in range(2))
+    assert task.metrics_from(sums)["top1"] == pytest.approx(100 * (1 + 1 / 3) / 2)
+    plain = Cifar(Setting(data="cifar100", root=tmp_path))
+    sums = sum(plain.evaluate(always_0, rank, 2) for rank in range(2))
+    assert plain.metrics_from(sums)["top1"] == pytest.approx(100 * 68 / 70)
+
+
+# ImageNet
+
+
+@pytest.fixture
+def photographs(tmp_path):
+    """Root of a prepared list of six images in two classes, and their folder."""
+    source = tmp_path / "source"
+    listed = {"folder": str(source), "classes": ["n01", "n02"], "train": [], "val": []}
+    generator = np.random.default_rng(0)
+    for number, (width, height, mode) in enumerate(
+        [(300, 260, "RGB"), (500, 231, "RGB"), (230, 900, "L"), (64, 64, "CMYK"), (1, 300, "RGB"), (256, 256, "RGB")]
+    ):
+        part, label = ("train", "val")[number % 2], number % 3 % 2
+        path = f"{part}/{listed['classes'][label]}/{number}.jpeg"
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.kron(generator.integers(0, 255, (8, 8, 3)), np.ones((40, 70, 1))).astype(np.uint8)
+        Image.fromarray(pixels).resize((width, height)).convert(mode).save(source / path)
+        listed[part].append([path, label])
+    save_prepared("imagenet", tmp_path, {"images.json": json.dumps(listed).encode()})
+    return tmp_path, source
+
+
+def test_photographs_of_any_shape_and_mode_become_batches(photographs):
+    task = ImageNet(Setting(data="imagenet", root=photographs[0]))
+    batch = task.batch(torch.tensor([2, 0, 1]), step=5)
+    assert batch["images"].shape == (3, 3, 224, 224)
+    assert batch["labels"].tolist() == [task.source.train[index][1] for index in (2, 0, 1)]
+    assert torch.equal(batch["images"][1], task.batch(torch.tensor([0]), step=5)["images"][0])
+    assert not torch.equal(batch["images"][1], task.batch(torch.tensor([0]), step=6)["images"][0])
+    assert task.evaluate(Guess(3 * 224 * 224, 2), 0, 1)[1] == 3
+
+
+def test_validation_is_the_centre_of_the_image_scaled(photographs):
+    root, source = photographs
+    task = ImageNet(Setting(data="imagenet", root=root))
+    index = next(number for number, (path, _) in enumerate(task.source.val) if path.endswith("5.jpeg"))
+    found = task.source.held_out_batch(range(index, index + 1))["images"][0]
+    pixels = np.array(Image.open(source / task.source.val[index][0]), dtype=np.float32)[16:240, 16:240]
+    expected = (pixels / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    assert np.allclose(found.permute(1, 2, 0).numpy(), expected, atol=1e-5)
+    assert centre(Image.new("RGB", (1000, 300))).size == (224, 224)
+
+
+def test_vision_transformers_see_pixels_from_minus_1_to_1(photographs):
+    batch = ImageNetHalf(Setting(data="imagenet", root=photographs[0])).source.held_out_batch(range(3))
+    assert -1 <= batch["images"].min() < -0.5
+    assert 0.5 < batch["images"].max() <= 1
+
+
+@pytest.mark.parametrize("size", [(640, 480), (10, 2000), (7, 7), (1, 1)])
+def test_parts_lie_in_the_image_and_have_the_right_size_and_aspect(size):
+    generator = np.random.default_rng(1)
+    for _ in range(200):
+        left, top, right, bottom = random_box(size, generator)
+        assert 0 <= left < right <= size[0]
+        assert 0 <= top < bottom <= size[1]
+        if size == (640, 480):
+            width, height = right - left, bottom - top
+            assert 0.078 < width * height / (640 * 480) <= 1
+            assert 0.74 < width / height < 1.35
+
+
+def test_an_image_that_cannot_be_decoded_is_named(photographs):
+    root, source = photographs
+    task = ImageNet(Setting(data="imagenet", root=root))
+    (source / task.source.train[0][0]).write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"0\.jpeg cannot be decoded") as caught:
+        task.batch(torch.tensor([0]))
+    assert "\n" not in str(caught.value)
+    assert math.isfinite(task.batch(torch.tensor([1]))["images"].sum())
+
+
+def test_images_that_were_moved_are_missed_at_the_start(photographs):
+    root, source = photographs
+    source.rename(root / "elsewhere")
+    with pytest.raises(ConfigError, match="the images are no longer in "):
+        ImageNet(Setting(data="imagenet", root=root))

@@ -1,0 +1,300 @@
+"""Out of memory, divergence, a deadline, a checkpoint that cannot be used: what a cell leaves in each case."""
+
+import json
+import resource
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.load_run import load_run
+from benchmarks.core.cell import Cell
+from benchmarks.core.outcome import Outcome
+from benchmarks.core.record import CellResult
+from benchmarks.core.stop_policy import MANIFEST, Limits, checkpoint_folder, remove_checkpoint, saved_step
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.launching.launch import overall
+from benchmarks.launching.outcomes import to_result
+from benchmarks.launching.processes import count_oom_kills
+from benchmarks.training.deadline import Watch
+from benchmarks.training.failures import asked_bytes, describe
+from benchmarks.training.rank import run_rank
+from benchmarks.training.trainer import Trainer
+from resireduce.comm.local import LocalCommunicator
+
+CELL = Cell(model="vgg-digits", backend="local", world_size=1, steps=4, batch_per_rank=2)
+
+
+@pytest.fixture(autouse=True)
+def quick(own_settings, monkeypatch):
+    """Evaluation takes most of the time, more threads the rest."""
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.evaluate", lambda trainer: {trainer.task.metric: 0.5})
+
+
+def train(cell: Cell = CELL, **limits: Any) -> CellResult:
+    """The record of a cell whose only rank is this process."""
+    outcome = run_rank(cell, LocalCommunicator(), None, Path("data"), watch=Watch(Limits(**limits), signals=[]))
+    return to_result(cell, [outcome], 1.0, None)
+
+
+def test_a_rank_out_of_memory_says_where_and_keeps_what_it_measured(monkeypatch, capsys):
+    step = iter([False, False, True])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    virtual_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    usual = Trainer.batch
+
+    def larger(trainer, indices, number):
+        """In the third step the machine is full, and the batch is of many times the size."""
+        if next(step):
+            resource.setrlimit(resource.RLIMIT_AS, (virtual_bytes + 2**30, hard))
+            found = usual(trainer, indices, number)
+            return {**found, "images": found["images"].repeat(16000, 1, 1, 1)}
+        return usual(trainer, indices, number)
+
+    monkeypatch.setattr(Trainer, "batch", larger)
+    try:
+        record = train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    assert record.status == "oom", record.reason
+    assert "\n" not in record.reason and "allocate" in record.reason
+    assert {key: record.failure[key] for key in ("rank", "step", "phase")} == {"rank": 0, "step": 3, "phase": "forward"}
+    assert record.failure["asked_bytes"] > 10**6
+    assert record.steps == len(record.step_seconds) == 2
+    assert record.peak_resident_bytes > 0
+
+
+def test_a_last_step_that_ruins_the_parameters_is_a_divergence(monkeypatch, capsys):
+    def ruin(trainer):
+        """Where the last evaluation would be, which may see nothing: accuracy is finite all the same."""
+        next(trainer.model.parameters()).data.view(-1)[0] = torch.nan
+        return {trainer.task.metric: 0.5}
+
+    monkeypatch.setattr(Trainer, "evaluate", ruin)
+    record = train(replace(CELL, steps=1))
+    assert record.status == "diverged"
+    assert record.reason == "features.0.weight held NaN or infinity after the last of 1 steps"
+
+
+def test_a_training_that_diverges_keeps_what_it_measured(monkeypatch, capsys):
+    monkeypatch.setitem(WORKLOADS, "vgg-digits", replace(WORKLOADS["vgg-digits"], learning_rate=1e20))
+    record = train()
+    assert record.status == "diverged"
+    assert "nan" in record.reason.lower()
+    assert 0 < record.steps < 4 and record.failure["step"] == record.steps + 1
+
+
+def test_a_mistake_is_told_in_one_line_and_in_full_in_the_log(monkeypatch, capsys):
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.batch", lambda *_: 1 / 0)
+    record = train()
+    assert (record.status, record.reason) == ("error", "ZeroDivisionError: division by zero")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_cell_stops_before_its_deadline(tmp_path):
+    ends_at = time.time() + 7.0
+    record = train(replace(CELL, steps=10**6), ends_at=ends_at, folder=tmp_path / "checkpoint")
+    assert 0 < ends_at - time.time() < 5.5, "it stopped late, or long before it had to"
+    assert record.status == "timeout" and record.failure["interrupted"]
+    assert record.reason == f"stopped before its deadline at step {record.steps} of 1000000; run again to go on"
+    assert saved_step(tmp_path / "checkpoint") == record.steps == len(record.step_seconds) > 0
+    early = train(replace(CELL, steps=10**6), ends_at=time.time(), folder=tmp_path / "checkpoint")
+    assert early.reason.endswith(", before it could take one more; run again with a later deadline")
+
+
+def test_looks_cost_little(monkeypatch):
+    """Ranks ask each other once a second, not once a step."""
+    looks = []
+    gather = LocalCommunicator.all_gather
+    monkeypatch.setattr(
+        LocalCommunicator,
+        "all_gather",
+        lambda self, tensor, name, *rest: (
+            looks.append(name) if name.startswith("watch") else None,
+            gather(self, tensor, name, *rest),
+        )[1],
+    )
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.train_step", lambda *_: 0.5)
+    monkeypatch.setattr("benchmarks.training.trainer.Trainer.result", lambda _: {})
+    run_rank(
+        replace(CELL, steps=300), LocalCommunicator(), None, Path("data"), watch=Watch(Limits(ends_at=1e12), signals=[])
+    )
+    assert 0 < len(looks) < 10
+
+
+SPOILERS = {
+    "code": lambda folder: _edit(folder, resireduce="another"),
+    "ranks": lambda folder: _edit(folder, world_size=2),
+    "cut off": lambda folder: (folder / "step2.rank0.pt").write_bytes((folder / "step2.rank0.pt").read_bytes()[:999]),
+    "one bit": lambda folder: _flip(folder / "step2.shared.pt"),
+    "missing": lambda folder: (folder / "step2.shared.pt").unlink(),
+    "no JSON": lambda folder: (folder / MANIFEST).write_text("{"),
+}
+SAYS = {
+    "code": "is of other content (resireduce); the cell starts afresh",
+    "ranks": "is of other content (world_size); the cell starts afresh",
+    "cut off": "cannot be read (",
+    "one bit": "cannot be read (",
+    "missing": "lacks step2.shared.pt; the cell starts afresh",
+    "no JSON": "cannot be read (",
+}
+
+
+def _flip(file: Path) -> None:
+    """Change one bit in the middle, which is one of a tensor."""
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def _edit(folder: Path, **values: Any) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for key, value in values.items():
+        (manifest if key in manifest else manifest["content"])[key] = value
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("how", SPOILERS)
+def test_a_checkpoint_that_cannot_be_used_is_named_and_the_cell_starts_afresh(tmp_path, capsys, monkeypatch, how):
+    _stop_after(monkeypatch, 2, tmp_path)
+    SPOILERS[how](tmp_path)
+    record = train(folder=tmp_path, content={"resireduce": "this"})
+    said = [line for line in capsys.readouterr().err.splitlines() if "checkpoint" in line]
+    assert record.status == "ok" and record.provenance["resumed_at_steps"] == []
+    assert len(said) == 1 and said[0].startswith(f"{CELL.name}: the checkpoint in {tmp_path} {SAYS[how]}")
+
+
+def _stop_after(monkeypatch: pytest.MonkeyPatch, steps: int, folder: Path) -> CellResult:
+    """Leave the checkpoint of a cell that was stopped by a signal after so many steps."""
+    monkeypatch.setattr("benchmarks.training.deadline.LOOK_SECONDS", 0.0)
+    watch = Watch(Limits(folder=folder, content={"resireduce": "this"}), signals=[])
+    usual = Watch.before_step
+
+    def before_step(self, step, *rest):
+        if self is watch and step == steps:
+            watch.signals.append(signal.SIGTERM)
+        usual(self, step, *rest)
+
+    monkeypatch.setattr(Watch, "before_step", before_step)
+    outcome = run_rank(CELL, LocalCommunicator(), None, Path("data"), watch=watch)
+    record = to_result(CELL, [outcome], 1.0, None)
+    assert record.reason == f"stopped by SIGTERM at step {steps} of 4; run again to go on"
+    return record
+
+
+def test_a_checkpoint_that_fits_is_gone_on_from(tmp_path, monkeypatch):
+    _stop_after(monkeypatch, 2, tmp_path)
+    record = train(folder=tmp_path, content={"resireduce": "this"})
+    assert record.status == "ok" and record.provenance["resumed_at_steps"] == [2]
+    assert record.wall_seconds > 1.0, "the time of the run before counts"
+
+
+def test_a_folder_that_cannot_be_written_costs_the_checkpoint_not_the_training(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("benchmarks.training.deadline.LOOK_SECONDS", 0.0)
+    (tmp_path / "file").write_text("")
+    record = train(folder=tmp_path / "file/checkpoint", save_every_seconds=1e-9)
+    assert record.status == "ok"
+    said = [line for line in capsys.readouterr().err.splitlines() if "checkpoint" in line]
+    assert said[0] == f"{CELL.name}: no checkpoint could be written to {tmp_path}/file/checkpoint (Not a directory)"
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(tmp_path, capsys, monkeypatch):
+    _stop_after(monkeypatch, 2, tmp_path)
+    monkeypatch.setattr("torch.save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    record = train(folder=tmp_path, content={"resireduce": "this"}, save_every_seconds=1e-9)
+    assert record.status == "ok" and "(No space left on device)" in capsys.readouterr().err
+    assert saved_step(tmp_path) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST, "step2.rank0.pt", "step2.shared.pt"]
+
+
+def test_a_deadline_that_is_over_ends_with_a_record_of_an_unfinished_cell(tmp_path, capsys):
+    spec, folder = tmp_path / "spec.json", tmp_path / "run"
+    spec.write_text(json.dumps(CELL.to_dict()))
+    output = folder / f"cells/{CELL.name}.json"
+    (tmp_path / "run").mkdir()
+    (folder / "config.json").write_text(json.dumps({"matrix": [CELL.to_dict()]}))
+    assert main(["run", "--cell", str(spec), "--output", str(output), "--deadline", "0.5"]) == 1
+    failed = CellResult.load(output.with_suffix(".failed.json"))
+    assert (failed.status, failed.reason) == ("timeout", "had not stopped by its deadline; run again")
+    assert load_run(folder).holes[CELL].status == "unfinished"
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("option", ["deadline", "checkpoint-every", "timeout"])
+def test_seconds_that_are_none_are_named(tmp_path, capsys, option):
+    (tmp_path / "spec.json").write_text(json.dumps(CELL.to_dict()))
+    line = ["run", "--cell", str(tmp_path / "spec.json"), "--output", str(tmp_path / "x.json"), f"--{option}", "0"]
+    assert main(line) == 2
+    assert capsys.readouterr().err.startswith(f"error: {option}: '0' is not allowed")
+
+
+def test_the_rank_that_was_lost_explains_the_others():
+    lost_peer = Outcome(status="error", reason="RuntimeError: gloo", failure={"lost_peer": True})
+    killed = Outcome(status="error", reason="rank 1 was killed by SIGKILL")
+    assert overall([lost_peer, killed]) == killed
+    assert overall([lost_peer, Outcome(status="oom", reason="x")]).status == "oom"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "asked"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has"), "oom", 5 * 2**29),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "oom", 4096),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
+        (MemoryError(), "oom", None),
+        (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]"), "error", None),
+        (RuntimeError("Horovod has been shut down. This was caused by an exception on one of"), "error", None),
+        (ConnectionError("rank 0 waited 9 s in /tmp/x: a rank did not come (1)"), "error", None),
+        (ValueError("no such thing"), "error", None),
+    ],
+)
+def test_an_exception_says_what_happened(error, status, asked):
+    found, reason, failure = describe(error)
+    assert found == status and reason and "\n" not in reason
+    assert asked_bytes(str(error)) == asked
+    assert failure.get("lost_peer", False) == any(it in str(error) for it in ("gloo", "Horovod", "rank 0"))
+
+
+@pytest.mark.parametrize(
+    ("lines", "file"),
+    [
+        ("0::/job_7/step_0\n", "job_7/step_0/memory.events"),
+        ("4:memory:/job_7\n0::/\n", "memory/job_7/memory.oom_control"),
+    ],
+)
+def test_kills_of_the_kernel_are_counted_in_either_version_of_control_groups(tmp_path, lines, file):
+    (tmp_path / "cgroup").write_text(lines)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("under_oom 0\noom_kill 3\n")
+    assert count_oom_kills(tmp_path / "cgroup", tmp_path) == 3
+    assert count_oom_kills(tmp_path / "none", tmp_path) is None
+
+
+def test_checkpoints_lie_beside_the_records_and_leave_with_the_last(tmp_path):
+    folder = checkpoint_folder(CELL, tmp_path / "r/cells/c.json", None)
+    assert folder == tmp_path / "r/checkpoints" / CELL.name
+    assert checkpoint_folder(CELL, tmp_path / "c.json", None) == tmp_path / "checkpoints" / CELL.name
+    assert checkpoint_folder(CELL, tmp_path / "c.json", tmp_path / "fast") == tmp_path / "fast" / CELL.name
+    folder.mkdir(parents=True)
+    remove_checkpoint(folder)
+    assert not folder.parent.exists()
+
+
+def test_what_other_cells_do_to_the_folder_of_checkpoints_does_not_matter(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints" / CELL.name
+    for others in (lambda path: (path.parent / "another").mkdir(), lambda path: path.parent.rmdir()):
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(
+            "shutil.rmtree", lambda path, ignore_errors, others=others: (Path.rmdir(path), others(path))
+        )
+        remove_checkpoint(folder)
+        assert not folder.exists()
+        monkeypatch.undo()
+        shutil.rmtree(folder.parent, ignore_errors=True)

@@ -1,0 +1,175 @@
+"""The small models have the shapes, groups and specific layers that the experiments rest on."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.core.registry import MODELS, TASKS
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.models.resnet import ResNet
+from benchmarks.training.models.vgg import POOL, VGG, GridPool
+from benchmarks.training.tasks.task import Setting
+from resireduce.grouping import compressible, find_groups
+
+PARAMETERS = {
+    "resnet-digits": 1_268_242,
+    "vgg-digits": 1_102_010,
+    "gpt2-bytes": 1_331_200,
+    "bert-questions": 1_298_946,
+}
+SPECIFIC = {
+    "resnet-digits": ("layer3.0.conv2.weight", (160, 160, 3, 3)),
+    "vgg-digits": ("classifier.0.weight", (448, 1536)),
+    "gpt2-bytes": ("transformer.wte.weight", (1024, 128)),
+    "bert-questions": ("bert.embeddings.word_embeddings.weight", (768, 128)),
+}
+SMALL = tuple(PARAMETERS)
+
+
+def build(model: str) -> nn.Module:
+    module, _, name = MODELS[model].partition(":")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(importlib.import_module(module), name)()
+
+
+def make_task(model: str):
+    module, _, name = TASKS[WORKLOADS[model].task].partition(":")
+    return getattr(importlib.import_module(module), name)(Setting())
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_parameter_count_and_no_allocation_on_meta(model):
+    with torch.device("meta"):
+        built = build(model)
+    assert all(parameter.is_meta for parameter in built.parameters())
+    assert sum(parameter.numel() for parameter in built.parameters()) == PARAMETERS[model]
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_same_seed_same_weights(model):
+    first, second = build(model).state_dict(), build(model).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_specific_layer_is_the_largest_tensor(model):
+    with torch.device("meta"):
+        built = build(model)
+    grouping = find_groups(built)
+    name, shape = SPECIFIC[model]
+    assert grouping.specific == (name,)
+    assert tuple(built.get_parameter(name).shape) == shape
+    assert all(p.numel() < built.get_parameter(name).numel() for n, p in built.named_parameters() if n != name)
+
+
+def group_shapes(model: str) -> list[tuple[str, int, tuple[int, ...]]]:
+    with torch.device("meta"):
+        built = build(model)
+    groups = find_groups(built).groups
+    return [(group[0], len(group), tuple(built.get_parameter(group[0]).shape)) for group in groups]
+
+
+def test_groups_of_the_resnet():
+    assert sorted(group_shapes("resnet-digits")) == [
+        ("layer1.0.conv2.weight", 3, (56, 56, 3, 3)),
+        ("layer1.0.conv3.weight", 3, (224, 56, 1, 1)),
+        ("layer1.1.conv1.weight", 2, (56, 224, 1, 1)),
+        ("layer2.0.conv2.weight", 4, (80, 80, 3, 3)),
+        ("layer2.0.conv3.weight", 4, (320, 80, 1, 1)),
+        ("layer2.1.conv1.weight", 3, (80, 320, 1, 1)),
+    ]
+
+
+def test_groups_of_the_vgg():
+    assert group_shapes("vgg-digits") == [
+        ("features.3.weight", 3, (48, 48, 3, 3)),
+        ("features.16.weight", 3, (96, 96, 3, 3)),
+    ]
+
+
+@pytest.mark.parametrize(("model", "kinds"), [("gpt2-bytes", 4), ("bert-questions", 6)])
+def test_transformers_group_every_matrix_of_their_layers(model, kinds):
+    shapes = group_shapes(model)
+    assert sum(count for _, count, _ in shapes) == 6 * kinds
+    with torch.device("meta"):
+        built = build(model)
+    grouped = sum(built.get_parameter(name).numel() for name in find_groups(built).grouped)
+    assert grouped / PARAMETERS[model] > 0.85
+
+
+def test_first_fully_connected_layer_holds_most_of_the_vgg():
+    with torch.device("meta"):
+        built = build("vgg-digits")
+    layers = [module.weight for module in built.classifier if isinstance(module, nn.Linear)]
+    assert layers[0].numel() > PARAMETERS["vgg-digits"] / 2
+    assert len({tuple(layer.shape) for layer in layers}) == len(layers)
+
+
+def test_tied_embedding_is_one_parameter():
+    names = [name for name, _ in build("gpt2-bytes").named_parameters()]
+    assert "transformer.wte.weight" in names
+    assert "lm_head.weight" not in names
+
+
+def test_names_are_torchvisions():
+    names = set(dict(build("resnet-digits").named_parameters()))
+    assert {"conv1.weight", "bn1.bias", "layer2.0.downsample.1.weight", "layer1.2.conv3.weight", "fc.bias"} <= names
+
+
+def test_resnet_halves_the_image_from_the_second_stage_on():
+    model = ResNet(blocks=(1, 1, 1), widths=(4, 8, 8), classes=3, channels=2)
+    assert model(torch.zeros(2, 2, 8, 8)).shape == (2, 3)
+    x = model.relu(model.bn1(model.conv1(torch.zeros(2, 2, 8, 8))))
+    assert x.shape == (2, 4, 8, 8)
+    assert model.layer1(x).shape == (2, 16, 8, 8)
+    assert model.layer2(model.layer1(x)).shape == (2, 32, 4, 4)
+
+
+def test_resnet_stages_must_match():
+    with pytest.raises(ValueError, match="blocks has 2 stages and widths 1"):
+        ResNet(blocks=(1, 1), widths=(4,), classes=3)
+
+
+@pytest.mark.parametrize("model", SMALL)
+def test_every_parameter_gets_a_gradient_and_no_activation_gradient_looks_like_one(model):
+    """A tracker that knows dense gradients by their shapes must not take an activation's gradient for one."""
+    built, task = build(model), make_task(model)
+    batch = task.batch(torch.arange(WORKLOADS[model].batch_per_rank))
+    shapes = {tuple(parameter.shape) for parameter in compressible(built).values()}
+    seen: list[tuple[int, ...]] = []
+
+    def watch(module: nn.Module, _inputs: object, output: object) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            flat = output.flatten(0, -2)
+            seen.extend((tuple(output.shape), tuple(flat.shape), tuple(flat.T.shape)))
+
+    for module in built.modules():
+        module.register_forward_hook(watch)
+    task.loss(built, batch).backward()
+    assert [name for name, parameter in built.named_parameters() if parameter.grad is None] == []
+    assert len(seen) > 10
+    assert shapes.isdisjoint(seen)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 8])
+def test_pooling_to_a_grid_is_torchs_adaptive_pooling(size):
+    ours, theirs = GridPool(4), nn.AdaptiveAvgPool2d(4)
+    first = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(size)).requires_grad_()
+    second = first.detach().clone().requires_grad_()
+    assert torch.equal(ours(first), theirs(second))
+    weights = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    (ours(first) * weights).sum().backward()
+    (theirs(second) * weights).sum().backward()
+    torch.testing.assert_close(first.grad, second.grad)
+
+
+def test_on_images_of_32_pixels_each_gradient_of_the_first_fully_connected_layer_stands_49_times():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = VGG([4, POOL] * 5, grid=7, hidden=(16, 8), classes=3)  # five poolings, as VGG-19's
+        nn.functional.cross_entropy(model(torch.randn(5, 3, 32, 32)), torch.arange(5) % 3).backward()
+    places = model.classifier[0].weight.grad.view(16, 4, 49)
+    assert places.any() and torch.equal(places, places[..., :1].expand(-1, -1, 49))

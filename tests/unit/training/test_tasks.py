@@ -1,0 +1,446 @@
+"""Data, loss and metric of the small tasks: formats good and bad, scores against independent ones, shards, hashes."""
+
+import copy
+import importlib
+import json
+import math
+import re
+from collections import Counter
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from benchmarks.core.registry import TASKS
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.data.squad import exact_match, f1, normalise, read_squad
+from benchmarks.training.tasks import bytepairs, question_maker
+from benchmarks.training.tasks.bytepairs import BytePairs, blocks, encode, frequent_pairs, package_files
+from benchmarks.training.tasks.digits import Digits, parse_digits
+from benchmarks.training.tasks.question_maker import make_squad, words
+from benchmarks.training.tasks.questions import LENGTH, Questions, best_spans, build_vocabulary, collate
+from benchmarks.training.tasks.questions import encode as encode_question
+from benchmarks.training.tasks.task import Setting, chunks, evaluating, sha256, shard
+
+LOCAL = ("digits", "bytes", "questions")
+"""Tasks whose data come with installed packages."""
+
+
+def make(name: str, phase: str = "train"):
+    module, _, attribute = TASKS[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)(Setting(phase=phase))
+
+
+@pytest.fixture(scope="module")
+def tasks():
+    return {name: make(name) for name in LOCAL}
+
+
+class Guess(nn.Module):
+    """Answers from the input alone by a fixed random linear map, so that scores are neither best nor worst."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        width, classes = {"digits": (64, 10), "bytes": (1, 1024), "questions": (1, 2)}[task]
+        self.weight = nn.Parameter(torch.randn(width, classes, generator=generator))
+
+    def forward(self, x=None, *, input_ids=None, token_type_ids=None, attention_mask=None):
+        if x is not None:
+            return x.flatten(1) @ self.weight
+        values = torch.sin(input_ids.float())[..., None] @ self.weight
+        return SimpleNamespace(logits=values, start_logits=values[..., 0], end_logits=torch.cos(3 * values[..., 1]))
+
+
+# Every task
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_data_are_the_same_each_time_and_differ_between_phases(name, tasks):
+    assert make(name).data_hash() == tasks[name].data_hash()
+    assert re.fullmatch("[0-9a-f]{64}", tasks[name].data_hash())
+    if name != "digits":
+        assert make(name, "pretrain").data_hash() != tasks[name].data_hash()
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_unknown_phase_is_refused(name):
+    with pytest.raises(ValueError, match="phase is 'test', allowed are pretrain, train"):
+        make(name, "test")
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_enough_samples_for_all_ranks(name, tasks):
+    sizes = [2 * workload.batch_per_rank for workload in WORKLOADS.values() if workload.task == name]
+    assert len(tasks[name]) >= 10 * max(sizes)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_batch_gathers_the_samples_asked_for(name, tasks):
+    task = tasks[name]
+    both, second = task.batch(torch.tensor([3, 1])), task.batch(torch.tensor([1]))
+    for key, tensor in both.items():
+        assert len(tensor) == 2
+        assert torch.equal(tensor[1:], second[key])
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_loss_is_the_mean_over_the_batch(name, tasks):
+    task, model = tasks[name], Guess(name)
+    parts = [task.loss(model, task.batch(torch.tensor([index]))).item() for index in (5, 6, 7)]
+    whole = task.loss(model, task.batch(torch.tensor([5, 6, 7]))).item()
+    assert whole == pytest.approx(sum(parts) / 3, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_metric_does_not_depend_on_the_number_of_ranks(name, tasks):
+    task, model = tasks[name], Guess(name)
+    alone = task.evaluate(model, 0, 1)
+    assert alone.dtype == torch.float64
+    for world_size in (2, 3, 7):
+        summed = sum(task.evaluate(model, rank, world_size) for rank in range(world_size))
+        assert summed[-1] == alone[-1], "every held-out sample counts once"
+        assert task.metrics_from(summed) == pytest.approx(task.metrics_from(alone), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_evaluation_leaves_the_model_as_it_was(name, tasks):
+    model = Guess(name).train()
+    before = copy.deepcopy(model.state_dict())
+    tasks[name].evaluate(model, 0, 4)
+    assert model.training
+    assert model.weight.grad is None
+    assert torch.equal(model.weight, before["weight"])
+
+
+def test_evaluation_mode_ends_with_an_error_too():
+    model = nn.Linear(1, 1).train()
+    with pytest.raises(KeyError), evaluating(model):
+        assert not model.training
+        assert not torch.is_grad_enabled()
+        raise KeyError
+    assert model.training
+
+
+@given(st.integers(0, 50), st.integers(1, 8))
+def test_shards_cover_each_sample_once(count, world_size):
+    parts = [index for rank in range(world_size) for index in shard(count, rank, world_size)]
+    assert sorted(parts) == list(range(count))
+
+
+def test_rank_outside_the_world_is_refused():
+    with pytest.raises(ValueError, match="rank is 2, allowed is 0 to 1"):
+        shard(10, 2, 2)
+
+
+def test_chunks_keep_all_indices():
+    assert [list(part) for part in chunks(range(1, 10, 2), 2)] == [[1, 3], [5, 7], [9]]
+
+
+def test_hash_sees_boundaries():
+    assert sha256([b"ab", b"c"]) != sha256([b"a", b"bc"])
+    assert sha256([b"ab", b"c"]) == sha256([b"ab", b"c"])
+
+
+# Digits
+
+
+def test_digits_are_those_of_scikit_learn(tasks):
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    task = tasks["digits"].source
+    assert len(task) + len(task.test_labels) == len(labels)
+    assert torch.equal(task.images[:3, 0], torch.tensor(images[:3].reshape(3, 8, 8) / 8 - 1, dtype=torch.float32))
+    assert task.test_labels.tolist() == labels[3::4].tolist()
+    assert set(task.test_labels.tolist()) == set(range(10))
+
+
+def test_accuracy_is_a_percentage(tasks):
+    task, model = tasks["digits"], Guess("digits")
+    answers = (task.source.test_images.flatten(1) @ model.weight).argmax(1)
+    expected = 100 * sum(map(int.__eq__, answers.tolist(), task.source.test_labels.tolist())) / len(answers)
+    assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(expected)
+
+
+def row(pixel: str = "16", label: str = "3", pixels: int = 64) -> bytes:
+    return ",".join([*[pixel] * pixels, label]).encode() + b"\n"
+
+
+def test_good_digits_are_scaled_to_one():
+    images, labels = parse_digits(row() + row(pixel="0", label="9"))
+    assert images.shape == (2, 1, 8, 8)
+    assert images.flatten(1).unique(dim=1).tolist() == [[1.0], [-1.0]]
+    assert labels.tolist() == [3, 9]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (row(pixels=63), "64 columns, allowed are 64 pixels and a label"),
+        (row(pixel="17"), r"pixels in \[17, 17\], allowed is \[0, 16\]"),
+        (row(label="10"), "labels other than the integers 0 to 9"),
+        (row(label="1.5"), "labels other than the integers 0 to 9"),
+        (row(pixel="x"), "could not convert"),
+    ],
+)
+def test_bad_digits_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_digits(text)
+
+
+# Byte pairs
+
+
+def slow_encode(text: bytes, pairs: list[int]) -> list[int]:
+    symbols, place = [], 0
+    while place < len(text):
+        pair = 256 * text[place] + text[place + 1] if place + 1 < len(text) else -1
+        symbols.append(256 + pairs.index(pair) if pair in pairs else text[place])
+        place += 2 if pair in pairs else 1
+    return symbols
+
+
+@given(st.text("abc", max_size=40), st.lists(st.tuples(*[st.sampled_from(b"abc")] * 2), unique=True, max_size=9))
+def test_encoding_is_greedy_from_the_left(text, pairs):
+    values = [256 * first + second for first, second in pairs]
+    symbols = encode(text.encode(), np.array(values, dtype=np.int64))
+    assert symbols.tolist() == slow_encode(text.encode(), values)
+    spelled = b"".join(bytes(pairs[s - 256]) if s >= 256 else bytes([s]) for s in symbols)
+    assert spelled == text.encode()
+
+
+def test_frequent_pairs_are_counted_and_ties_ordered():
+    text = b"ababab ba"
+    counted = Counter(pairwise(text))
+    expected = sorted(counted, key=lambda pair: (-counted[pair], pair))
+    assert [divmod(value, 256) for value in frequent_pairs(text, 3).tolist()] == expected[:3]
+
+
+def test_blocks_predict_every_symbol_once():
+    rows = blocks(np.arange(2 * bytepairs.CONTEXT + 10))
+    assert rows.shape == (2, bytepairs.CONTEXT + 1)
+    assert rows[:, 1:].flatten().tolist() == list(range(1, 2 * bytepairs.CONTEXT + 1))
+    assert torch.equal(rows[:, :-1] + 1, rows[:, 1:])
+
+
+def test_all_symbols_fit_the_vocabulary(tasks):
+    task = tasks["bytes"]
+    assert task.train.min() >= 0
+    assert max(task.train.max(), task.test.max()) < bytepairs.VOCABULARY
+    assert len(task.test) == bytepairs.TEST_BLOCKS
+
+
+def test_held_out_files_are_not_trained_on():
+    files = package_files(bytepairs.PACKAGES["train"])
+    train, test = BytePairs(Setting())._texts
+    assert len(train) + len(test) == sum(map(len, files))
+    assert files[0] in test
+    assert files[1] in train
+
+
+def test_perplexity_is_weighted_by_symbols(tasks):
+    task, model = tasks["bytes"], Guess("bytes")
+    logits = model(input_ids=task.test[:, :-1]).logits.double().log_softmax(-1)
+    losses = -logits.gather(-1, task.test[:, 1:, None])
+    assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(
+        math.exp(losses.mean().item()), rel=1e-5
+    )
+    assert task.metrics_from(torch.tensor([3 * math.log(5.0), 3.0]))[task.metric] == pytest.approx(5.0)
+
+
+def test_missing_package_is_named():
+    with pytest.raises(ValueError, match="package 'no-such-package', which is not installed") as caught:
+        package_files("no-such-package")
+    assert "\n" not in str(caught.value)
+
+
+def test_text_packages_are_pinned():
+    from pathlib import Path
+
+    pinned = (Path(__file__).parents[3] / "constraints.txt").read_text().splitlines()
+    names = {line.partition("==")[0] for line in pinned}
+    assert set(bytepairs.PACKAGES.values()) | {"scikit-learn"} <= names
+
+
+# Questions: the format
+
+
+def document(**change) -> dict:
+    answer = {"text": "Rome", "answer_start": 10}
+    qas = {"id": "q1", "question": "Where ?", "answers": [answer]}
+    paragraph = {"context": "He was in Rome in 1900 .", "qas": [qas]}
+    for key, value in change.items():
+        target = next(part for part in (answer, qas, paragraph) if key in part)
+        if value is None:
+            del target[key]
+        else:
+            target[key] = value
+    return {"version": "1.1", "data": [{"title": "t", "paragraphs": [paragraph]}]}
+
+
+def test_good_document_is_read():
+    (question,) = read_squad(json.dumps(document()))
+    assert (question.id, question.answers, question.starts) == ("q1", ("Rome",), (10,))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "are not JSON"),
+        ("[]", "the document has no 'data'"),
+        ('{"data": {}}', "the document: 'data' is {}, allowed is a JSON value of type list"),
+        ('{"data": [{"title": "t"}]}', "article 0 has no 'paragraphs'"),
+        (json.dumps(document(context=None)), "article 0, paragraph 0 has no 'context'"),
+        (json.dumps(document(question=3)), "question 'q1': 'question' is 3"),
+        (json.dumps(document(id=None)), "article 0, paragraph 0 has no 'id'"),
+        (json.dumps(document(answers=[])), "question 'q1' has an empty list of 'answers'"),
+        (json.dumps(document(answer_start=11)), "question 'q1': 'answer_start' is 11"),
+        (json.dumps(document(answer_start=-1)), "question 'q1': 'answer_start' is -1"),
+        (json.dumps(document(answer_start=True)), "'answer_start' is True"),
+        (json.dumps(document(text="")), "the context does not have ''"),
+        (json.dumps({"data": document()["data"] * 2}), "question id 'q1' is there 2 times"),
+    ],
+)
+def test_bad_document_is_refused_in_one_line(text, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        read_squad(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("domain", question_maker.FACTS)
+def test_made_documents_are_squad_and_right(domain):
+    made = make_squad(domain, 300, seed=7)
+    assert made == make_squad(domain, 300, seed=7)
+    assert made != make_squad(domain, 300, seed=8)
+    questions = read_squad(json.dumps(made))
+    assert len(questions) == 300
+    for question in questions:
+        subject = next(word for word in question.question.split() if word.capitalize() in question_maker.names(domain))
+        sentence_start = question.context.rfind(" . ", 0, question.starts[0]) + 1
+        sentence = question.context[sentence_start : question.context.find(" .", question.starts[0])]
+        assert subject in sentence.split(), "the answer stands in a sentence on the subject that is asked about"
+
+
+def test_domains_share_no_name():
+    assert set(question_maker.names("lives")).isdisjoint(question_maker.names("towns"))
+
+
+def test_maker_refuses_wrong_input():
+    with pytest.raises(ValueError, match="domain is 'x', allowed are lives, towns"):
+        make_squad("x", 1, 0)
+    with pytest.raises(ValueError, match="sentences is 1, allowed are 2 and more"):
+        make_squad("lives", 1, 0, sentences=1)
+
+
+# Questions: the scores
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("The Cat, a  dog!", "cat dog"), ("An end.", "end"), ("theatre", "theatre"), ("U.S.A.", "usa"), ("  ", "")],
+)
+def test_normalisation(text, expected):
+    assert normalise(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "exact", "score"),
+    [
+        ("the red house", "Red house.", 1, 1.0),
+        ("red", "red house", 0, 2 * 1 * 0.5 / 1.5),
+        ("red red house", "red house", 0, 2 * (2 / 3) * 1 / (5 / 3)),
+        ("blue", "red house", 0, 0.0),
+    ],
+)
+def test_scores(prediction, answer, exact, score):
+    assert exact_match(prediction, answer) == exact
+    assert f1(prediction, answer) == pytest.approx(score)
+
+
+def test_best_span_against_trying_all():
+    generator = torch.Generator().manual_seed(1)
+    starts, ends = torch.randn(2, 20, 9, generator=generator)
+    mask = (torch.rand(20, 9, generator=generator) < 0.7).long()
+    mask[:, 4] = 1
+    for row_number, found in enumerate(best_spans(starts, ends, mask, longest=3).tolist()):
+        spans = [
+            (i, j) for i in range(9) for j in range(i, min(9, i + 3)) if mask[row_number, i] and mask[row_number, j]
+        ]
+        best = max(spans, key=lambda span: float(starts[row_number, span[0]] + ends[row_number, span[1]]))
+        assert tuple(found) == best
+
+
+class Oracle(nn.Module):
+    """Points at the right span of every held-out question, or one token before its start."""
+
+    def __init__(self, task: Questions, shift: int = 0) -> None:
+        super().__init__()
+        self.unused = nn.Parameter(torch.zeros(1))
+        self.known = {
+            tuple(ids): (start - shift, end)
+            for ids, start, end in zip(
+                task.test["input_ids"].tolist(), task.test["starts"].tolist(), task.test["ends"].tolist(), strict=True
+            )
+        }
+
+    def forward(self, *, input_ids, token_type_ids, attention_mask):
+        logits = torch.zeros(2, *input_ids.shape)
+        for place, ids in enumerate(input_ids.tolist()):
+            start, end = self.known[tuple(ids)]
+            logits[0, place, start] = logits[1, place, end] = 1
+        return SimpleNamespace(start_logits=logits[0], end_logits=logits[1])
+
+
+def test_right_spans_score_full_marks(tasks):
+    task = tasks["questions"]
+    sums = task.evaluate(Oracle(task), 0, 1)
+    assert task.metrics_from(sums) == {"f1": 100, "exact_match": 100}
+
+
+def test_f1_is_a_mean_over_questions(tasks):
+    task = tasks["questions"]
+    sums = task.evaluate(Oracle(task, shift=1), 0, 1)
+    metrics = task.metrics_from(sums)
+    assert 0 < metrics["exact_match"] < metrics["f1"] < 100
+
+
+def test_tokens_point_back_into_the_context(tasks):
+    task = tasks["questions"]
+    for index in range(50):
+        question, encoded = task.test_questions[index], task.test_encoded[index]
+        assert task.answer(question, encoded, encoded.start, encoded.end) == question.answers[0]
+    batch = collate(task.test_encoded[:4])
+    assert batch["input_ids"].shape == (4, LENGTH)
+    assert (batch["context_mask"] <= batch["token_type_ids"]).all()
+    assert (batch["token_type_ids"] <= batch["attention_mask"]).all()
+    assert task.test["input_ids"].ne(1).all(), "every word is in the vocabulary"
+
+
+def test_vocabulary_fits_the_model():
+    assert len(build_vocabulary()) == len(words()) + 4 <= 768
+
+
+def encode_one(context: str, text: str, start: int):
+    qas = [{"id": "q", "question": "who ?", "answers": [{"text": text, "answer_start": start}]}]
+    (question,) = read_squad(json.dumps({"data": [{"paragraphs": [{"context": context, "qas": qas}]}]}))
+    return encode_question(question, build_vocabulary())
+
+
+def test_answer_inside_a_word_is_refused():
+    with pytest.raises(ValueError, match="question 'q': the answer 'om' begins or ends inside a word"):
+        encode_one("in Rome", "om", 4)
+
+
+def test_context_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match=f"question 'q' has 10[0-9] tokens, allowed are {LENGTH}: shorten its context"):
+        encode_one("rome " * 100, "rome", 0)
+
+
+def test_digits_train_on_the_same_samples_in_both_phases():
+    assert torch.equal(Digits(Setting(phase="pretrain")).source.labels, Digits(Setting()).source.labels)
