@@ -11,9 +11,9 @@ from tests.slurm.cluster import Cluster, Program, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher
 
-CELLS = 6
-"""Two run at once: when two have ended at the same moment, two more save and two wait."""
-MATRIX = [{"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 100, "seed": list(range(CELLS))}]
+CELLS = 4
+"""Two run at once: while one is held and another has ended, a third runs and a fourth waits."""
+MATRIX = [{"model": "vgg-digits", "world_size": 1, "density": 0.01, "steps": 300, "seed": list(range(CELLS))}]
 
 
 class Terminal(Project):
@@ -51,21 +51,20 @@ def stop_in_the_middle(
 ) -> dict[str, bytes]:
     """Send a signal to Snakemake while its jobs are in these states, and one has saved what it can go on from.
 
-    That one is held until Slurm cancels it, so that it cannot end before. Returns the records of that moment.
+    That one is held from the moment it has saved until Slurm cancels it, far from its last step: it cannot end before.
+    Returns the records of that moment.
     """
     known, folder = {job.id for job in project.cluster.jobs()}, project.folder / f"results/runs/{run}"
 
-    def in_the_middle() -> bool:
-        found = {job.state for job in project.cluster.jobs() if job.id not in known}
-        return among <= found and any(map(hold, (folder / "checkpoints").glob("*/checkpoint.json")))
+    def hold_one() -> bool:
+        saved = (folder / "checkpoints").glob("*/checkpoint.json")
+        return any(watcher.send(run, checkpoint.parent.name, signal.SIGSTOP) for checkpoint in saved)
 
-    def hold(checkpoint: Path) -> bool:
-        if watcher.send(run, checkpoint.parent.name, signal.SIGSTOP) and checkpoint.exists():
-            return True
-        watcher.send(run, checkpoint.parent.name, signal.SIGCONT)  # it is at its end
-        return False
+    def in_the_middle() -> bool:
+        return among <= {job.state for job in project.cluster.jobs() if job.id not in known}
 
     running = project.start(run=run)
+    wait_until(hold_one, 180, pause_seconds=0.02)
     wait_until(in_the_middle, 180)
     finished = {path.name: path.read_bytes() for path in (folder / "cells").glob("*.json")}
     if sign == signal.SIGKILL:
