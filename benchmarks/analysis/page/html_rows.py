@@ -41,9 +41,8 @@ def head_of(table: Table) -> list[Shown]:
 
 def groups_of(table: Table) -> list[Group]:
     """Return a table's rows in groups; one without a name where it has none."""
-    starts = [*table.group_starts, len(table.body)] if table.group_starts else [0, len(table.body)]
     found = []
-    for start, end in pairwise(starts):
+    for start, end in pairwise([*(table.group_starts or [0]), len(table.body)]):
         name = table.body[start][0] if table.group_starts else ""
         rows = [_row(table, index) for index in range(start, end)]
         found.append(Group(name, rows, all(_not_measured(table, index) for index in range(start, end))))

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ from markupsafe import Markup, escape
 
 from benchmarks.analysis.charts.draw import Drawn, library
 from benchmarks.analysis.charts.trade_off import READING as TRADE_OFF_READING
+from benchmarks.analysis.claims.show import families, waiting
 from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow
-from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.grouping import first_of, grouped
+from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.origin import is_mixed, provenance_rows
 from benchmarks.analysis.page.deviations import deviations
 from benchmarks.analysis.page.html_rows import groups_of, head_of, is_empty, is_of_paper, measured_words
 from benchmarks.analysis.page.ledger_part import SIGNS, by_family, by_test, counts, measured_on, number
-from benchmarks.analysis.page.missing_part import gaps
 from benchmarks.analysis.page.sentences import sentences, why_missing
 from benchmarks.analysis.table import Table
 
@@ -80,9 +82,19 @@ def rendered(name: str, **values: Any) -> str:
 
 def same_figures(charts: Mapping[str, Drawn]) -> dict[str, str]:
     """Return by name of a figure that of an earlier one that shows the same, as small models do of two clusters."""
-    names = list(charts)
-    earlier = {
-        name: next((one for one in names[:place] if charts[one].specification == charts[name].specification), None)
-        for place, name in enumerate(names)
-    }
-    return {name: one for name, one in earlier.items() if one}
+    pairs = combinations(charts, 2)
+    return first_of((name, one) for one, name in pairs if charts[one].specification == charts[name].specification)
+
+
+def gaps(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) -> list[Hole]:
+    """Return the run's own cells, then what no cell of it measures: of tables and of claims, once for each command.
+
+    What no cell measures has neither a status nor a reason.
+    """
+    cells = list(run.holes.values())
+    known = {hole.command for hole in cells}
+    texts = [(command, f"{table.title.partition(':')[0]}: {what}") for table in tables for what, command in table.lacks]
+    for command, names in waiting(judged).items():
+        texts.append((command, f"{len(names)} claim{'s' if len(names) > 1 else ''}: {families(names)}"))
+    others = grouped((command, what) for command, what in texts if command not in known)
+    return cells + [Hole("; ".join(those), "", "", command) for command, those in others.items()]

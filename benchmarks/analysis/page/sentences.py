@@ -1,5 +1,6 @@
 """What a run shows in five sentences, computed from its records; where there are none, they say that."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -34,8 +35,7 @@ def sentences(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) ->
 
 def why_missing(run: Run) -> list[tuple[str, int]]:
     """Return each status of the cells that are missing, and how many have it, the most frequent first."""
-    statuses = [hole.status for hole in run.holes.values()]
-    return sorted(((status, statuses.count(status)) for status in dict.fromkeys(statuses)), key=lambda one: -one[1])
+    return Counter(hole.status for hole in run.holes.values()).most_common()
 
 
 def what_ran(run: Run) -> str:

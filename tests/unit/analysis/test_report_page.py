@@ -17,7 +17,7 @@ from benchmarks.analysis.load_run import Hole, Run
 from benchmarks.analysis.page.deviations import deviations
 from benchmarks.analysis.page.html_rows import groups_of, head_of, leading_number
 from benchmarks.analysis.page.ledger_part import by_family, by_test, number
-from benchmarks.analysis.page.missing_part import gaps
+from benchmarks.analysis.page.page import gaps
 from benchmarks.analysis.page.sentences import sentences
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.tables.accuracy import accuracy
@@ -184,7 +184,7 @@ def test_what_is_missing_is_said_and_is_one_list_with_each_command_once(run):
     first, *spoken = [text for _, text in sentences(empty, tables, [])]
     assert first == "Nothing has been measured: none of 5 cells has finished: 1 oom."
     assert all("was not" in text or "were not" in text or "No claim" in text for text in spoken)
-    found = {gap.command: gap.what for gap in gaps(empty, tables, ledger_of(*"abcd"))}
+    found = {gap.command: gap.name for gap in gaps(empty, tables, ledger_of(*"abcd"))}
     assert found == {"make x": cell.name, "c": "Accuracy: 2 rows of x; 1 claim: d", "make b": "Accuracy: 3 rows of y"}
 
 
