@@ -46,8 +46,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
         for cell, hole in run.holes.items():
             holes.setdefault(cell, hole)
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
-    twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)}
-    twice |= _copies(results)
+    twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
 
 

@@ -8,13 +8,13 @@ from benchmarks.analysis.claims.identical import identical
 from benchmarks.analysis.claims.memory_claims import enough_bytes, maximum, saving, share, with_streamed
 from benchmarks.analysis.claims.not_worse import better, not_worse
 from benchmarks.analysis.claims.overlap import overlap
+from benchmarks.analysis.claims.paired import BOTH as PAIR
 from benchmarks.analysis.claims.select import Case, Enough, all_but_control
 from benchmarks.analysis.claims.speed import duration, throughput
 from benchmarks.analysis.claims.verdict import Verdict
 
 CONSISTENCY = "consistency"
 """The kind that needs no cells: `benchmarks.analysis.claims.consistency`."""
-PAIR = ("tested", "against")
 BOUNDS = ("tolerance", "at_least", "at_most")
 
 

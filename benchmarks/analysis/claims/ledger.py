@@ -57,20 +57,15 @@ def _row(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
     return _as_row(book, claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
 
 
-def _seeds_needed(book: Book, claim: Claim, scope: Scope, verdict: Verdict) -> int | None:
-    """From the spread of the records; of a claim of accuracy without any, from that of the small models."""
-    if verdict.seeds_needed is not None or claim.kind not in OF_ACCURACY:
-        return verdict.seeds_needed
-    return seeds_by_reference(book, claim, scope)
-
-
 def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str) -> LedgerRow:
-    stated = claim.published.get("value")
+    stated, needed = claim.published.get("value"), verdict.seeds_needed
+    if needed is None and claim.kind in OF_ACCURACY:  # without a spread of its own, by that of the small models
+        needed = seeds_by_reference(book, claim, scope)
     filled = {
         "reason": " ".join(verdict.reason.split()),
         "published": stated.value if verdict.published is None and stated else verdict.published,
         "unit": verdict.unit or (stated.unit if stated else None),
-        "seeds_needed": _seeds_needed(book, claim, scope, verdict),
+        "seeds_needed": needed,
         "results": (),
     }
     return LedgerRow(

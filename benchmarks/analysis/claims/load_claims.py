@@ -11,7 +11,7 @@ from benchmarks.analysis.claims.fields import arithmetic, element_counts, limits
 from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
 from benchmarks.analysis.published import load_published
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import is_number, known_keys, mapping, several
+from benchmarks.core.checks import is_number, known_keys, mapping, several, within
 from benchmarks.core.config_reader import read_yaml
 from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import WORKLOADS
@@ -28,10 +28,8 @@ ITSELF = "python -m benchmarks claims"
 def load_claims(path: Path = CLAIMS_FILE) -> Book:
     """Return all claims in the file's order. Raises ConfigError, one line, for what cannot be used."""
     values = read_yaml(path)
-    try:
+    with within(path):
         return _book(values)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 def _book(values: dict[str, Any]) -> Book:
@@ -131,10 +129,8 @@ def _scope(where: str, kind: str, entry: Mapping[str, Any], models: tuple[str, .
     for role, criteria in cells.items():
         choose(f"{where}: cells", role, KINDS[kind].roles)
         for model in models:
-            try:
+            with within(f"{where}: cells: {role}"):
                 Cell.from_dict({**criteria, "model": model})
-            except ConfigError as error:
-                raise ConfigError(f"{where}: cells: {role}: {error}") from None
     command = entry.get("command")
     if not isinstance(command, str) or not command.strip():
         raise ConfigError(f"{where}: command: {command!r} is not allowed; give what runs its cells")

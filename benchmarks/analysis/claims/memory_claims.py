@@ -144,7 +144,9 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         says = " and ".join(f"{word} {end:g} %" for word, end in ends.items() if end is not None)
     outside = [m for m, v in values.items() if (low is not None and v < low) or (high is not None and v > high)]
     text = ", ".join(f"{model} {number(one)} %" for model, one in values.items())
-    text += f", {says}" if published is None else f"; published {published:g} %, {_against(value, published)}"
+    apart = round(value - (published or 0), 2)
+    more = f"{abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
+    text += f", {says}" if published is None else f"; published {published:g} %, {more}"
     assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
     records = tuple(record for state in known.values() for record in state.records)
     return Verdict(
@@ -157,8 +159,3 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
         results=records,
     )
-
-
-def _against(value: float, published: float) -> str:
-    difference = round(value - published, 2)
-    return f"{abs(difference):.2f} points {'more' if difference >= 0 else 'less'}"

@@ -6,8 +6,9 @@ import json
 import textwrap
 from collections.abc import Sequence
 
-from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow, number
+from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow, number, written
 from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import markdown_table
 
 WIDTH = 118
 SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
@@ -38,14 +39,14 @@ def to_csv(judged: Sequence[LedgerRow]) -> str:
 
 def to_markdown(judged: Sequence[LedgerRow]) -> str:
     """Return a table of all claims."""
-    lines = ["# Claims", "", f"{counts(judged)}.", "", f"| {' | '.join(MARKDOWN_HEAD)} |", "|---|---|---:|---:|---|"]
+    rows = []
     for one in judged:
         status = f"{one.status} (small models)" if one.scope == "small models" else one.status
         why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
         why += f"; 80 % power with {one.seeds_needed} seeds" if one.seeds_needed else ""
         cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return "\n".join(lines) + "\n"
+        rows.append([cell.replace("|", "/") for cell in cells])
+    return f"# Claims\n\n{counts(judged)}.\n\n{markdown_table(MARKDOWN_HEAD, rows, 'llrrl')}\n"
 
 
 def counts(judged: Sequence[LedgerRow]) -> str:
@@ -59,16 +60,10 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
     lines = [counts(judged), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
     for scope, label in LABELS.items():
         tested = [one for one in judged if one.scope == scope and one.status != "not run"]
+        one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
         if tested:
-            lines += ["", label + _honestly(scope, tested), *map(_line, tested)]
+            lines += ["", label + (f"{one_seed}: {HONEST}" if scope == "small models" else ""), *map(_line, tested)]
     return "\n".join([*lines, *_not_run(judged)])
-
-
-def _honestly(scope: str, tested: Sequence[LedgerRow]) -> str:
-    if scope != "small models":
-        return ""
-    one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
-    return f"{one_seed}: {HONEST}"
 
 
 def _line(one: LedgerRow) -> str:
@@ -108,10 +103,7 @@ def families(names: Sequence[str]) -> str:
 
 
 def _measured(one: LedgerRow) -> str:
-    if one.value is None:
-        return ""
-    within = f" [{number(one.interval[0])}, {number(one.interval[1])}]" if one.interval else ""
-    return f"{number(one.value)}{within} {one.unit or ''}".strip()
+    return "" if one.value is None else written(one.value, one.interval, one.unit or "").strip()
 
 
 def _published(one: LedgerRow) -> str:
