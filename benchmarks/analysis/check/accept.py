@@ -57,7 +57,9 @@ def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: S
         "changes": [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes),
     }
     history = [*(old.history if old else []), entry]
-    reference = Reference(target_of(path, old), rows, provenance_of(run.results.values()), history)
+    # What was read; else what path names, or cpu.json in its folder.
+    target = old.path if old else path / "cpu.json" if path.is_dir() else path_of(path)
+    reference = Reference(target, rows, provenance_of(run.results.values()), history)
     reference.save()
     return reference
 
@@ -67,10 +69,3 @@ def changes(outcomes: Sequence[Outcome]) -> list[str]:
     told = [f"{one.label}: {text_of(one)}" for one in outcomes if one.verdict not in ("same", "skipped")]
     more = [f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
     return [*told[:MOST_LINES], *more]
-
-
-def target_of(path: Path, old: Reference | None) -> Path:
-    """Return the file to write: that which was read; else the one that path names, or cpu.json in its folder."""
-    if old is not None:
-        return old.path
-    return path / "cpu.json" if path.is_dir() else path_of(path)

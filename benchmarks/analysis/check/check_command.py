@@ -49,7 +49,8 @@ def main(args: argparse.Namespace) -> int:
     started = time.monotonic()
     run = load_run(args.run)
     device = provenance_of(run.results.values())["device"]
-    first = args.accept is not None and not _exists(args.reference, device)
+    is_there = path_of(args.reference).is_file() or (args.reference.is_dir() and any(args.reference.iterdir()))
+    first = args.accept is not None and not is_there
     reference = None if first else find_reference(args.reference, device if isinstance(device, str) else None)
     outcomes = [] if reference is None else compare(reference, run)
     _say(run, reference, outcomes)
@@ -68,11 +69,6 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"reference: {args.reference} is not there; give one of results/reference, or --accept 'why'")
     if args.junit is not None:
         writable("junit", args.junit)
-
-
-def _exists(path: Path, device: object) -> bool:
-    """Whether there is a reference that --accept would replace."""
-    return path_of(path).is_file() or (path.is_dir() and any(path.iterdir()))
 
 
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:

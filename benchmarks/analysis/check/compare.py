@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import Reference, provenance_of
@@ -78,16 +79,14 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
 
 def _uneven(run: Run) -> list[tuple[Cell, str]]:
     """Cells whose model states are not those of the setting's first seed: the seed with most would hide them."""
-    found = []
+    found: dict[Cell, str] = {}
     for results in run.settings().values():
-        for one in results[1:]:
-            for name in STATE_FIELDS:
-                first, other = getattr(results[0], name), getattr(one, name)
-                if first != other:
-                    text = f"{name} is {other:,}, that of seed {results[0].cell.seed} {first:,}"
-                    found.append((one.cell, f"{text}; model states do not depend on seeds, run the wrong one again"))
-                    break
-    return found
+        for one, name in product(results[1:], STATE_FIELDS):
+            first, other = getattr(results[0], name), getattr(one, name)
+            if first != other:
+                text = f"{name} is {other:,}, that of seed {results[0].cell.seed} {first:,}"
+                found.setdefault(one.cell, f"{text}; model states do not depend on seeds, run the wrong one again")
+    return list(found.items())
 
 
 def _problem(cell: Cell, usual: Cell | None, reason: str) -> Outcome:
@@ -120,10 +119,12 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
     old, new = getattr(old_row, quantity), getattr(new_row, quantity)
     band = bands.of(quantity, old_row.setting.compressor)
     outcome = Outcome(name=old_row.setting.name, label=label, quantity=quantity, verdict="skipped", old=old, new=new)
+    short = f"fewer than {SHORT_STEPS} steps say nothing of it"
+    why_none = "there is no record of its baseline" if quantity in SAVINGS else short
     if old is None:
-        return replace(outcome, reason=_why_none(quantity))
+        return replace(outcome, reason=why_none)
     if new is None:
-        reason = f"the reference has it, the run has not: {_why_none(quantity)}"
+        reason = f"the reference has it, the run has not: {why_none}"
         return replace(outcome, verdict="problem", reason=reason, severity=math.inf)
     if quantity == "metric" and (unlike := _unlike(old_row, new_row)):
         return replace(outcome, verdict="problem", reason=unlike, severity=math.inf)
@@ -151,9 +152,3 @@ def _unlike(old: Row, new: Row) -> str | None:
     if old.higher_is_better != new.higher_is_better:
         return f"higher_is_better was {old.higher_is_better} and is {new.higher_is_better}"
     return None
-
-
-def _why_none(quantity: str) -> str:
-    if quantity in SAVINGS:
-        return "there is no record of its baseline"
-    return f"fewer than {SHORT_STEPS} steps say nothing of it"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.analysis.check.reference_rows import Row, rows_of
-from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.load_run import load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import first_twice
 from benchmarks.core.files import load_json, save_text
@@ -74,7 +74,8 @@ def find_reference(path: Path, device: str | None) -> Reference:
     """
     if path.is_dir():
         if (path / "config.json").exists() or (path / "cells").is_dir():
-            return reference_of(load_run(path))
+            run = load_run(path)  # its own measurements
+            return Reference(run.folder, rows_of(run), provenance_of(run.results.values()))
         found = [Reference.load(file) for file in sorted(path.glob("*.json")) if _is_reference(file)]
         fitting = [one for one in found if one.device == device] or found
         if len(fitting) != 1:
@@ -87,11 +88,6 @@ def find_reference(path: Path, device: str | None) -> Reference:
 def path_of(path: Path) -> Path:
     """Return the file that a path without suffix means."""
     return path if path.suffix == ".json" or path.is_file() else path.with_name(path.name + ".json")
-
-
-def reference_of(run: Run) -> Reference:
-    """Return a run's own measurements as a reference."""
-    return Reference(run.folder, rows_of(run), provenance_of(run.results.values()))
 
 
 def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
