@@ -12,6 +12,7 @@ from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
+from benchmarks.analysis.tables.intervals import readme_table
 
 Make = Callable[[Measured], str | None]
 """From measurements to text; None leaves what is there, as nothing was measured yet."""
@@ -62,17 +63,17 @@ def powers(measured: Measured) -> str:
 BLOCKS: Mapping[str, Make] = {
     "residual-share": smoke.residual_share,
     "streamed": smoke.streamed,
-    "shared": smoke.shared,
+    "shared": partial(smoke.held, setting=smoke.SHARED),
     "both": smoke.both,
     "control": smoke.control,
-    "floor": smoke.floor,
+    "floor": partial(smoke.held, setting=smoke.FLOOR),
     "first-table": smoke.first_table,
     "second-machine": smoke.second_machine,
     "second-table": smoke.second_table,
     "machines-apart": smoke.apart,
     "price": seeds.price,
     "streaming-time": seeds.streaming_time,
-    "five-seeds": seeds.five_seeds,
+    "five-seeds": lambda measured: readme_table(measured.load(seeds.FILE)["rows"]),
     "five-seeds-words": seeds.five_seeds_words,
     "compression-costs": seeds.compression_costs,
     "residuals-matter": seeds.residuals_matter,

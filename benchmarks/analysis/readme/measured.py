@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.statistics import Interval
 from benchmarks.analysis.tables.intervals import usual_rows
 from benchmarks.core.files import load_json
@@ -100,13 +101,10 @@ def _better(better: bool) -> str:
 
 def on_models(verdicts: Mapping[str, str]) -> str:
     """Return verdicts by model as words: "worse on all four", or which ones where they differ."""
-    if len(set(verdicts.values())) == 1:
-        return f"{next(iter(verdicts.values()))} on all {number(len(verdicts))}"
-    texts = [
-        f"{verdict} on {listed([model for model, one in verdicts.items() if one == verdict])}"
-        for verdict in dict.fromkeys(verdicts.values())
-    ]
-    return ", ".join(texts)
+    alike = grouped((verdict, model) for model, verdict in verdicts.items())
+    if len(alike) == 1:
+        return f"{next(iter(alike))} on all {number(len(verdicts))}"
+    return ", ".join(f"{verdict} on {listed(models)}" for verdict, models in alike.items())
 
 
 def of_all(count: int, total: int) -> str:

@@ -1,6 +1,7 @@
 """What README and the appendix say of fewer bits, from precision.json, and against sharing, from settle.json."""
 
 from benchmarks.analysis.claims.ledger import adjusted
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import markdown_table, metric_heading, percent, signed_with_half, with_half
 from benchmarks.analysis.readme.measured import LEVEL, Measured, Row, listed, of_all, p_text, span
 from benchmarks.analysis.statistics import Interval, interval, p_beyond, paired
@@ -11,11 +12,9 @@ SHARED, BOTH = ("w+2d", None), ("w+2d", "int4")
 Models = dict[str, dict[tuple[str, str | None], Row]]
 
 
-def _models(measured: Measured) -> Models:
-    found: Models = {}
-    for row in measured.load("precision")["rows"]:
-        found.setdefault(row["model"], {})[row["scheme"], row["residual_dtype"]] = row
-    return found
+def _models(measured: Measured, file: str = "precision") -> Models:
+    by_model = grouped((row["model"], row) for row in measured.load(file)["rows"])
+    return {model: {(row["scheme"], row["residual_dtype"]): row for row in its} for model, its in by_model.items()}
 
 
 def precision_table(measured: Measured) -> str:
@@ -66,20 +65,18 @@ Gain = tuple[Interval, float, str]
 
 def _gains(measured: Measured) -> dict[str, Gain]:
     """By how much int4 is better, model by model."""
-    rows = {(row["model"], row["scheme"], row["residual_dtype"]): row for row in measured.load(FILE)["rows"]}
     found = {}
-    for model in dict.fromkeys(model for model, *_ in rows):
-        bits, shared = (rows[model, *setting] for setting in (BITS, SHARED))
+    for model, its in _models(measured, FILE).items():
+        bits, shared = its[BITS], its[SHARED]
         sign = 1 if bits["higher_is_better"] else -1
         one = interval([sign * each for each in paired(bits["metrics"], shared["metrics"])])
         assert one is not None
         found[model] = (one, 1.0 if (p := p_beyond(one, 0.0)) is None else p)
     corrected = adjusted([p for _, p in found.values()])
-    return {model: (one, p, _said(one, p)) for (model, (one, _)), p in zip(found.items(), corrected, strict=True)}
-
-
-def _said(gain: Interval, p: float) -> str:
-    return "not shown" if p >= LEVEL else "less" if gain.mean > 0 else "more"
+    return {
+        model: (one, p, "not shown" if p >= LEVEL else "less" if one.mean > 0 else "more")
+        for (model, (one, _)), p in zip(found.items(), corrected, strict=True)
+    }
 
 
 def settled_words(measured: Measured) -> str | None:
@@ -98,9 +95,7 @@ def settled_words(measured: Measured) -> str | None:
 
 def _verdict(gains: dict[str, Gain]) -> str:
     """What the four tests together say."""
-    said = {
-        verdict: [model for model, (_, _, one) in gains.items() if one == verdict] for *_, verdict in gains.values()
-    }
+    said = grouped((verdict, model) for model, (_, _, verdict) in gains.items())
     if len(said) == 1:
         (verdict,) = said
         texts = {"less": "Fewer bits cost less", "more": "Fewer bits cost more", "not shown": "No difference is shown"}

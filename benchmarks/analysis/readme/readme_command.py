@@ -44,8 +44,11 @@ def find_blocks(text: str, page: str) -> Iterator[Block]:
     for comment in COMMENT.finditer(text):
         line = text.count("\n", 0, comment.start()) + 1
         where = f"{page}:{line}: {comment[0]}"
-        if (comment[1] == "end") == (opened is None):
-            _refuse(where, opened)
+        if comment[1] == "end" and opened is None:
+            raise ConfigError(f"{where} ends nothing; give <!-- measured: NAME --> before it")
+        if comment[1] != "end" and opened is not None:
+            within = f"{where} stands within measured: {opened[0]}, of line {opened[1]}"
+            raise ConfigError(f"{within}; give <!-- end --> before it")
         if text[: comment.start()].endswith("\n") and text[comment.end() : comment.end() + 1] not in ("", "\n"):
             raise ConfigError(f"{where} begins a line that goes on; give it a line of its own, or put words before it")
         if opened:
@@ -53,12 +56,6 @@ def find_blocks(text: str, page: str) -> Iterator[Block]:
         opened = None if opened else (comment[1].partition(":")[2].strip(), line, comment.end())
     if opened:
         raise ConfigError(f"{page}:{opened[1]}: measured: {opened[0]} is not closed; give <!-- end --> behind it")
-
-
-def _refuse(where: str, opened: tuple[str, int, int] | None) -> None:
-    if opened is None:
-        raise ConfigError(f"{where} ends nothing; give <!-- measured: NAME --> before it")
-    raise ConfigError(f"{where} stands within measured: {opened[0]}, of line {opened[1]}; give <!-- end --> before it")
 
 
 def laid_out(old: str, new: str) -> str:

@@ -4,15 +4,9 @@ from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, number, of_all, on_models
 from benchmarks.analysis.readme.smoke import BOTH, CONTROL, KEPT, SHARED
 from benchmarks.analysis.statistics import Interval, interval
-from benchmarks.analysis.tables.intervals import readme_table
 
 FILE = "mini"
 PLAIN = ("none", "none", "kept")
-
-
-def five_seeds(measured: Measured) -> str:
-    """The table of metrics and differences with their intervals."""
-    return readme_table(measured.load(FILE)["rows"])
 
 
 def _difference(row: Row) -> Interval:
@@ -31,7 +25,11 @@ def _verdicts(measured: Measured, setting: tuple[str, str, str], sign: int = 1) 
 def five_seeds_words(measured: Measured) -> str:
     """What the intervals allow to say."""
     models = measured.settings(FILE)
-    without, shared = (on_models(_than(_verdicts(measured, one), "*baseline*")) for one in (CONTROL, SHARED))
+    than = {"worse": "worse than *baseline*", "better": "better than *baseline*"}
+    without, shared = (
+        on_models({name: than.get(said, said) for name, said in _verdicts(measured, one).items()})
+        for one in (CONTROL, SHARED)
+    )
     less = sum(
         abs(model[SHARED]["difference_mean"]) < abs(model[CONTROL]["difference_mean"]) for model in models.values()
     )
@@ -48,10 +46,6 @@ def compression_costs(measured: Measured) -> str:
     """Say on how many models the full residual is worse than no compression."""
     verdicts = _verdicts(measured, PLAIN, -1)
     return of_all(list(verdicts.values()).count("worse"), len(verdicts))
-
-
-def _than(verdicts: dict[str, str], other: str) -> dict[str, str]:
-    return {name: f"{one} than {other}" if one in ("worse", "better") else one for name, one in verdicts.items()}
 
 
 def price(measured: Measured) -> str:

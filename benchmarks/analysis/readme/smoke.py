@@ -26,11 +26,7 @@ def first_table(measured: Measured) -> str:
 
 
 def _entry(row: Row) -> str:
-    return f"{percent(row['normalised'])} ({percent(row['peak_normalised'])}), {_metric(row)}"
-
-
-def _metric(row: Row) -> str:
-    return f"{row['metric_mean']:.2f}"
+    return f"{percent(row['normalised'])} ({percent(row['peak_normalised'])}), {row['metric_mean']:.2f}"
 
 
 def residual_share(measured: Measured) -> str:
@@ -51,9 +47,9 @@ def streamed(measured: Measured) -> str:
     return f"{_normalised(models, STREAMED)} ({short}), at the fullest moment {peaks}; metric {equal}"
 
 
-def shared(measured: Measured) -> str:
-    """What `w+2d` holds with kept gradients."""
-    return _normalised(measured.settings(FIRST), SHARED)
+def held(measured: Measured, setting: tuple[str, str, str]) -> str:
+    """What a setting holds between steps."""
+    return _normalised(measured.settings(FIRST), setting)
 
 
 def both(measured: Measured) -> str:
@@ -61,11 +57,6 @@ def both(measured: Measured) -> str:
     models = measured.settings(FIRST)
     peaks = percents(model[BOTH]["peak_normalised"] for model in models.values())
     return f"{_normalised(models, BOTH)}, at the fullest moment {peaks}"
-
-
-def floor(measured: Measured) -> str:
-    """What is held without compression and residuals."""
-    return _normalised(measured.settings(FIRST), FLOOR)
 
 
 def _normalised(models: dict[str, Settings], setting: tuple[str, str, str]) -> str:
@@ -125,7 +116,7 @@ def second_table(measured: Measured) -> str:
         found: dict[tuple[str, ...], list[str]] = {}
         for gradients in ("kept", "streamed"):
             if all((compressor, scheme, gradients) in model for model in models.values()):
-                texts = tuple(_metric(model[compressor, scheme, gradients]) for model in models.values())
+                texts = tuple(f"{model[compressor, scheme, gradients]['metric_mean']:.2f}" for model in models.values())
                 found.setdefault(texts, []).append(gradients)
         label = "no compression" if compressor == "none" else SCHEME_WORDS.get(scheme, scheme)
         rows += [[f"{label}, {' and '.join(kinds)}", *texts] for texts, kinds in found.items()]

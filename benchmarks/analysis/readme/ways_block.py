@@ -49,19 +49,9 @@ def resident(values: Values) -> str:
     return markdown_table(head, rows, "lrrrrr")
 
 
-def int4_more(values: Values) -> str:
-    """What residuals in 4 bits hold beyond training without compression."""
-    return f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P"
-
-
 def streamed_peak(values: Values) -> str:
     """What the fullest moment of a step adds to what is held, the most of the ways that stream gradients."""
     return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
-
-
-def combined(values: Values) -> str:
-    """What residuals in 4 bits hold together with 8-bit moments."""
-    return f"{_held(values, 'int4-eight-bit'):.1f} P"
 
 
 STREAMED = ("none-streamed", "baseline", "w+2d", "int4")
@@ -69,9 +59,10 @@ TABLES: dict[str, Callable[[Values], str]] = {
     "ways": ways,
     "forms": forms,
     "resident": resident,
-    "int4-more": int4_more,
+    # What residuals in 4 bits hold beyond training without compression, and what together with 8-bit moments.
+    "int4-more": lambda values: f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P",
     "streamed-peak": streamed_peak,
-    "combined": combined,
+    "combined": lambda values: f"{_held(values, 'int4-eight-bit'):.1f} P",
 }
 """Tables, and figures that the text between them has."""
 
