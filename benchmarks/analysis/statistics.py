@@ -46,12 +46,6 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[flo
     return [values[seed] - others[seed] for seed in sorted(values.keys() & others.keys())]
 
 
-def half_width(values: Sequence[float]) -> float | None:
-    """Return what stands behind ± in every table: half of the interval of the mean; None for fewer than two values."""
-    found = interval(values)
-    return None if found is None else found.half_width
-
-
 def p_beyond(found: Interval, limit: float, degrees: int | None = None) -> float | None:
     """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if its interval leaves it out.
 

@@ -14,7 +14,7 @@ from benchmarks.analysis.grouping import first_of, grouped
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_screen
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import integer
+from benchmarks.core.checks import integer, within
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.matrix import expand_parts
@@ -39,10 +39,8 @@ def main(args: argparse.Namespace) -> int:
     """Print the estimates by part and model. Raises ConfigError, one line, for what cannot be used."""
     integer("jobs", args.jobs, 1, 10**6)
     config = read_config(args.config, args.part)
-    try:
+    with within(args.config):
         parts = expand_parts({key: value for key, value in config.items() if key != "run"})
-    except ConfigError as error:
-        raise ConfigError(f"{args.config}: {error}") from None
     places = args.records or sorted(path for pattern in PLACES for path in Path().glob(pattern))
     device, speeds, others = choose_device(parts, read_speeds(places), args.device)
     found = estimates(parts, speeds)

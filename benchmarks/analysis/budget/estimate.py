@@ -1,11 +1,11 @@
 """What one cell will take, from what was recorded of cells like it; where nothing was, nothing is said."""
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from statistics import mean
 
 from benchmarks.analysis.budget.speeds import Speed
+from benchmarks.analysis.grouping import grouped
 from benchmarks.core.cell import Cell
 from benchmarks.core.sample_counts import planned_steps
 from benchmarks.core.workloads import WORKLOADS
@@ -46,14 +46,10 @@ class Recorded:
     """All records of one device, by what they are looked for."""
 
     def __init__(self, speeds: Iterable[Speed]):
-        self._by_work: dict[object, list[Speed]] = defaultdict(list)
-        self._by_ranks: dict[object, list[Speed]] = defaultdict(list)
-        self._by_setting: dict[object, list[Speed]] = defaultdict(list)
-        for speed in speeds:
-            work = _work(speed.cell)
-            self._by_work[work].append(speed)
-            self._by_ranks[work, speed.cell.world_size].append(speed)
-            self._by_setting[work, _setting(speed.cell)].append(speed)
+        those = [(_work(speed.cell), speed) for speed in speeds]
+        self._by_work = grouped(those)
+        self._by_ranks = grouped(((work, speed.cell.world_size), speed) for work, speed in those)
+        self._by_setting = grouped(((work, _setting(speed.cell)), speed) for work, speed in those)
 
     def like(self, cell: Cell) -> Like | None:
         """Return the records that are most like a cell: its own setting's, its model's, or those of other ranks."""

@@ -8,9 +8,9 @@ from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.origin import is_mixed
 from benchmarks.analysis.paper.paper_rows import BEYOND, PAPER, SMALL, Row, make_rows
-from benchmarks.analysis.paper.records import cluster_command, make_record, part_command, text_of
+from benchmarks.analysis.paper.records import make_record, part_command, text_of
 from benchmarks.analysis.paper.spec import Spec
-from benchmarks.analysis.published import Published, load_published
+from benchmarks.analysis.published import load_published
 from benchmarks.analysis.table import Record, Table
 from resireduce.scheme import load
 
@@ -66,7 +66,7 @@ def _texts(spec: Spec, row: Row, record: Record) -> list[str]:
     texts = [
         row.label,
         str(row.setting.world_size),
-        _published(row.published),
+        f"{row.published.value:g} {row.published.unit or ''}".strip() if row.published else "",
         ABSENT if value is None else text_of(quantity, value).replace("-", MINUS) + unit,
         text_of(quantity, half_width) if half_width is not None else "",
         str(record["measured_n"] or ""),
@@ -74,10 +74,6 @@ def _texts(spec: Spec, row: Row, record: Record) -> list[str]:
     texts += [_difference(record)] if spec.compared else []
     texts += [record[column] or "" for _, column in spec.columns]
     return [*texts, record["hardware"] or "", record["missing"] or ""]
-
-
-def _published(one: Published | None) -> str:
-    return "" if one is None else f"{one.value:g} {one.unit or ''}".strip()
 
 
 def _difference(record: Record) -> str:
@@ -120,11 +116,12 @@ def _missing(records: Sequence[Record]) -> dict[str, Any]:
     # Not those that the run itself was to have.
     apart = [(one["part"], one["model"], [cell["command"] for cell in one["missing_cells"]]) for one in missing]
     others = grouped((part, model) for part, model, commands in apart if part_command(part) in commands)
+    lacks = [
+        (f"{len(models)} row{'s' if len(models) > 1 else ''} of {', '.join(dict.fromkeys(models))}", part_command(part))
+        for part, models in others.items()
+    ]
+    on_cluster = f"snakemake --profile slurm --config part={chosen}"
     return {
-        "fills": f"What is missing here: {part_command(chosen)}, or on a cluster: {cluster_command(chosen)}",
-        "lacks": tuple((_rows_of(models), part_command(part)) for part, models in others.items()),
+        "fills": f"What is missing here: {part_command(chosen)}, or on a cluster: {on_cluster}",
+        "lacks": tuple(lacks),
     }
-
-
-def _rows_of(models: Sequence[str]) -> str:
-    return f"{len(models)} row{'s' if len(models) > 1 else ''} of {', '.join(dict.fromkeys(models))}"

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
 
 from benchmarks.analysis.grouping import first_of, grouped
 from benchmarks.analysis.labels import short_labels
@@ -70,21 +69,16 @@ def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
         and any(matches(setting, one) for one in spec.more)
         and not any(matches(setting, one) for one in spec.but)
         and (setting.model in SMALL_MODELS or _shape(setting) in shapes)
-        and _readable(spec, setting)
+        # Random inputs have no metric that means anything.
+        and (setting.data == "real" or not spec.lines[0].quantity.needs_data)
     ]
     seeds = run.seeds()
-    for kind, group in groupby(sorted(found, key=lambda pair: pair[0]), key=lambda pair: pair[0]):
-        settings = [setting for _, setting in group]
+    for kind, settings in sorted(grouped(found).items()):
         for setting, label in zip(settings, short_labels(settings), strict=True):
             lines = [line for line in spec.lines if kind == SMALL and matches(setting, _without_shape(line))]
             for line in lines or [spec.lines[0]]:
                 text = line.label if lines else label
                 yield Row(kind, spec.parts[0], text, line, setting, seeds[setting])
-
-
-def _readable(spec: Spec, setting: Cell) -> bool:
-    """Random inputs have no metric that means anything."""
-    return setting.data == "real" or not spec.lines[0].quantity.needs_data
 
 
 def _shape(setting: Cell) -> tuple[object, ...]:

@@ -15,6 +15,9 @@ from benchmarks.analysis.tables.accuracy import metric_of_model
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 
+PUBLISHED = {"": "value", "_unit": "unit", "_id": "id", "_source": "source"}
+"""Ends of the columns of what the paper states, and the field that each has."""
+
 
 def make_record(run: Run, spec: Spec, row: Row) -> Record:
     """Return the raw values of a row."""
@@ -28,7 +31,7 @@ def make_record(run: Run, spec: Spec, row: Row) -> Record:
         "line": row.label,
         "part": row.part,
         **_quantity(run, row),
-        **_published(row),
+        **{f"published{end}": getattr(row.published, name, None) for end, name in PUBLISHED.items()},
         **_interval("measured", values),
         "values": {str(seed): value for seed, value in values.items()},
         **_compared(run, spec, row, results),
@@ -50,11 +53,6 @@ def _quantity(run: Run, row: Row) -> Record:
         "metric_name": name,
         "higher_is_better": better,
     }
-
-
-def _published(row: Row) -> Record:
-    names = {"": "value", "_unit": "unit", "_id": "id", "_source": "source"}
-    return {f"published{end}": getattr(row.published, name, None) for end, name in names.items()}
 
 
 def _interval(name: str, values: Mapping[int, float]) -> Record:
@@ -123,11 +121,6 @@ def missing_cells(run: Run, setting: Cell, seeds: Sequence[int], part: str) -> l
 def part_command(part: str) -> str:
     """Return the command that measures a part of config/paper.yaml on this machine."""
     return f"make run RUN=paper PART={part}"
-
-
-def cluster_command(part: str) -> str:
-    """Return the same for a cluster."""
-    return f"snakemake --profile slurm --config part={part}"
 
 
 def missing_text(missing: Sequence[dict[str, Any]], seeds: int) -> str:

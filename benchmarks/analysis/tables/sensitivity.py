@@ -6,16 +6,15 @@ Where training without residuals ends as well as with them, a metric says nothin
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.origin import provenance_rows
-from benchmarks.analysis.statistics import half_width, paired
+from benchmarks.analysis.statistics import interval, paired
 from benchmarks.analysis.table import by_seed
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.paths import ROOT
-from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
 TELL_FILE = ROOT / "results/reference/tell.json"
@@ -56,7 +55,8 @@ def main(args: argparse.Namespace) -> int:
 
 def measure_tell(run: Run, model: str) -> dict[str, Any]:
     """A model's metrics, and by how much no residuals are worse than all: it tells if the whole interval is above 0."""
-    results = {name: _results(run, model, *setting) for name, setting in SETTINGS.items()}
+    kept = grouped(((c.model, c.compressor, c.scheme), r) for c, r in run.results.items() if c.gradients == "kept")
+    results = {name: kept.get((model, *setting), []) for name, setting in SETTINGS.items()}
     for name, found in results.items():
         if len(found) < SEEDS:
             raise ConfigError(f"{run.folder}: {model}, {name}: {len(found)} seeds are there, needed are {SEEDS}")
@@ -69,13 +69,10 @@ def measure_tell(run: Run, model: str) -> dict[str, Any]:
     return {"tells": tells, "metric_name": any_result.metric_name, "loss": loss, **sides}
 
 
-def _results(run: Run, model: str, compressor: str, scheme: str) -> list[CellResult]:
-    wanted = (model, compressor, scheme, "kept")
-    return [r for c, r in run.results.items() if (c.model, c.compressor, c.scheme, c.gradients) == wanted]
-
-
 def _summary(values: Sequence[float]) -> dict[str, Any]:
-    return {"mean": mean(values), "half_width": half_width(values), "values": list(values)}
+    found = interval(values)
+    assert found is not None
+    return {"mean": found.mean, "half_width": found.half_width, "values": list(values)}
 
 
 def _with_width(side: dict[str, Any]) -> str:
