@@ -22,10 +22,11 @@ def to_csv(table: Table) -> str:
 
 def to_markdown(table: Table, holes: Sequence[Hole]) -> str:
     """Return title, reading, table, notes and what is missing."""
-    widths = _widths(table)
-    lines = [_line(table.head, widths, table.text_columns), _rule(widths, table.text_columns)]
-    lines += [_line(row, widths, table.text_columns) for row in table.body]
-    text = [f"## {table.title}", table.reading, "\n".join(lines), *table.all_notes]
+    rows = _aligned(table)
+    ends = ["-" if column < table.text_columns else ":" for column in range(len(table.head))]
+    rule = [f"{'-' * (len(cell) + 1)}{end}" for cell, end in zip(rows[0], ends, strict=True)]
+    head, *body = (f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)
+    text = [f"## {table.title}", table.reading, "\n".join([head, f"|{'|'.join(rule)}|", *body]), *table.all_notes]
     if holes:
         text.append("Missing:\n\n" + "\n".join(f"- {hole.name}: {hole.status}, {hole.reason}" for hole in holes))
     return "\n\n".join(text) + "\n"
@@ -33,13 +34,10 @@ def to_markdown(table: Table, holes: Sequence[Hole]) -> str:
 
 def to_screen(table: Table) -> str:
     """Return the table in columns, models apart, for a terminal."""
-    widths = _widths(table)
-    lines = [table.title.upper(), *_wrap(table.reading), "", _columns(table.head, widths, table.text_columns)]
-    lines.append("─" * len(lines[-1]))
-    for index, row in enumerate(table.body):
-        if index and index in table.group_starts:
-            lines.append("")
-        lines.append(_columns(row, widths, table.text_columns))
+    head, *body = ("  ".join(row).rstrip() for row in _aligned(table))
+    lines = [table.title.upper(), *_wrap(table.reading), "", head, "─" * len(head)]
+    for index, row in enumerate(body):
+        lines += ["", row] if index and index in table.group_starts else [row]
     return "\n".join([*lines, *(line for note in table.all_notes for line in _wrap(note))])
 
 
@@ -62,27 +60,12 @@ def _wrap(text: str) -> list[str]:
     return textwrap.wrap(text, 110)
 
 
-def _widths(table: Table) -> list[int]:
-    return [max(len(row[column]) for row in [table.head, *table.body]) for column in range(len(table.head))]
-
-
-def _align(cells: Sequence[str], widths: Sequence[int], text_columns: int) -> list[str]:
-    pairs = enumerate(zip(cells, widths, strict=True))
-    return [cell.ljust(width) if column < text_columns else cell.rjust(width) for column, (cell, width) in pairs]
-
-
-def _columns(cells: Sequence[str], widths: Sequence[int], text_columns: int) -> str:
-    return "  ".join(_align(cells, widths, text_columns)).rstrip()
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], text_columns: int) -> str:
-    return f"| {' | '.join(_align([cell.replace('|', '/') for cell in cells], widths, text_columns))} |"
-
-
-def _rule(widths: Sequence[int], text_columns: int) -> str:
-    return (
-        "|" + "|".join("-" * (w + 2) if c < text_columns else "-" * (w + 1) + ":" for c, w in enumerate(widths)) + "|"
-    )
+def _aligned(table: Table) -> list[list[str]]:
+    """Head and rows, the entries of a column as wide as its widest."""
+    rows = [table.head, *table.body]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = [str.ljust if column < table.text_columns else str.rjust for column in range(len(widths))]
+    return [[side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)] for row in rows]
 
 
 SPECIAL = {
@@ -135,9 +118,8 @@ def to_latex(table: Table) -> str:
         f"\\toprule\n{head}\n\\endhead",
         "\\bottomrule\n\\endfoot",
     ]
-    starts = set(table.group_starts)
     for index, row in enumerate(table.body):
-        lines += ["\\addlinespace"] if index and index in starts else []
+        lines += ["\\addlinespace"] if index and index in table.group_starts else []
         lines.append(_latex_line(row))
     lines.append("\\end{longtable}")
     lines += [f"\\noindent {{\\footnotesize {escape(note)}\\par}}" for note in table.all_notes]

@@ -28,25 +28,18 @@ def crate(run: str, date: str, commit: str | None, sizes: Mapping[str, int]) -> 
     folders = {path: text for path, text in folders.items() if any(one.startswith(path) for one in sizes)}
     single = [path for path in sorted(sizes) if not path.startswith(tuple(folders))]
     parts = [*folders, *single, MANIFEST]
-    graph: list[dict[str, Any]] = [
-        {
-            "@id": NAME,
-            "@type": "CreativeWork",
-            "conformsTo": {"@id": "https://w3id.org/ro/crate/1.1"},
-            "about": {"@id": "./"},
-        },
-        {
-            "@id": "./",
-            "@type": "Dataset",
-            "name": f"ResiReduce suite, run {run}",
-            "description": "Records, tables and figures of a benchmark of the memory of compressed-gradient training, "
-            f"with what they rest on; made by commit {commit or 'not known'}.",
-            "datePublished": date,
-            "license": {"@id": LICENSE},
-            "hasPart": [{"@id": path} for path in parts],
-        },
-        {"@id": LICENSE, "@type": "CreativeWork", "name": "Apache License 2.0"},
-        *({"@id": path, "@type": "Dataset", "name": text} for path, text in folders.items()),
+    about = {
+        "name": f"ResiReduce suite, run {run}",
+        "description": "Records, tables and figures of a benchmark of the memory of compressed-gradient training, with "
+        f"what they rest on; made by commit {commit or 'not known'}.",
+    }
+    more = {"datePublished": date, "license": {"@id": LICENSE}, "hasPart": [{"@id": path} for path in parts]}
+    conforms = {"@id": "https://w3id.org/ro/crate/1.1"}
+    graph = [
+        _entity(NAME, "CreativeWork", conformsTo=conforms, about={"@id": "./"}),
+        _entity("./", "Dataset", **about, **more),
+        _entity(LICENSE, "CreativeWork", name="Apache License 2.0"),
+        *(_entity(path, "Dataset", name=text) for path, text in folders.items()),
         *(_file(path, sizes.get(path)) for path in [*single, MANIFEST]),
     ]
     values = {"@context": "https://w3id.org/ro/crate/1.1/context", "@graph": graph}
@@ -55,6 +48,10 @@ def crate(run: str, date: str, commit: str | None, sizes: Mapping[str, int]) -> 
 
 def _file(path: str, size: int | None) -> dict[str, Any]:
     kind = next((kind for suffix, kind in KINDS.items() if path.endswith(suffix)), None)
-    entity = {"@id": path, "@type": "File", "name": path.rsplit("/", 1)[-1], "encodingFormat": kind}
-    known = entity | {"contentSize": None if size is None else str(size)}
-    return {key: value for key, value in known.items() if value is not None}
+    known = {"encodingFormat": kind, "contentSize": None if size is None else str(size)}
+    own = {key: value for key, value in known.items() if value is not None}
+    return _entity(path, "File", name=path.rsplit("/", 1)[-1], **own)
+
+
+def _entity(identifier: str, kind: str, **more: Any) -> dict[str, Any]:
+    return {"@id": identifier, "@type": kind, **more}
