@@ -49,12 +49,9 @@ def is_mixed(results: Iterable[CellResult]) -> bool:
 
 
 def _text(key: str, value: Any, result: CellResult) -> str:
-    if isinstance(value, bool):
-        return _yes_or_no(value)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_yes_or_no(item)}" for name, item in value.items())
-    by_model = key.endswith("_hash") and value is not None
-    return f"{result.cell.model}: {value}" if by_model else str(value)
+    return f"{result.cell.model}: {value}" if key.endswith("_hash") else _yes_or_no(value)
 
 
 def _yes_or_no(value: Any) -> str:

@@ -5,13 +5,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import load_json
+from benchmarks.core.files import load_json, try_json
 from benchmarks.core.progress import Progress, Report
 from benchmarks.core.record import CellResult, RecordError
 
@@ -42,14 +43,11 @@ class Hole:
 def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, CellResult | Hole]:
     """Return the record of each cell without its bulk (`slim`), or why there is none; say how far it is."""
     chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
-    if _bytes_of(folder) < BYTES_ALONE or len(os.sched_getaffinity(0)) < 2:
-        return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
-    try:
-        # Not forked: whoever reads may have threads.
-        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:
+        # Not forked: whoever reads may have threads. Broken by a script that cannot be imported again, or no memory.
+        with suppress(BrokenProcessPool), ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             return dict(zip(cells, _told(pool.map(_read_chunk, chunks), len(cells), say), strict=True))
-    except BrokenProcessPool:  # a script that cannot be imported again, or no memory for two
-        return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
+    return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
 
 
 def _bytes_of(folder: Path) -> int:
@@ -71,8 +69,9 @@ def _told(chunks: Iterable[list[CellResult | Hole]], total: int, say: Report | N
 
 def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[CellResult | Hole]:
     folder, cells = chunk
-    start = "--cores all" if _site_of(folder) is None else "--profile slurm"
-    return [_read(folder, cell, start) for cell in cells]
+    config = try_json(folder / "config.json")
+    on_cluster = isinstance(config, dict) and config.get("site") is not None
+    return [_read(folder, cell, "--profile slurm" if on_cluster else "--cores all") for cell in cells]
 
 
 def slim(result: CellResult) -> CellResult:
@@ -122,14 +121,6 @@ def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
     if log.exists():
         return "unfinished", f"stopped before it left a record (see {log})"
     return "not run", "not run yet"
-
-
-def _site_of(folder: Path) -> str | None:
-    """The file of the cluster that the run was started on, if it was."""
-    try:
-        return load_json(folder / "config.json").get("site")
-    except (OSError, ValueError, AttributeError):
-        return None
 
 
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:
