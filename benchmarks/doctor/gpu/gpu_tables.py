@@ -35,10 +35,6 @@ def _contracts(result: Any) -> Iterator[list[str]]:
             yield [one["outcome"], f"`{name}`", said.replace("|", "\\|")[:300]]
 
 
-def _micro(result: Any) -> Iterator[list[str]]:
-    yield from map(compression.cells_of, result["rows"])
-
-
 def _throughput(result: Any) -> Iterator[list[str]]:
     for row in result["rows"]:
         other = row["against"]
@@ -66,7 +62,7 @@ TABLES: dict[str, tuple[str, list[str], str, Callable[[Any], Iterator[list[str]]
         "Compression of a gradient, in turn in the same process",
         compression.HEAD,
         compression.ALIGN,
-        _micro,
+        lambda result: map(compression.cells_of, result["rows"]),
     ),
     "throughput": (
         "Speed, in turn in the same process, ± half of the 95 % interval",

@@ -6,11 +6,11 @@ from typing import Any
 
 from benchmarks.analysis.labels import ABSENT, mebibytes, percent
 from benchmarks.analysis.load_run import Hole
-from benchmarks.analysis.table import Table
+from benchmarks.analysis.table import BASELINE, Table
 from benchmarks.analysis.write import to_markdown
 from benchmarks.core.files import finite, save_json, save_text
 from benchmarks.core.provenance import provenance
-from benchmarks.doctor.gpu.cases import MODELS, SETTINGS
+from benchmarks.doctor.gpu.cases import MODELS
 from benchmarks.doctor.gpu.gpu_tables import other_tables
 from benchmarks.doctor.gpu.steps import GROUPS
 from benchmarks.doctor.gpu.stretch import FINISHED, code_of, read_files
@@ -111,8 +111,7 @@ def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
 
 def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What a case is compared with: same model and length of run, top-k, full residual, kept, float32, one rank."""
-    wanted = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), SETTINGS[0], strict=True))
-    wanted |= {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
+    wanted = BASELINE | {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
     same = (one for one in records if one["status"] == "ok" and wanted.items() <= one["cell"].items())
     return next(same, None)
 
@@ -132,14 +131,8 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
 
 def _measures(record: dict[str, Any]) -> dict[str, Any]:
     """The figures of a case that ended well."""
-    rank = max(record["ranks"], key=lambda one: one["memory"]["peak_states_bytes"])
-    memory = rank["memory"]
-    return {
-        **memory,
-        "allocated_bytes": rung_bytes(memory, ALLOCATED),
-        "allocated_without_gradients_bytes": rung_bytes(memory, FREED),
-        "peak_allocated_bytes": rung_bytes(memory, PEAK),
-    }
+    memory = max((one["memory"] for one in record["ranks"]), key=lambda one: one["peak_states_bytes"])
+    return memory | {f"{name}_bytes": rung_bytes(memory, name) for name in (ALLOCATED, FREED, PEAK)}
 
 
 def _saved(own: dict[str, Any], first: dict[str, Any], name: str) -> float | None:

@@ -88,18 +88,16 @@ def disagreement(record: dict[str, Any]) -> str | None:
     """Return what of a cell's memory is not as planned, as measured by planned; None if all is, or nothing was held."""
     found = []
     for agreement in record.get("agreement", ()):
-        compared = {
-            **agreement["states"],
-            **{key: agreement[key] for key in ("peak_states", "allocated") if key in agreement},
-        }
-        found += [
-            f"{name} {one['measured']} of {one['expected']}" for name, one in compared.items() if not one["agrees"]
-        ]
+        compared = agreement["states"] | {name: one for name, one in agreement.items() if name in BESIDE}
+        wrong = {name: one for name, one in compared.items() if not one["agrees"]}
+        found += [f"{name} {one['measured']} of {one['expected']}" for name, one in wrong.items()]
     return f"NOT as planned: {', '.join(found)}" if found else None
 
 
 STATES = ("parameters", "gradients", "residuals", "optimizer_states", "total")
 """Must be as planned, to the byte."""
+BESIDE = ("peak_states", "allocated")
+"""What is compared beside them, with a tolerance."""
 ALLOCATED = "allocated"
 """The rung of the ladder that is read at a step boundary, gradients included."""
 ALLOCATED_TOLERANCE = 0.01
@@ -121,7 +119,8 @@ def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[st
     if allocated is not None and known:
         expected = known["states_bytes"] + known["buffers_bytes"] + known["workspaces_bytes"]
         found["allocated"] = _compared(allocated - known["baseline_bytes"], expected, ALLOCATED_TOLERANCE)
-    return found | {"agrees": all(one["agrees"] for one in _leaves(found))}
+    every = [*states.values(), *(found[name] for name in BESIDE if name in found)]
+    return found | {"agrees": all(one["agrees"] for one in every)}
 
 
 def rung_bytes(memory: dict[str, Any], name: str) -> int | None:
@@ -134,7 +133,3 @@ def _compared(measured: float, expected: float, tolerance: float) -> dict[str, A
     ratio = measured / expected if expected else None
     agrees = measured == expected or (ratio is not None and abs(ratio - 1) <= tolerance)
     return {"measured": measured, "expected": expected, "ratio": ratio, "agrees": agrees}
-
-
-def _leaves(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [*found["states"].values(), *(one for name, one in found.items() if name != "states")]
