@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,8 +31,7 @@ def why_not_writable(folder: Path) -> str | None:
 
 def free_bytes(folder: Path) -> int:
     """Return the room for those who are not root."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    return shutil.disk_usage(folder).free
 
 
 NAME = "disk"
@@ -92,22 +92,14 @@ def image_stores(environment: Mapping[str, str], which: Callable[[str], str | No
         ),
     }
     wanted = {name: store for name, store in stores.items() if which(name)}
-    own = _own_engine()
-    if own and own.is_dir():
-        wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
+    with suppress(ConfigError):  # neither HOME nor a user of this number
+        if (own := cache_folder() / "engine").is_dir():  # where images.engine keeps the images of its own
+            wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
     # Building cuda12 took 21 GB at the fullest moment. A machine may have an engine, and cells may do without.
     return [
         Need(f"images of {name}", folder, 0, 21 * 10**9, "building image cuda12", cure, writes=False)
         for name, (folder, cure) in wanted.items()
     ]
-
-
-def _own_engine() -> Path | None:
-    """Where images.engine keeps the images of its own."""
-    try:
-        return cache_folder() / "engine"
-    except ConfigError:  # neither HOME nor a user of this number
-        return None
 
 
 def check(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:

@@ -38,25 +38,21 @@ def look(kernel_module: Path = KERNEL_MODULE, control_device: Path = CONTROL_DEV
 
 def check(facts: Facts, machine: Machine, needed: bool = False) -> list[Finding]:
     """Return one finding. needed: no driver is a failure."""
-    return [_judge(facts, machine, needed)]
-
-
-def _judge(facts: Facts, machine: Machine, needed: bool) -> Finding:
     if facts.error:
-        return absent(NAME, facts.error, "see check gpu", needed)
+        return [absent(NAME, facts.error, "see check gpu", needed)]
     if facts.cuda is None:
-        return _cpu_build(facts, machine, needed)
+        return [_cpu_build(facts, machine, needed)]
     if machine.kernel_module and not (facts.libcuda and machine.control_device):
         lacking = f"not its {'device files' if facts.libcuda else 'library libcuda'}"
         detail = f"driver {machine.kernel_module} is here, {lacking}: started without access to the GPUs"
-        return failed(NAME, detail, f"{GPU_ACCESS}; or, meant so, RESIREDUCE_DEVICE=cpu")
+        return [failed(NAME, detail, f"{GPU_ACCESS}; or, meant so, RESIREDUCE_DEVICE=cpu")]
     if not facts.libcuda or facts.driver_cuda is None:
         reason = (
             f"libcuda is here, the driver does not answer: {facts.nvml_error}" if facts.libcuda else "no NVIDIA driver"
         )
         cure = f"a machine with a GPU and its driver; in a container {GPU_ACCESS}"
-        return absent(NAME, reason, cure, needed)
-    return _compare(facts.driver, facts.driver_cuda, facts.cuda)
+        return [absent(NAME, reason, cure, needed)]
+    return [_compare(facts.driver, facts.driver_cuda, facts.cuda)]
 
 
 def _cpu_build(facts: Facts, machine: Machine, needed: bool) -> Finding:

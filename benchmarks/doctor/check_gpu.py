@@ -23,7 +23,7 @@ def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = o
         return [absent(NAME, f"torch {facts.torch} is built for CPUs", CUDA_BUILD, needed)]
     if not facts.gpus:
         return [_none(facts, needed, environment.get("CUDA_VISIBLE_DEVICES"))]
-    bad = [_problem(index, gpu, facts) for index, gpu in enumerate(facts.gpus) if _is_bad(gpu, facts)]
+    bad = [problem for index, gpu in enumerate(facts.gpus) if (problem := _problem(index, gpu, facts))]
     return bad or [_all_right(facts)]
 
 
@@ -38,17 +38,15 @@ def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
     return absent(NAME, reason, cure, needed or answers)
 
 
-def _is_bad(gpu: Gpu, facts: Facts) -> bool:
-    return gpu.error is not None or not has_kernels(gpu.capability, facts.architectures)
-
-
-def _problem(index: int, gpu: Gpu, facts: Facts) -> Finding:
+def _problem(index: int, gpu: Gpu, facts: Facts) -> Finding | None:
     major, minor = gpu.capability
     name = f"GPU {index}, {gpu.name} (sm_{major}{minor})"
     if not has_kernels(gpu.capability, facts.architectures):
         cure = f"another GPU, or a torch with kernels for sm_{major}{minor}"
         return failed(NAME, f"{name}: torch {facts.torch} has kernels for {' '.join(facts.architectures)} only", cure)
-    known = explain(gpu.error or "")
+    if gpu.error is None:
+        return None
+    known = explain(gpu.error)
     cure = known.cure if known else "another GPU or node; nvidia-smi -q and the kernel's log (dmesg) say more"
     return failed(NAME, f"{name}: {gpu.error}", cure)
 

@@ -2,12 +2,11 @@
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.doctor.check_gpu import CUDA_BUILD
-from benchmarks.doctor.child import Job, Run, judge_ranks, own_environment, run_together
+from benchmarks.doctor.child import Job, Run, judge_ranks, own_environment, run_together, run_torch_ranks
 from benchmarks.doctor.finding import Finding, absent, failed, ok, warning
 from benchmarks.doctor.known_faults import explain, last_words
 from benchmarks.doctor.machine_facts import Facts
@@ -63,11 +62,7 @@ def _all_reduce(facts: Facts, timeout_seconds: float, needed: bool, run: Run) ->
     if not facts.gpus:
         return absent(NAME, "all-reduce: torch sees no GPU", "see check gpu", needed)
     ranks = min(2, len(facts.gpus))
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "benchmarks.doctor.trial_ranks", "torch", "nccl", os.path.join(folder, "meet")]
-        places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
-        debug = {"NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}
-        ended = run([Job(command, own_environment(**debug, **place)) for place in places], timeout_seconds)
+    ended = run_torch_ranks("nccl", ranks, timeout_seconds, run, NCCL_DEBUG=os.environ.get("NCCL_DEBUG", "WARN"))
     what = f"all-reduce over {ranks} GPU{'s' if ranks > 1 else ''}"
     return judge_ranks(NAME, what, ended, ranks, DEBUG) or ok(NAME, f"{what} is right")
 

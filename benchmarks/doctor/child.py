@@ -90,6 +90,14 @@ def own_environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)} | more
 
 
+def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, **more: str) -> list[Ended]:
+    """Have so many ranks add up a vector over torch.distributed, with `more` in their environments."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "benchmarks.doctor.trial_ranks", "torch", backend, os.path.join(folder, "meet")]
+        places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
+        return run([Job(line, own_environment(**more, **place)) for place in places], timeout_seconds)
+
+
 def _file() -> IO[bytes]:
     """A file in memory where there are such: there may be no folder that can be written."""
     if sys.platform == "linux":

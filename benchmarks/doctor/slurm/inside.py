@@ -121,15 +121,11 @@ def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Pa
     for name in RUNTIMES[1:]:
         if which(name):
             version = ask([name, "--version"])
-            tried, error = _apptainer(ask, images) if name == "apptainer" else _engine(ask, name)
+            # Docker's daemon answers; podman has none, and says what it would run containers with.
+            tried, error = _apptainer(ask, images) if name == "apptainer" else ("it answers", ask([name, "info"]).error)
             said = (version.text.strip().splitlines() or [name])[0] if version.error is None else name
             found.append({"name": name, "version": said, "tried": tried, "error": version.error or error})
     return found
-
-
-def _engine(ask: Ask, name: str) -> tuple[str, str | None]:
-    """Return what docker's daemon answers; podman has none, and says what it would run containers with."""
-    return "it answers", ask([name, "info"]).error
 
 
 def _apptainer(ask: Ask, images: Path) -> tuple[str | None, str | None]:

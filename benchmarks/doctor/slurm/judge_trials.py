@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.core.files import try_json
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.finding import FAILED, Finding, failed, not_run, ok, one_line, warning
+from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
 from benchmarks.doctor.known_faults import explain, last_words
 from benchmarks.doctor.slurm.inside import PARTS
 from benchmarks.doctor.slurm.jobs import Rejected, Submitted
@@ -142,8 +142,3 @@ def _failed_cell(name: str, what: str, cell: Mapping[str, Any], cells: list[Mapp
     if any(other["device"] == "cpu" for other in later):
         cure = "gloo works, so it is the GPUs or NCCL: NCCL_DEBUG=INFO, and see the checks gpu and driver"
     return failed(name, one_line(f"{what}: {cell['status']}: {cell['reason']}", 300), cure)
-
-
-def has_failed(findings: list[Finding]) -> bool:
-    """Whether a partition cannot be used: one of its findings has failed."""
-    return any(finding.status == FAILED for finding in findings)

@@ -5,7 +5,7 @@ from pathlib import Path
 import yaml
 
 from benchmarks.doctor.finding import Finding, failed, not_run, ok, one_line, warning
-from benchmarks.doctor.slurm.inventory import Inventory, Node, Partition
+from benchmarks.doctor.slurm.inventory import Inventory, Partition
 from benchmarks.doctor.slurm.slurm_programs import Ask, number
 
 PROFILE = Path("slurm/config.yaml")
@@ -54,13 +54,10 @@ def check_nodes(partition: Partition) -> Finding | None:
     lost = [node for node in partition.nodes if not node.is_usable]
     if not lost:
         return None
-    names = ", ".join(map(_describe, lost[:SHOWN])) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
+    shown = [f"{node.name} {node.state}{f' ({node.reason})' if node.reason else ''}" for node in lost[:SHOWN]]
+    names = ", ".join(shown) + (f" and {len(lost) - SHOWN} more" if len(lost) > SHOWN else "")
     detail = f"partition {partition.name}: {len(lost)} of {len(partition.nodes)} cannot be used: {names}"
     return warning("nodes", one_line(detail, 300), "none is needed while enough others are there; or ask: sinfo -R")
-
-
-def _describe(node: Node) -> str:
-    return f"{node.name} {node.state}{f' ({node.reason})' if node.reason else ''}"
 
 
 def check_accounting(inventory: Inventory, ask: Ask) -> Finding:

@@ -101,10 +101,7 @@ def follow(folder: Path, node: int, found: dict[str, Any]) -> dict[str, Any]:
     found = {"seen": answered, "round_trip_seconds": time.monotonic() - begin}
     with (folder / "lock").open("a") as lock:
         mine = _try_lock(lock.fileno())
-    if first["locked"]:
-        found["lock"] = {"busy": HELD, "taken": NOT_HELD}.get(mine, NO_LOCKS)
-    else:
-        found["lock"] = NO_LOCKS
+    found["lock"] = {"busy": HELD, "taken": NOT_HELD}.get(mine, NO_LOCKS) if first["locked"] else NO_LOCKS
     reached = {name: _connects(address, first["port"]) for name, address in first["devices"].items()}
     (folder / f"done{node}").touch()
     return found | {"reached": reached, "first_route": first["route"]}

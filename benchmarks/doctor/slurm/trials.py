@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.core.files import save_json, save_text
-from benchmarks.doctor.finding import Finding
+from benchmarks.doctor.finding import FAILED, Finding
 from benchmarks.doctor.slurm.inventory import Partition
 from benchmarks.doctor.slurm.jobs import Rejected, Submitted, cancel, submit, wait
-from benchmarks.doctor.slurm.judge_trials import has_failed, judge, judge_rejected, load
+from benchmarks.doctor.slurm.judge_trials import judge, judge_rejected, load
 from benchmarks.doctor.slurm.proposal import Tried
 from benchmarks.doctor.slurm.slurm_programs import Ask
 from benchmarks.doctor.slurm.trial import TRIAL, Trial, command, plan, script
@@ -59,7 +60,10 @@ def try_out(
     with ExitStack() as stack:
         stack.callback(lambda: cancel([job for _, _, job in jobs], ask))
         for partition, trial in trials:
-            job = _submit(trial, folder / trial.partition, account, ask)
+            place = folder / trial.partition
+            save_json(asdict(trial), place / TRIAL)
+            save_text(script(place), place / "job.sh")
+            job = submit(partial(command, trial, place), trial.partition, ask, account)
             if isinstance(job, Rejected):
                 rejected.append((trial, job))
             else:
@@ -71,18 +75,12 @@ def try_out(
             yield _judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, tried)
 
 
-def _submit(trial: Trial, place: Path, account: str | None, ask: Ask) -> Submitted | Rejected:
-    save_json(asdict(trial), place / TRIAL)
-    save_text(script(place), place / "job.sh")
-    return submit(lambda account: command(trial, place, account), trial.partition, ask, account)
-
-
 def _judge(
     partition: Partition, trial: Trial, job: Submitted, place: Path, waited_seconds: float, tried: list[Tried]
 ) -> list[Finding]:
     reports = load(place)
     found = judge(trial, job, reports, place, waited_seconds)
-    if not has_failed(found):
+    if all(finding.status != FAILED for finding in found):
         worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
         tried.append(Tried(partition, job.account, worked[0]["interface"] if worked else None, bool(worked)))
     return found
