@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.checks import allow
 from benchmarks.core.paths import ROOT
 from resireduce.errors import ConfigError
 
@@ -83,8 +84,7 @@ def _published(where: str, row: Mapping[Any, Any]) -> Published:
         if values[name] is not None or name == "value":
             values[name] = _number(where, name, values[name])
     if (size := values["world_size"]) is not None:
-        if size != int(size) or size < 1:
-            raise ConfigError(f"{where}: world_size: {row['world_size']!r} is not allowed; give a whole number from 1")
+        allow(f"{where}: world_size", row["world_size"], size == int(size) and size >= 1, "a whole number from 1")
         values["world_size"] = int(size)
     return Published(**values)
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import scheme_options
-from benchmarks.core.checks import integer, known_keys
+from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
@@ -121,8 +121,7 @@ class Cell:
     def _set_names(self, field: str, allowed: Iterable[str]) -> None:
         """Check a list of names, and put it into one order."""
         given = getattr(self, field)
-        if not isinstance(given, list | tuple):
-            raise ConfigError(f"{field}: {given!r} is not allowed; give a list of names")
+        allow(field, given, isinstance(given, list | tuple), "a list of names")
         object.__setattr__(self, field, tuple(sorted({choose(field, name, allowed) for name in given})))
 
     @classmethod

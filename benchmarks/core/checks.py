@@ -26,6 +26,13 @@ def within(where: object) -> Iterator[None]:
         raise ConfigError(f"{where}: {error}") from None
 
 
+def allow(field: str, value: Any, is_allowed: object, allowed: str) -> Any:
+    """Return value if it is allowed; `allowed` says in the message what is."""
+    if not is_allowed:
+        raise ConfigError(f"{field}: {value!r} is not allowed; give {allowed}")
+    return value
+
+
 def mapping(where: str, given: Any) -> dict[str, Any]:
     """Return given if it is a mapping; where names it in the message."""
     if not isinstance(given, dict):
@@ -35,9 +42,7 @@ def mapping(where: str, given: Any) -> dict[str, Any]:
 
 def several(where: str, given: Any) -> list[Any]:
     """Return given if it is a list of at least one."""
-    if not isinstance(given, list | tuple) or not given:
-        raise ConfigError(f"{where}: {given!r} is not allowed; give a list of at least one")
-    return list(given)
+    return list(allow(where, given, isinstance(given, list | tuple) and given, "a list of at least one"))
 
 
 def known_keys(where: str, given: Any, allowed: Iterable[str]) -> dict[str, Any]:
@@ -66,9 +71,8 @@ def seconds(field: str, value: str | float) -> float:
         number = float(value)
     except ValueError:
         number = math.nan
-    if math.isfinite(number) and number > 0:
-        return number
-    raise ConfigError(f"{field}: {value!r} is not allowed; give seconds, a number greater than 0")
+    allow(field, value, math.isfinite(number) and number > 0, "seconds, a number greater than 0")
+    return number
 
 
 def is_number(value: object) -> bool:

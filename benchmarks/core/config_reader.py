@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from benchmarks.core.cell import CELL_FIELDS
-from benchmarks.core.checks import known_keys, several, within
+from benchmarks.core.checks import allow, known_keys, several, within
 from benchmarks.core.files import once
 from benchmarks.core.matrix import chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
@@ -93,8 +93,7 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
     if EXTENDS not in config:
         return config
     name = config.pop(EXTENDS)
-    if not isinstance(name, str) or not name:
-        raise ConfigError(f"{EXTENDS}: {name!r} is not allowed; give the name of a file, such as paper.yaml")
+    allow(EXTENDS, name, isinstance(name, str) and name, "the name of a file, such as paper.yaml")
     base = read(folder / name)
     if EXTENDS in base:
         raise ConfigError(f"{EXTENDS}: {name} extends {base[EXTENDS]} itself; extend that one, or put them together")

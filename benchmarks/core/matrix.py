@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
-from benchmarks.core.checks import known_keys, mapping, several, within
+from benchmarks.core.checks import allow, known_keys, mapping, several, within
 from resireduce.errors import ConfigError, choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
@@ -80,8 +80,7 @@ def _choices(where: str, name: str, value: Any) -> list[Any]:
     # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
     several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
     choices = value if several else [value]
-    if not choices:
-        raise ConfigError(f"{where}: {name}: [] is not allowed; give a value or a list of at least one")
+    allow(f"{where}: {name}", choices, choices, "a value or a list of at least one")
     return [_number_from_yaml(where, name, choice) for choice in choices]
 
 

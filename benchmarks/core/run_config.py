@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import known_keys
+from benchmarks.core.checks import allow, known_keys
 from benchmarks.core.files import save_bytes, save_json, try_json
 from benchmarks.core.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.core.record import CellResult, RecordError
@@ -20,10 +20,8 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def get_run_name(config: Mapping[str, Any]) -> str:
     """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
     name = str(config.get("run", "smoke"))
-    if not RUN_NAME.fullmatch(name):
-        raise ConfigError(
-            f"run: {name[:120]!r} is not allowed; give a folder name of up to 100 letters, digits, '.', '_' and '-'"
-        )
+    allowed = "a folder name of up to 100 letters, digits, '.', '_' and '-'"
+    allow("run", name[:120], RUN_NAME.fullmatch(name), allowed)
     return name
 
 

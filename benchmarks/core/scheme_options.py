@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.core.checks import is_number
+from benchmarks.core.checks import allow, is_number
 from benchmarks.core.content import text_hash
-from resireduce.errors import ConfigError, check_share, choose
+from resireduce.errors import check_share, choose
 from resireduce.scheme import ROWS_COLUMNS, SCHEMES, WEIGHTED
 
 Frozen = tuple[tuple[str, Any], ...]
@@ -21,36 +21,29 @@ SAFE = re.compile(r"[A-Za-z0-9.+-]{1,40}")
 def _share(field: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return check_share(field, value)
-    if not value or not all(isinstance(pattern, str) for pattern in value):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give a share, or {{pattern of names: share}}")
+    are_texts = all(isinstance(pattern, str) for pattern in value)
+    allow(field, value, value and are_texts, "a share, or {pattern of names: share}")
     # The first pattern that matches counts, so their order stays.
     return tuple((pattern, check_share(field, share)) for pattern, share in value.items())
 
 
 def _weight(field: str, value: Any) -> float:
-    if not is_number(value) or not 0 <= value <= 1:
-        raise ConfigError(f"{field}: {value!r} is not allowed; give a number from 0 to 1")
-    return float(value)
+    return float(allow(field, value, is_number(value) and 0 <= value <= 1, "a number from 0 to 1"))
 
 
 def _norm(field: str, value: Any) -> int:
-    if isinstance(value, bool) or value not in (1, 2):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give 1 or 2")
-    return int(value)
+    return int(allow(field, value, not isinstance(value, bool) and value in (1, 2), "1 or 2"))
 
 
-def _yes_or_no(field: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give true or false")
-    return value
+def _yes_or_no(field: str, value: Any) -> Any:
+    return allow(field, value, isinstance(value, bool), "true or false")
 
 
 def _plain(field: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return tuple(value.items())
-    if value is not None and not isinstance(value, str | int | float):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give a number, a text, true or false, or a mapping")
-    return value
+    is_plain = value is None or isinstance(value, str | int | float)
+    return allow(field, value, is_plain, "a number, a text, true or false, or a mapping")
 
 
 def _one_of(*names: str) -> Callable[[str, Any], str]:
@@ -77,8 +70,7 @@ def freeze(options: Any, scheme: str) -> Frozen:
     Raises ConfigError, one line, for a name that the scheme does not know and for a value that is not allowed.
     """
     given = thaw(options) if isinstance(options, tuple) else options
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"options: {options!r} is not allowed; give names and values, such as {{row_ratio: 0.25}}")
+    allow("options", options, isinstance(given, Mapping), "names and values, such as {row_ratio: 0.25}")
     residuals = {SCHEMES[scheme].grouped, SCHEMES[scheme].specific, SCHEMES[scheme].other}
     known = {name: check for residual in residuals for name, check in CHECKS.get(str(residual), {}).items()}
     frozen = []

@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
+from benchmarks.core.checks import allow
 from benchmarks.core.files import replacing
 from benchmarks.core.progress import Progress
 from benchmarks.data.dataset import Dataset, Report, SourceFile
@@ -83,9 +84,8 @@ def download(
     address = mirror or dataset.address
     if not dataset.forms or not address:
         raise ConfigError(f"download: {name!r} is not for free download ({dataset.terms}); name its folder with --from")
-    if address.partition(":")[0].lower() not in SCHEMES:
-        allowed = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise ConfigError(f"mirror: {address!r} is not allowed; give an address that begins with one of {allowed}")
+    begins = f"an address that begins with one of {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+    allow("mirror", address, address.partition(":")[0].lower() in SCHEMES, begins)
     for file in dataset.forms[0]:
         path = folder / file.name
         if not path.is_file() or difference(path, file, report):

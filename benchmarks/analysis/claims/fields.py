@@ -7,7 +7,7 @@ from benchmarks.analysis.claims.claim import Counts, Margin
 from benchmarks.analysis.claims.consistency import ARITHMETIC
 from benchmarks.analysis.claims.kinds import KINDS
 from benchmarks.analysis.published import Published
-from benchmarks.core.checks import is_number, known_keys, mapping
+from benchmarks.core.checks import allow, is_number, known_keys, mapping
 from resireduce.errors import ConfigError, choose, is_count
 
 NUMBERED = {"throughput": ("margin",), "duration": ("margin",), "overlap": ("at_most", "ratio")}
@@ -33,9 +33,9 @@ def _limit(where: str, name: str, value: Any, published: Mapping[str, Published]
         return
     if name == "margin" and isinstance(value, str):
         choose(where, value, published)
-    elif name == "relative" or not is_number(value):
-        allowed = "true or false" if name == "relative" else "a number"
-        raise ConfigError(f"{where}: {value!r} is not allowed; give {allowed}")
+    else:
+        is_relative = name == "relative"
+        allow(where, value, not is_relative and is_number(value), "true or false" if is_relative else "a number")
 
 
 def arithmetic(
@@ -74,9 +74,8 @@ def margin(where: str, given: Any, published: Mapping[str, Published]) -> Margin
     """Return what the margin of a metric is derived from."""
     known_keys(where, given, ("against", "tested", "percent", "why"))
     sides = {name: published[choose(f"{where}: {name}", given.get(name), published)] for name in ("against", "tested")}
-    if not isinstance(given.get("percent", False), bool):
-        raise ConfigError(f"{where}: percent: {given['percent']!r} is not allowed; give true or false")
-    return Margin(**sides, percent=given.get("percent", False))
+    percent = given.get("percent", False)
+    return Margin(**sides, percent=allow(f"{where}: percent", percent, isinstance(percent, bool), "true or false"))
 
 
 def element_counts(where: str, given: Any) -> Counts:
@@ -84,8 +83,7 @@ def element_counts(where: str, given: Any) -> Counts:
     names = ("parameters", "residuals", "saved", "copies")
     known_keys(where, given, (*names, "source"))
     for name in names:
-        if not is_count(given.get(name)):
-            raise ConfigError(f"{where}: {name}: {given.get(name)!r} is not allowed; give a whole number")
+        allow(f"{where}: {name}", given.get(name), is_count(given.get(name)), "a whole number")
     return Counts(**{name: given[name] for name in names})
 
 

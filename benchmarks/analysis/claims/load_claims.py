@@ -11,7 +11,7 @@ from benchmarks.analysis.claims.fields import arithmetic, element_counts, limits
 from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
 from benchmarks.analysis.published import load_published
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import is_number, known_keys, mapping, several, within
+from benchmarks.core.checks import allow, is_number, is_text, known_keys, mapping, several, within
 from benchmarks.core.config_reader import read_yaml
 from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import WORKLOADS
@@ -51,8 +51,7 @@ def _book(values: dict[str, Any]) -> Book:
 
 def _shared(values: Mapping[str, Any]) -> Book:
     """What stands before the claims, checked: a book of none, which all entries refer to."""
-    if not is_number(values["noise"]):
-        raise ConfigError(f"noise: {values['noise']!r} is not allowed; give a number above 0")
+    allow("noise", values["noise"], is_number(values["noise"]), "a number above 0")
     given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
     published = load_published()
     for model, small in given["stand_ins"].items():
@@ -73,8 +72,7 @@ def _claims(where: str, entry: dict[str, Any], shared: Book) -> list[Claim]:
     for name in ("id", "source", "statement", "test"):
         if not entry.get(name):
             raise ConfigError(f"{where}: {name}: missing; give it")
-    if not isinstance(entry["id"], str):
-        raise ConfigError(f"{where}: id: {entry['id']!r} is not allowed; give a text")
+    allow(f"{where}: id", entry["id"], isinstance(entry["id"], str), "a text")
     kind = choose(f"{where}: test: kind", mapping(f"{where}: test", entry["test"]).get("kind"), (*KINDS, CONSISTENCY))
     if kind == CONSISTENCY:
         return [_consistency(where, entry, shared)]
@@ -132,10 +130,9 @@ def _scope(where: str, kind: str, entry: Mapping[str, Any], models: tuple[str, .
             with within(f"{where}: cells: {role}"):
                 Cell.from_dict({**criteria, "model": model})
     command = entry.get("command")
-    if not isinstance(command, str) or not command.strip():
-        raise ConfigError(f"{where}: command: {command!r} is not allowed; give what runs its cells")
+    allow(f"{where}: command", command, is_text(command), "what runs its cells")
     test = limits(f"{where}: test", kind, entry["test"], shared.published)
-    return Scope(statement=str(entry["statement"]), models=models, roles=cells, limits=test, command=command)
+    return Scope(statement=str(entry["statement"]), models=models, roles=cells, limits=test, command=str(command))
 
 
 def _consistency(where: str, entry: Mapping[str, Any], shared: Book) -> Claim:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import yaml
 
-from benchmarks.core.checks import Check, is_number, is_text, known_keys, within
+from benchmarks.core.checks import Check, allow, is_number, is_text, known_keys, within
 from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
@@ -67,8 +67,7 @@ class Site:
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
         for name, (allowed, is_allowed) in ALLOWED.items():
-            if not is_allowed(getattr(self, name)):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not allowed; give {allowed}")
+            allow(name, getattr(self, name), is_allowed(getattr(self, name)), allowed)
         choose("runtime", self.runtime, RUNTIMES)
         choose("network", self.network, NETWORKS)
         object.__setattr__(self, "modules", tuple(self.modules))
@@ -102,13 +101,12 @@ def check_partitions(partitions: Mapping[Any, Any], site: Site) -> None:
     """Raise ConfigError for limits of partitions that Snakemake's executor does not know, or by which no cell fits."""
     for name, limits in partitions.items():
         where = f"partitions: {name}"
-        if not _text(name) or not isinstance(limits, Mapping):
-            raise ConfigError(f"{where}: {limits!r} is not allowed; give limits by name, or {{}}")
+        allow(where, limits, _text(name) and isinstance(limits, Mapping), "limits by name, or {}")
         known_keys(where, limits, (*LIMITS, *OTHER_LIMITS))
         for key in LIMITS:
             value = limits.get(key, 1)
-            if not is_number(value) and not (key == "max_runtime" and _text(value)):
-                raise ConfigError(f"{where}: {key}: {value!r} is not allowed; give a number, or leave it out")
+            is_limit = is_number(value) or (key == "max_runtime" and _text(value))
+            allow(f"{where}: {key}", value, is_limit, "a number, or leave it out")
     most = [limits.get("max_gpu", 0) for limits in partitions.values()]
     if most and max(most) < site.gpus_per_node:
         raise ConfigError(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import resireduce
-from benchmarks.core.checks import integer
+from benchmarks.core.checks import allow, integer
 from benchmarks.core.devices import DEVICE_VARIABLE
 from benchmarks.core.files import save_json
 from benchmarks.core.ladder import Rung
@@ -62,8 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Return 0 if every rung that this machine has is right to within 1 %, else 1."""
     mebibytes = integer("mebibytes", args.mebibytes, SMALLEST, LARGEST)
-    if mebibytes % 2:
-        raise ConfigError(f"mebibytes: {mebibytes} is not allowed; give an even number, which allocators do not round")
+    allow("mebibytes", mebibytes, mebibytes % 2 == 0, "an even number, which allocators do not round")
     if args.device is not None:
         os.environ[DEVICE_VARIABLE] = args.device
     try:
