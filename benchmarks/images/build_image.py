@@ -96,6 +96,7 @@ def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry
         )
     except (ContainerError, APIError) as error:
         raise BuildError(f"image: {name} was built and does not run: {error}") from None
+    parts = " ".join(str(part.get("Name", "")).lower() for part in engine.get("Components") or ())
     return ImageEntry(
         name=name,
         digest=image.id,
@@ -104,7 +105,7 @@ def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry
         base_digest=image.labels["org.opencontainers.image.base.digest"],
         versions=json.loads(said),
         size_bytes=image.attrs["Size"],
-        engine=f"{_engine_name(engine)} {engine['Version']}",
+        engine=f"{'podman' if 'podman' in parts else 'docker'} {engine['Version']}",
         built_at=image.labels["org.opencontainers.image.created"],
     )
 
@@ -179,8 +180,3 @@ def new_image(lines: Sequence[str]) -> list[str]:
     step = next((line for line in reversed(lines) if STEP.match(line)), "")
     taken = ": FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])
     return [made[1]] if made and not taken else []
-
-
-def _engine_name(version: Mapping[str, Any]) -> str:
-    components = [str(part.get("Name", "")) for part in version.get("Components") or ()]
-    return "podman" if any("podman" in part.lower() for part in components) else "docker"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from benchmarks.core.checks import allow
 from benchmarks.core.files import writable
 from benchmarks.images.base_image import DEFAULT, PACKAGES, check_builds, make_base
 from benchmarks.images.build_image import build_image, check_disk
@@ -101,7 +102,8 @@ def _export(args: argparse.Namespace) -> int:
     given = {form: getattr(args, form) for form in FORMS if getattr(args, form) is not None}
     if not given:
         raise ConfigError(f"export: give one or more of {', '.join(f'--{form} FILE' for form in FORMS)}")
-    entry = ImageEntry.load(args.entry) if args.entry else _of_lock(args.name)
+    images = {} if args.entry else read_images()
+    entry = ImageEntry.load(args.entry) if args.entry else images[choose("image", args.name, images)]
     if entry.name != args.name:
         raise ConfigError(
             f"entry: {args.entry} is of image {entry.name!r}, not of {args.name!r}; give that of the same"
@@ -116,15 +118,10 @@ def _export(args: argparse.Namespace) -> int:
     return 0
 
 
-def _of_lock(name: str) -> ImageEntry:
-    images = read_images()
-    return images[choose("image", name, images)]
-
-
 def _exec(args: argparse.Namespace) -> int:
     line = args.command[1:] if args.command[:1] == ["--"] else args.command
-    if line[:1] != ["python"] or not line[1:]:
-        raise ConfigError(f"command: {' '.join(line)!r} is not allowed; give one of python's: -- python -m MODULE ...")
+    allowed = "one of python's: -- python -m MODULE ..."
+    allow("command", " ".join(line), line[:1] == ["python"] and line[1:], allowed)
     runtime = asked_runtime(args)
     if runtime is None:
         raise ConfigError("runtime: 'none' has no image to run a command in; give --runtime and --image")

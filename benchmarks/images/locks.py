@@ -70,7 +70,9 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
         output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
         if _usable(lock.path):
             shutil.copyfile(lock.path, output)
-        constraints.write_text(_constraints() if lock.suite else "", encoding="utf-8")
+        # Without torch, which each image has its own build of.
+        pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if lock.suite else []
+        constraints.write_text("\n".join(one for one in pinned if not one.startswith("torch==")), encoding="utf-8")
         options = [] if lock.dependencies else ["--no-deps"]
         options += ["--upgrade"] if upgrade else []
         command = [tool("uv"), "pip", "compile", "--quiet", "--no-config", *TARGET, *OUTPUT, *indexes(), *options]
@@ -109,12 +111,6 @@ def _pip_options() -> Any:
     from pip._internal.commands import create_command
 
     return create_command("download").parse_args([])[0]
-
-
-def _constraints() -> str:
-    """constraints.txt without torch, which each image has its own build of."""
-    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return "\n".join(line for line in lines if not line.startswith("torch=="))
 
 
 def _usable(path: Path) -> bool:

@@ -5,7 +5,7 @@ audited; 3 if nobody could be asked; 2 for input that cannot be used.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +14,7 @@ from benchmarks.core.files import save_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.requirements import Pin, read_lock
 from benchmarks.images.audit.debian_packages import debian_listing, debian_sbom, installed
-from benchmarks.images.audit.listing import BAD, CLEAN, NOT_RUN, Listing
+from benchmarks.images.audit.listing import BAD, CLEAN, NOT_RUN
 from benchmarks.images.audit.python_packages import SERVICES, python_listing, python_sbom
 from benchmarks.images.locks import find_lock
 from resireduce.errors import ConfigError, choose
@@ -62,7 +62,7 @@ def audit(
         print(f"{name}: {line}", flush=True)
     if not dpkg_status and name in ("cpu", "cuda12"):
         print(f"{name}: Debian packages: not run: name the image's list of them with --dpkg-status FILE", flush=True)
-    return combined(listings)
+    return worst(listing.status for listing in listings)
 
 
 def image_pins(name: str) -> tuple[Pin, ...]:
@@ -71,10 +71,9 @@ def image_pins(name: str) -> tuple[Pin, ...]:
     return tuple(pin for lock in locks for pin in read_lock(find_lock(lock)))
 
 
-def combined(listings: Sequence[Listing]) -> int:
-    """Return the exit status of several listings: what was found counts more than what was not run."""
-    found = {listing.status for listing in listings}
-    return next(status for status in (BAD, NOT_RUN, CLEAN) if status in found)
+def worst(statuses: Iterable[int]) -> int:
+    """Return the exit status of several: what was found counts more than what was not run."""
+    return min(statuses, key=(BAD, NOT_RUN, CLEAN).index)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,8 +98,5 @@ def main(args: argparse.Namespace) -> int:
     for name in names:
         image_pins(name)
     services = args.service or (["osv"] if args.osv_url else SERVICES)
-    found = set()
-    for name in names:
-        paths = (args.dpkg_status, args.suite, args.debian_database)
-        found.add(audit(name, args.output, services, args.osv_url, *paths))
-    return next(status for status in (BAD, NOT_RUN, CLEAN) if status in found)
+    options = (args.output, services, args.osv_url, args.dpkg_status, args.suite, args.debian_database)
+    return worst([audit(name, *options) for name in names])

@@ -69,7 +69,10 @@ def read_pip_audit(text: str, asked: Mapping[str, str], source: str) -> Listing:
     A package that is skipped, left out or answered for in another version is unaudited: pip-audit itself says "no known
     vulnerabilities found" even if it skipped them all. Raises ValueError if it is not such JSON.
     """
-    answers = _answers(text)
+    try:
+        answers: dict[str, Any] = {canonicalize_name(item["name"]): item for item in json.loads(text)["dependencies"]}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not pip-audit's JSON: {error!r}") from None
     found, unaudited = [], {}
     for name, version in asked.items():
         answer = answers.get(name, {"skip_reason": "left out of the answer"})
@@ -81,13 +84,6 @@ def read_pip_audit(text: str, asked: Mapping[str, str], source: str) -> Listing:
             continue
         found += [_vulnerability(name, version, item) for item in answer["vulns"]]
     return Listing("Python", len(asked), source, tuple(found), unaudited)
-
-
-def _answers(text: str) -> dict[str, dict[str, Any]]:
-    try:
-        return {canonicalize_name(item["name"]): item for item in json.loads(text)["dependencies"]}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"it is not pip-audit's JSON: {error!r}") from None
 
 
 def _vulnerability(name: str, version: str, item: dict[str, Any]) -> Vulnerability:

@@ -123,9 +123,9 @@ def test_debsbom_s_answer_is_read() -> None:
 def test_what_was_found_counts_more_than_what_was_not_run() -> None:
     clean, not_run = Listing("Python", 1), Listing("Debian", 1, not_run="no database")
     bad = Listing("Python", 1, unaudited={"numpy 2.4.6": "skipped"})
-    assert cli.combined([clean, clean]) == CLEAN
-    assert cli.combined([clean, not_run]) == NOT_RUN
-    assert cli.combined([not_run, bad]) == BAD
+    assert cli.worst([clean.status, clean.status]) == CLEAN
+    assert cli.worst([clean.status, not_run.status]) == NOT_RUN
+    assert cli.worst([not_run.status, bad.status]) == BAD
 
 
 # --- asking ---
