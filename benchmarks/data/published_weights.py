@@ -66,6 +66,8 @@ class Weights(Dataset):
         Raises:
             ValueError: one line with the first name that is unknown or missing, or that has a wrong shape.
         """
+        import torch
+
         parameters = self.parameters()
         unknown = next((name for name in weights if name not in parameters), None)
         if unknown:
@@ -73,25 +75,16 @@ class Weights(Dataset):
         fitted: dict[str, Tensor] = {}
         for name, shape in parameters.items():
             if name in weights:
-                tensor = self._padded(name, weights[name], shape[0])
+                tensor = weights[name]
+                if len(tensor.shape) and tensor.shape[0] == (self.padded or {}).get(name):
+                    rows = tensor.new_zeros(shape[0] - tensor.shape[0], *tensor.shape[1:])
+                    tensor = torch.cat([tensor, rows])
                 if tuple(tensor.shape) != shape or not tensor.is_floating_point():
                     raise ValueError(f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)}, allowed is {shape}")
                 fitted[name] = tensor.float().contiguous()
             elif not any(fnmatchcase(name, pattern) for pattern in self.random):
                 raise ValueError(f"{name!r} of {self.model} is missing")
         return fitted
-
-    def _padded(self, name: str, tensor: "Tensor", rows: int) -> "Tensor":
-        if len(tensor.shape) and tensor.shape[0] == (self.padded or {}).get(name):
-            return pad_rows(tensor, rows)
-        return tensor
-
-
-def pad_rows(tensor: "Tensor", rows: int) -> "Tensor":
-    """Append rows of zeros to (n, ...) until there are `rows`."""
-    import torch
-
-    return torch.cat([tensor, tensor.new_zeros(rows - tensor.shape[0], *tensor.shape[1:])])
 
 
 def _read(path: Path) -> dict[str, "Tensor"]:

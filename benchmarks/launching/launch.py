@@ -12,7 +12,7 @@ from benchmarks.core.files import save_json
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.stop_policy import Limits
 from benchmarks.launching.containers.runtime import Runtime
-from benchmarks.launching.processes import LIMITS, POLL_SECONDS, RankProcess, Start, count_oom_kills, how_ended
+from benchmarks.launching.processes import LIMITS, POLL_SECONDS, RankProcess, count_oom_kills, how_ended
 from benchmarks.launching.ranks import rank_arguments, rank_variables, starting
 from benchmarks.launching.slurm.launcher import Job
 from benchmarks.launching.slurm.step import StepRank
@@ -144,11 +144,7 @@ def _start_all(
     read = [weights, *(root / name for name in cell.needs)]
     start = stack.enter_context(starting(runtime, folder, [limits.folder], read))
     for rank in range(cell.world_size):
-        yield _start(cell, rank, folder, weights, root, start)
-
-
-def _start(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path, start: Start) -> RankProcess:
-    return start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
+        yield start(rank_arguments(cell, rank, folder, weights, root), rank_variables(cell, rank))
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.core.interfaces import address_of
-from benchmarks.training.horovod_start import come, serving, told, variables
+from benchmarks.training.horovod_start import MEETING, come, serving, variables, wait_for
 from benchmarks.training.place import LIKEWISE
 from resireduce.errors import ConfigError
 
@@ -63,7 +63,7 @@ def join(
         come(folder, rank, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
         server = serving(folder, world_size, address or address_of(interface), seconds) if rank == 0 else nullcontext()
         with server:
-            os.environ.update(variables(told(folder, rank, seconds), rank, interface))
+            os.environ.update(variables(wait_for(folder / MEETING, rank, seconds), rank, interface))
             os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
             hvd.init()
             hvd.barrier()  # all have met, and none needs the rendezvous any more

@@ -48,11 +48,6 @@ def serving(folder: Path, world_size: int, address: str, seconds: float) -> Iter
         server.server_close()
 
 
-def told(folder: Path, rank: int, seconds: float) -> dict[str, Any]:
-    """What rank 0 says. Raises ConnectionError, one line, if it has said nothing after `seconds`."""
-    return wait_for(folder / MEETING, rank, seconds)
-
-
 def wait_for(path: Path, rank: int, seconds: float) -> dict[str, Any]:
     """Return what another rank writes to a file. Raises ConnectionError, one line, if it is not there after `seconds`.
 

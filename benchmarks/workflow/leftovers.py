@@ -27,7 +27,8 @@ def find_leftovers(folder: Path, cells: Iterable[str]) -> list[QueuedJob]:
         found = find_jobs({cell_comment(folder.name, name) for name in names}, Path.cwd())
     except ConfigError as error:
         raise ConfigError(f"slurm: jobs of an earlier start may be left, and it cannot be told: {error}") from None
-    if any(job.trains_weights for job in found) and _others_at_work(folder):
+    others = (other for other in folder.absolute().parent.iterdir() if other.name != folder.name)
+    if any(job.trains_weights for job in found) and any(map(is_locked, others)):
         return [job for job in found if not job.trains_weights]
     return found
 
@@ -74,10 +75,6 @@ def _put_aside(path: Path, why: str) -> None:
         number, target = number + 1, path.with_name(f"{path.name}{DAMAGED}{number + 1}")
     os.replace(path, target)
     print(f"{path}: {' '.join(why.split())}; it is now {target.name}, and the cell runs again", flush=True)
-
-
-def _others_at_work(folder: Path) -> bool:
-    return any(is_locked(other) for other in folder.absolute().parent.iterdir() if other.name != folder.name)
 
 
 class FolderInUse(RuntimeError):

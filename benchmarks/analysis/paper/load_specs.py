@@ -1,12 +1,12 @@
 """Read paper/tables.yaml: the tables and figures of the paper as data."""
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.paper.quantity import ALL as QUANTITIES
-from benchmarks.analysis.paper.spec import Line, Spec, Wanted, against
+from benchmarks.analysis.paper.spec import Line, Spec, Wanted, other
 from benchmarks.core.checks import known_keys, mapping, several
 from benchmarks.core.config_reader import read_yaml
 from resireduce.errors import ConfigError, choose
@@ -41,7 +41,7 @@ def _spec(where: str, name: str, entry: Any, tables: Mapping[str, Any], settings
         lines=tuple(_line(where, entry, one, settings) for one in several(f"{where}: lines", entry["lines"])),
         more=tuple(more),
         but=tuple(but),
-        compared=(column["heading"], against(merged(where, column["to"], settings))) if column else None,
+        compared=(column["heading"], partial(other, merged(where, column["to"], settings))) if column else None,
         columns=tuple((heading, text) for heading, text in entry.get("columns", [])),
     )
 
@@ -54,7 +54,7 @@ def _line(where: str, entry: Mapping[str, Any], given: Any, settings: Mapping[st
         label=str(line.get("label")),
         wanted=merged(f"{where}: of", line.get("of"), settings),
         quantity=QUANTITIES[choose(f"{where}: quantity", line.get("quantity", "metric"), QUANTITIES)],
-        against=against(merged(where, line["against"], settings)) if "against" in line else None,
+        against=partial(other, merged(where, line["against"], settings)) if "against" in line else None,
         published=line.get("published", ""),
     )
 

@@ -71,11 +71,7 @@ def _fits(setting: Cell, name: str, value: Any) -> bool:
     return getattr(setting, name) in value if isinstance(value, list) else bool(getattr(setting, name) == value)
 
 
-def against(values: Wanted) -> Callable[[Cell], Cell]:
-    """Return the function that gives a setting these values, and the usual density where it sent all before."""
-
-    def other(setting: Cell) -> Cell:
-        usual = {"density": USUAL_DENSITY} if setting.compressor == "none" else {}
-        return replace(setting, **{**usual, **values})
-
-    return other
+def other(values: Wanted, setting: Cell) -> Cell:
+    """Return a setting with these values, and the usual density where it sent all before."""
+    usual = {"density": USUAL_DENSITY} if setting.compressor == "none" else {}
+    return replace(setting, **{**usual, **values})

@@ -89,21 +89,17 @@ def _columns(name: str, found: Interval | None) -> Record:
 def _text(record: Record, single: bool) -> str:
     """A setting's metric and its difference; single: no setting has two seeds, which a note says once for all."""
     value, half_width = record["metric_mean"], record["metric_half_width"]
+    digits = 4 if abs(value) < 1 else 3  # of an interval as many as its value is written with
     if half_width is None:
         text = metric_value(value) + ("" if single else f", n = {record['seeds']}: no interval")
     else:
-        text = f"{metric_value(value)} ± {_as_exact(half_width, value)}, n = {record['seeds']}"
+        text = f"{metric_value(value)} ± {half_width:.{digits}f}, n = {record['seeds']}"
     if record["difference_mean"] is None:
         return text
     difference, width = signed(record["difference_mean"], value), record["difference_half_width"]
-    difference += f" ± {_as_exact(width, value)}: {record['verdict']}" if width is not None else ""
+    difference += f" ± {width:.{digits}f}: {record['verdict']}" if width is not None else ""
     difference += f", {record['pairs']} seeds in common" if record["pairs"] != record["seeds"] else ""
     return f"{text} ({difference})"
-
-
-def _as_exact(half_width: float, value: float) -> str:
-    """To as many digits as value is written."""
-    return f"{half_width:.{4 if abs(value) < 1 else 3}f}"
 
 
 def headings(records: Sequence[Record]) -> dict[str, str]:

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from benchmarks.analysis.grouping import first_of
 from benchmarks.analysis.labels import ABSENT, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table, setting_record
-from benchmarks.core.record import CellResult
 
 NAME = "distributions"
 KINDS = ("wasserstein", "jensen_shannon")
@@ -26,7 +26,10 @@ def distributions(run: Run) -> Table:
     """Return the distributions table of a run; empty if no cell observed them."""
     records: list[Record] = []
     body = []
-    observed = {setting: found for setting, results in run.settings().items() if (found := _observed(results))}
+    whole = (
+        (s, one) for s, results in run.settings().items() for one in results if _is_whole(one.observations.get(NAME))
+    )
+    observed = first_of(whole)
     labels = short_labels(list(observed))
     for (setting, result), label in zip(observed.items(), labels, strict=True):
         seen = result.observations[NAME]
@@ -46,11 +49,6 @@ def distributions(run: Run) -> Table:
         lacks=() if body else (OBSERVED,),
         notes=["One seed and one rank each. Distances of every group, and its densities: tables/distributions.csv."],
     )
-
-
-def _observed(results: list[CellResult]) -> CellResult | None:
-    """The first seed that observed distributions."""
-    return next((result for result in results if _is_whole(result.observations.get(NAME))), None)
 
 
 def _is_whole(seen: Any) -> bool:

@@ -1,6 +1,5 @@
 """All partitions tried out together: their jobs submitted, waited for, judged, and none left."""
 
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.core.files import save_json, save_text
+from benchmarks.core.progress import to_stderr
 from benchmarks.doctor.finding import FAILED, Finding
 from benchmarks.doctor.slurm.inventory import Partition
 from benchmarks.doctor.slurm.jobs import Rejected, Submitted, cancel, submit, wait
@@ -70,7 +70,7 @@ def try_out(
                 jobs.append((partition, trial, job))
         yield [judge_rejected(trial, said, trial.partition in chosen or not jobs) for trial, said in rejected]
         begin = time.monotonic()
-        wait([job for _, _, job in jobs], ask, limit_seconds, _say)
+        wait([job for _, _, job in jobs], ask, limit_seconds, lambda text: to_stderr(f"... {text}"))
         for partition, trial, job in jobs:
             yield _judge(partition, trial, job, folder / trial.partition, time.monotonic() - begin, tried)
 
@@ -84,7 +84,3 @@ def _judge(
         worked = [it for it in reports.get("cells", ()) if it["status"] == "ok" and it["backend"] == "torch"]
         tried.append(Tried(partition, job.account, worked[0]["interface"] if worked else None, bool(worked)))
     return found
-
-
-def _say(text: str) -> None:
-    print(f"... {text}", file=sys.stderr, flush=True)

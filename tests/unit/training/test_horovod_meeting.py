@@ -12,7 +12,7 @@ from benchmarks.core import devices
 from benchmarks.core.cell import Cell
 from benchmarks.core.interfaces import address_of
 from benchmarks.training import horovod
-from benchmarks.training.horovod_start import MEETING, come, make_slots, serving, told, variables
+from benchmarks.training.horovod_start import MEETING, come, make_slots, serving, variables, wait_for
 from resireduce.errors import ConfigError
 
 CELL = Cell(model="vgg-digits", backend="horovod")
@@ -64,7 +64,7 @@ def test_machines_are_told_apart_where_each_rank_has_a_name_of_its_own() -> None
 
 def test_waiting_has_an_end_and_names_who_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConnectionError, match=re.escape(f"rank 1 waited 0.05 s for {tmp_path / MEETING}: a rank did")):
-        told(tmp_path, 1, 0.05)
+        wait_for(tmp_path / MEETING, 1, 0.05)
     if find_spec("horovod") is None:
         pytest.skip("the rendezvous is Horovod's, which is not installed")
     come(tmp_path, 0, 0, 3)
