@@ -62,11 +62,7 @@ class CifarImages(Source):
         self._variant, self._seed = variant, seed
         self.images, self.labels = _load(prepared, "train", variant.classes)
         self.test_images, self.test_labels = _load(prepared, "test", variant.classes)
-        self.held_out = len(self.test_labels)
-
-    def __len__(self) -> int:
-        """Return the number of training images."""
-        return len(self.labels)
+        self.samples, self.held_out = len(self.labels), len(self.test_labels)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return images (batch, 3, 32, 32), augmented, and labels (batch,)."""

@@ -61,11 +61,7 @@ class DigitImages(Source):
         is_test = torch.arange(len(labels)) % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         self.images, self.labels = images[~is_test], labels[~is_test]
         self.test_images, self.test_labels = images[is_test], labels[is_test]
-        self.held_out = len(self.test_labels)
-
-    def __len__(self) -> int:
-        """Return the number of training images."""
-        return len(self.labels)
+        self.samples, self.held_out = len(self.labels), len(self.test_labels)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return images and labels; there is no augmentation."""

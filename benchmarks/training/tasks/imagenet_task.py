@@ -77,13 +77,9 @@ class Photographs(Source):
             raise ConfigError(
                 f"data: the images are no longer in {self._folder}; put them back, or prepare 'imagenet' again"
             )
-        self.held_out = len(self.val)
+        self.samples, self.held_out = len(self.train), len(self.val)
         self._mean, self._std = (torch.tensor(each).view(3, 1, 1) for each in (mean, std))
         self._pool = ThreadPoolExecutor(THREADS)
-
-    def __len__(self) -> int:
-        """Return the number of training images."""
-        return len(self.train)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return images (batch, 3, 224, 224), augmented, and labels (batch,)."""

@@ -4,11 +4,12 @@ from abc import ABC, abstractmethod
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.core.prepared import Prepared
-from benchmarks.training.tasks.task import Batch, Setting, sha256
+from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, sha256, shard, to_device
 from resireduce.errors import ConfigError
 
 SYNTHETIC_SAMPLES = 8192
@@ -23,15 +24,13 @@ class Source(ABC):
     `data_hash` is the SHA-256 of what the samples are made from, in hexadecimal digits.
     """
 
+    samples: int
+    """Number of training samples."""
     held_out: int
     """Number of held-out samples."""
 
     def __init__(self, data_hash: str) -> None:
         self.data_hash = data_hash
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of training samples."""
 
     @abstractmethod
     def batch(self, indices: Tensor, step: int) -> Batch:
@@ -42,11 +41,15 @@ class Source(ABC):
         """Gather held-out samples, without augmentation."""
 
 
-class FromSource:
-    """What tasks share whose samples all come from `source`."""
+class FromSource(ABC):
+    """What tasks share whose samples all come from `source`, and whose metric is a quotient of two sums."""
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
+    evaluated_together: int
+    """Held-out samples in a batch."""
+
+    def __init__(self, source: Source, batch_means: bool) -> None:
+        """batch_means: the metric is, as the released code prints it, the mean over batches of rank 0 alone."""
+        self.source, self.batch_means = source, batch_means
 
     def data_hash(self) -> str:
         """Return the source's SHA-256."""
@@ -54,11 +57,29 @@ class FromSource:
 
     def __len__(self) -> int:
         """Return the number of training samples."""
-        return len(self.source)
+        return self.source.samples
 
     def batch(self, indices: Tensor, step: int = 0) -> Batch:
         """Return the source's training samples with these indices, augmented where it does that."""
         return self.source.batch(indices, step)
+
+    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
+        """Return the two sums over this rank's held-out samples.
+
+        With batch means rank 0 returns [sum of its batches' means, batches], and the others nothing but zeros.
+        """
+        sums = torch.zeros(2, dtype=torch.float64)
+        if self.batch_means and rank:
+            return sums
+        with evaluating(model):
+            for indices in chunks(shard(self.source.held_out, rank, world_size), self.evaluated_together):
+                batch = to_device(self.source.held_out_batch(indices), model)
+                sums += torch.tensor(self._sums(model, batch), dtype=torch.float64)
+        return sums
+
+    @abstractmethod
+    def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Return the two sums over a batch, or its mean and 1."""
 
 
 def open_array(prepared: Prepared, file: str, mmap_mode: Literal["r"] | None = None) -> NDArray[Any]:
@@ -96,15 +117,11 @@ class Synthetic(Source):
         kind: what else they depend on, in words.
     """
 
-    held_out = SYNTHETIC_HELD_OUT
+    samples, held_out = SYNTHETIC_SAMPLES, SYNTHETIC_HELD_OUT
 
     def __init__(self, setting: Setting, kind: str) -> None:
         super().__init__(synthetic_hash(setting, kind))
         self._seed = setting.seed
-
-    def __len__(self) -> int:
-        """Return the number of training samples."""
-        return SYNTHETIC_SAMPLES
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return these samples, the same in every step."""

@@ -15,18 +15,16 @@ from torch.nn.functional import cross_entropy
 
 from benchmarks.core.prepared import Prepared, open_prepared
 from benchmarks.training.tasks.source import FromSource, Source, Synthetic, damaged, open_array
-from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, shard, to_device
+from benchmarks.training.tasks.task import Batch, Setting
 from resireduce.errors import ConfigError, choose
 
 VOCABULARY = 50257
 LENGTH = 1024
-EVALUATED_TOGETHER = 2
-"""Held-out blocks in a batch: logits of one block are 200 MB in float32."""
 DATA = ("wikitext-2", "wikitext-103")
 
 
 class WikiText(FromSource):
-    """Which token comes next? Under "rank-perplexity" it is what the released code prints: see `evaluate`.
+    """Which token comes next? Under "rank-perplexity" perplexity is what the released code prints.
 
     Batches have tokens, (batch, length), int64.
     """
@@ -34,14 +32,18 @@ class WikiText(FromSource):
     metric = "perplexity"
     higher_is_better = False
     unit = "tokens"
+    evaluated_together = 2
+    """Logits of one block are 200 MB in float32."""
 
     def __init__(self, setting: Setting) -> None:
         """Open the prepared tokens, or make random ones."""
         name, length = choose("data", setting.data, DATA), setting.length or LENGTH
         self.units_per_sample = length
-        self.rank_perplexity = "rank-perplexity" in setting.released
         super().__init__(
-            SyntheticBlocks(setting, length) if setting.synthetic else Blocks(open_prepared(name, setting.root), length)
+            SyntheticBlocks(setting, length)
+            if setting.synthetic
+            else Blocks(open_prepared(name, setting.root), length),
+            "rank-perplexity" in setting.released,
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -49,20 +51,10 @@ class WikiText(FromSource):
         logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
         return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
-    def evaluate(self, model: nn.Module, rank: int, world_size: int) -> Tensor:
-        """Return [sum of losses in nats, predicted tokens] over this rank's held-out blocks.
-
-        Under "rank-perplexity" rank 0 returns [sum of its batches' mean losses, batches], and the others zeros.
-        """
-        sums = torch.zeros(2, dtype=torch.float64)
-        if self.rank_perplexity and rank:
-            return sums
-        with evaluating(model):
-            for indices in chunks(shard(self.source.held_out, rank, world_size), EVALUATED_TOGETHER):
-                batch = to_device(self.source.held_out_batch(indices), model)
-                count = 1 if self.rank_perplexity else batch["input_ids"][:, 1:].numel()
-                sums += torch.tensor([self.loss(model, batch).item() * count, count], dtype=torch.float64)
-        return sums
+    def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
+        """Losses in nats, and predicted tokens."""
+        count = 1 if self.batch_means else batch["input_ids"][:, 1:].numel()
+        return self.loss(model, batch).item() * count, count
 
     def metrics_from(self, sums: Tensor) -> dict[str, float]:
         """Return the perplexity per token."""
@@ -77,11 +69,7 @@ class Blocks(Source):
         self._prepared, self.length = prepared, length
         self.tokens, self.starts = _open(prepared, "train", length)
         self.test_tokens, self.test_starts = _open(prepared, "validation", length)
-        self.held_out = len(self.test_starts)
-
-    def __len__(self) -> int:
-        """Return the number of training blocks."""
-        return len(self.starts)
+        self.samples, self.held_out = len(self.starts), len(self.test_starts)
 
     def batch(self, indices: Tensor, step: int) -> Batch:
         """Return training blocks; there is no augmentation."""

@@ -155,7 +155,7 @@ def test_digits_are_those_of_scikit_learn(tasks):
 
     images, labels = load_digits(return_X_y=True)
     task = tasks["digits"].source
-    assert len(task) + len(task.test_labels) == len(labels)
+    assert task.samples + len(task.test_labels) == len(labels)
     assert torch.equal(task.images[:3, 0], torch.tensor(images[:3].reshape(3, 8, 8) / 8 - 1, dtype=torch.float32))
     assert task.test_labels.tolist() == labels[3::4].tolist()
     assert set(task.test_labels.tolist()) == set(range(10))
