@@ -59,7 +59,10 @@ class ErrorFeedback:
             self.residual.register(name, parameter)
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
-        """This rank's residuals, velocities and the compressor's states, the number of the next `step`, and which rank of how many it is."""
+        """This rank's residuals, velocities and compressor's states.
+
+        And the number of the next `step`, and which rank of how many it is.
+        """
         place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
@@ -153,7 +156,7 @@ class ErrorFeedback:
 
     @timed("compress")
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
-        """What a rank sends for a tensor without a gradient in this step: zeros; residual and state stay as they are."""
+        """What a rank sends for a tensor without a gradient in this step: zeros. Residual and state stay as they are."""
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return self._compress(zeros, name, step, self.states.copied(name))
 

@@ -31,9 +31,8 @@ def values(flat: Tensor) -> Iterator[Tensor]:
 
 
 def magnitudes(flat: Tensor, above: float | None = None) -> Iterator[Tensor]:
-    """Yield the magnitudes of 1-D `flat` in float64, a sixteenth at a time; only those greater than `above`, if given."""
-    for part in values(flat):
-        part.abs_()
+    """Yield magnitudes of 1-D `flat` in float64, a sixteenth at a time; only those greater than `above`, if given."""
+    for part in map(torch.abs, values(flat)):
         yield part if above is None else part[part > above]
 
 

@@ -152,11 +152,11 @@ def test_it_is_saved_and_goes_on_bit_for_bit(compressor: SIDCo) -> None:
 
 def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:
     states = []
-    for rank, (_, optimizer) in enumerate(train_world(3, seeded(Net), compressor=SIDCo(0.05), steps=2)):
+    for number, (_, optimizer) in enumerate(train_world(3, seeded(Net), compressor=SIDCo(0.05), steps=2)):
         states.append(optimizer.residual_state_dict())
         for name in states[-1]:
             if name.endswith(".stages"):
-                states[-1][name] = torch.tensor([2.0 + rank, 1.0, 0.5])
+                states[-1][name] = torch.tensor([2.0 + number, 1.0, 0.5])
 
     def rank(communicator: Communicator) -> list[float]:
         model = copy.deepcopy(start)
