@@ -24,7 +24,7 @@ class CompressorStates:
         self._working: dict[str, State] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Hold what is remembered of tensor `name`, shaped like `parameter` and on its device, as it is at the start."""
+        """Hold what is remembered of tensor `name`, shaped like `parameter` and on its device, as at the start."""
         state = self._compressor.state(parameter.shape, parameter)
         if state:
             self._held[name] = state

@@ -156,7 +156,7 @@ class ErrorFeedback:
 
     @timed("compress")
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
-        """What a rank sends for a tensor without a gradient in this step: zeros. Residual and state stay as they are."""
+        """What a rank sends for a tensor without a gradient in this step: zeros. Residual, state stay as they are."""
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return self._compress(zeros, name, step, self.states.copied(name))
 

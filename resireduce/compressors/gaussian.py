@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.errors import ConfigError, is_count
-from resireduce.kernels.moments import moments, not_above, values
+from resireduce.kernels.moments import moments, not_above, planned, values
 from resireduce.kernels.reaching import few_reaching, reaching_or_largest
 from resireduce.share import share
 
@@ -45,7 +44,7 @@ class GaussianK(Selecting, SparseCompressor):
         """Return the flat indices of the elements above the threshold: int64, ascending."""
         k = share(self.density, flat.numel())
         if flat.is_meta:
-            return torch.empty(k, dtype=torch.int64, device=flat.device)
+            return planned(flat, k)
         threshold, most = self._first(flat), 4 * k // 3
         for _ in range(self.rounds):
             found = few_reaching(flat, not_above(threshold, flat.dtype), most, strictly=True)

@@ -4,12 +4,11 @@ Journal of Parallel and Distributed Computing 133, 2019."""
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.moments import magnitudes, moments, not_above
+from resireduce.kernels.moments import magnitudes, moments, not_above, planned
 from resireduce.kernels.reaching import few_reaching, reaching_or_largest
 from resireduce.share import share
 
@@ -36,7 +35,7 @@ class RedSync(Selecting, SparseCompressor):
         """Return the flat indices of the elements above the threshold: int64, ascending."""
         k = share(self.density, flat.numel())
         if flat.is_meta:
-            return torch.empty(k, dtype=torch.int64, device=flat.device)
+            return planned(flat, k)
         found = moments(magnitudes(flat))
         assert found is not None
         return self._search(flat, k, found.mean, found.largest - found.mean)

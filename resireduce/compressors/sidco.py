@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting, State
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.errors import ConfigError, check_share, choose, is_count
-from resireduce.kernels.moments import Moments, magnitudes, moments, not_above
+from resireduce.kernels.moments import Moments, magnitudes, moments, not_above, planned
 from resireduce.kernels.reaching import reaching_or_largest
 from resireduce.kernels.tails import exponential, gamma, generalised_pareto
 from resireduce.payload import Payload
@@ -83,7 +83,7 @@ class SIDCo(Selecting, SparseCompressor):
 
     def _passing(self, flat: Tensor, stages: int) -> Tensor:
         if flat.is_meta:
-            return torch.empty(share(self.density, flat.numel()), dtype=torch.int64, device=flat.device)
+            return planned(flat, share(self.density, flat.numel()))
         return reaching_or_largest(flat, not_above(self._threshold(flat, stages), flat.dtype))
 
     def _threshold(self, flat: Tensor, stages: int) -> float:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.blocks import pieces
+from resireduce.blocks import slices
+
+PIECES, SMALLEST = 64, 1 << 12
+"""In how many pieces a large tensor is gone through, and of how many elements the pieces of a small one are."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +28,20 @@ class Moments:
 
 
 def values(flat: Tensor) -> Iterator[Tensor]:
-    """Yield the elements of 1-D `flat` in float64, a sixteenth at a time."""
-    for piece in pieces(flat.numel()):
+    """Yield the elements of 1-D `flat` in float64, a piece at a time."""
+    for piece in _pieces(flat):
         yield flat[piece].double()
 
 
 def magnitudes(flat: Tensor, above: float | None = None) -> Iterator[Tensor]:
-    """Yield magnitudes of 1-D `flat` in float64, a sixteenth at a time; only those greater than `above`, if given."""
-    for part in map(torch.abs, values(flat)):
+    """Yield magnitudes of 1-D `flat` in float64, a piece at a time; only those greater than `above`, if given."""
+    for piece in _pieces(flat):
+        part = flat[piece].abs().double()
         yield part if above is None else part[part > above]
 
 
 def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None:
-    """Return the moments of all values in the 1-D float64 `parts`; None if they are empty.
+    """Return the moments of all values in the 1-D float64 `parts`; None if they are empty, or without storage.
 
     Without `logarithms` their mean is left out: NaN.
     """
@@ -50,10 +54,18 @@ def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None
     if not rows:
         return None
     columns = torch.stack(rows, 1)
+    if columns.is_meta:
+        return None
     total, squares, logs = columns[:3].sum(1).tolist()
     mean = total / count
     variance = max(0.0, squares / count - mean * mean)
     return Moments(count, mean, variance, columns[3].min().item(), columns[4].max().item(), logs / count)
+
+
+def planned(flat: Tensor, k: int) -> Tensor:
+    """Return `k` indices of 1-D `flat`, a tensor without storage, by what is held while its moments are formed."""
+    moments(magnitudes(flat))
+    return torch.empty(k, dtype=torch.int64, device=flat.device)
 
 
 def not_above(threshold: float, dtype: torch.dtype) -> float:
@@ -65,3 +77,7 @@ def not_above(threshold: float, dtype: torch.dtype) -> float:
     if rounded.double() > threshold:
         rounded = torch.nextafter(rounded, torch.zeros_like(rounded))
     return rounded.item()
+
+
+def _pieces(flat: Tensor) -> Iterator[slice]:
+    return slices(flat.numel(), max(SMALLEST, -(-flat.numel() // PIECES)))

@@ -30,8 +30,9 @@ def generalised_pareto(mean: float, variance: float, share: float) -> float:
 def gamma(mean: float, mean_log: float, share: float) -> float:
     """Return about what a share `share`, in (0, 1], of a gamma distribution exceeds.
 
-    With this `mean` and mean of logarithms, for which its shape is found without iteration. The tail is taken as far
-    out, where it is nearly an exponential: -scale (ln share + ln Gamma(shape)); that may be less than zero.
+    It has this `mean`, and about `mean_log` for the mean of its logarithms: its shape is found without iteration. The
+    tail is taken as far out, where it is nearly an exponential: -scale (ln share + ln Gamma(shape)), which may be
+    less than zero.
     """
     gap = math.log(mean) - mean_log
     if gap < 1e-12:  # nothing but the mean
