@@ -56,10 +56,11 @@ def moments(parts: Iterable[Tensor], logarithms: bool = False) -> Moments | None
     columns = torch.stack(rows, 1)
     if columns.is_meta:
         return None
-    total, squares, logs = columns[:3].sum(1).tolist()
+    extremes = columns[3].amin(), columns[4].amax()
+    total, squares, logs, least, largest = torch.stack((*columns[:3].sum(1), *extremes)).tolist()
     mean = total / count
     variance = max(0.0, squares / count - mean * mean)
-    return Moments(count, mean, variance, columns[3].min().item(), columns[4].max().item(), logs / count)
+    return Moments(count, mean, variance, least, largest, logs / count)
 
 
 def planned(flat: Tensor, k: int) -> Tensor:
