@@ -66,11 +66,12 @@ class SIDCo(Selecting, SparseCompressor):
         if grad.is_meta or self.stages:
             return self.compress(grad, name, step)
         flat, memory = grad.view(-1), state["stages"]
-        stages, calls, sent = memory.tolist()
-        indices = self._passing(flat, int(stages))
+        held, calls, sent = memory.tolist()
+        stages = self._allowed(held)
+        indices = self._passing(flat, stages)
         if len(indices):
             parts = sent + len(indices) / share(self.density, flat.numel())
-            memory.copy_(torch.tensor(self._adapted(int(stages), int(calls) + 1, parts), device="cpu"))
+            memory.copy_(torch.tensor(self._adapted(stages, int(calls) + 1, parts), device="cpu"))
         return self.packed(grad, indices)
 
     def _adapted(self, stages: int, calls: int, sent: float) -> tuple[float, float, float]:
@@ -78,8 +79,11 @@ class SIDCo(Selecting, SparseCompressor):
         if calls < CALLS:
             return stages, calls, sent
         change = (sent < FEWER * calls) - (sent > MORE * calls)
-        most = max(1, math.ceil(math.log2(1 / self.density)))
-        return min(max(stages + change, 1), most), 0, 0.0
+        return self._allowed(stages + change), 0, 0.0
+
+    def _allowed(self, stages: float) -> int:
+        """Return the number of stages that is nearest to `stages`, from 1 to what this density allows."""
+        return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
 
     def _passing(self, flat: Tensor, stages: int) -> Tensor:
         if flat.is_meta:
