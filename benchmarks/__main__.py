@@ -26,6 +26,10 @@ COMMANDS = {
         "measure this library beside other ways to train in parallel, on the CPU",
     ),
     "micro": ("benchmarks.micro.micro_command", "time the compression of a gradient, beside plain torch and a copy"),
+    "counts": (
+        "benchmarks.micro.counts_command",
+        "count what compressors send that fit a threshold to their density, of known distributions",
+    ),
     "pace": ("benchmarks.micro.pace", "time streamed gradients beside kept ones, in turn"),
     "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
     "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and say the cure of what is wrong"),

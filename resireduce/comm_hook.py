@@ -142,6 +142,7 @@ class CompressionHook:
         self.steps += 1
         while self._under_way:
             self._receive()
+        self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
         self._restart()

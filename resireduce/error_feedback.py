@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
-from resireduce.compressors.base import Compressor
+from resireduce.compressor_state import CompressorStates
+from resireduce.compressors.base import Compressor, State
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
 from resireduce.message import Message, Part, Shared
@@ -43,6 +44,7 @@ class ErrorFeedback:
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
+        self.states = CompressorStates(self.compressor)
         self.begin_step(0)
         self.timeline: Timeline | None = None
         """Told where the time of a step goes; None: nobody."""
@@ -51,15 +53,21 @@ class ErrorFeedback:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
         if self.momentum is not None:
             self.momentum.register(name, parameter)
+        if name not in self._dense:
+            self.states.register(name, parameter)
         if self.keeps_residual(name):
             self.residual.register(name, parameter)
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
-        """This rank's residuals and velocities, the number of the next `step`, and which rank of how many it is."""
+        """This rank's residuals, velocities and compressor's states.
+
+        And the number of the next `step`, and which rank of how many it is.
+        """
         place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
             self.residual.tensors()
+            | self.states.tensors()
             | {"steps": torch.tensor(step, device="cpu")}
             | velocities
             | {key: torch.tensor(value, device="cpu") for key, value in place.items()}
@@ -74,12 +82,14 @@ class ErrorFeedback:
         check_state(held, state)
         check_place(held, state)
         self.residual.load(state)
+        self.states.load(state)
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
             velocity.copy_(state[name])
         return int(state["steps"])
 
     def begin_step(self, step: int) -> None:
-        """Choose compressors for step number `step`, counted from 0, which begins."""
+        """Choose compressors for step number `step`, counted from 0, which begins; one that was not taken is undone."""
+        self.states.drop()
         self._warms_up = step < self.warm_up_steps
 
     def compressor_of(self, name: str) -> Compressor:
@@ -111,7 +121,7 @@ class ErrorFeedback:
         if compressor.lossless:
             return self._compress(grad, name, step)
         compensated = self.residual.compensate_(grad, name)
-        payload = self._compress(compensated, name, step)
+        payload = self._compress(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
         self.residual.update(name, lambda: compressor.error_(compensated, payload), step)
@@ -137,15 +147,18 @@ class ErrorFeedback:
         """Return what was sent to the residual; `step` seeds how that is rounded."""
         self.keep(self.compressor_of(name).decompress(payload), name, step)
 
-    def _compress(self, grad: Tensor, name: str, step: int) -> Payload:
+    def _compress(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Payload:
         compressor = self.compressor_of(name)
-        return compressor.compress(grad, name if compressor.same_draw else f"{name}/{self.communicator.rank}", step)
+        drawn_from = name if compressor.same_draw else f"{name}/{self.communicator.rank}"
+        if not state:
+            return compressor.compress(grad, drawn_from, step)
+        return compressor.compress_with(grad, drawn_from, step, state)
 
     @timed("compress")
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
-        """What a rank sends for a tensor that had no gradient in this step: zeros, and its residual stays as it is."""
+        """What a rank sends for a tensor without a gradient in this step: zeros. Residual, state stay as they are."""
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        return self._compress(zeros, name, step)
+        return self._compress(zeros, name, step, self.states.copied(name))
 
     @timed("communicate")
     def send(self, payloads: list[Payload], name: str) -> list[Message]:

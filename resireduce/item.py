@@ -17,8 +17,8 @@ class Item:
     """The parameter it belongs to, as the model calls it; of a shared residual, the group's first member."""
     part: str
     """What it is of that parameter. Empty: the parameter itself, or its gradient. Residuals: the kind, and which tensor
-    of it (full, weighted, rows_columns, rows_columns.rows, full.codes, full.scales). Optimizer states: the key
-    (exp_avg), or velocity for momentum that a compressor keeps."""
+    of it (full, weighted, rows_columns, rows_columns.rows, full.codes, full.scales), or what a compressor remembers
+    (compressor.stages). Optimizer states: the key (exp_avg), or velocity for momentum that a compressor keeps."""
     shape: tuple[int, ...]
     dtype: str
     """The name of the dtype that torch has for it, without "torch."."""

@@ -77,6 +77,8 @@ def _residuals(optimizer: DistributedOptimizer) -> Iterator[_Found]:
     for key, tensor in residual.tensors().items():
         if id(tensor) not in on_host:
             yield "residuals", *_owner(key, names), tensor, sharing.get(id(tensor), ())
+    for key, tensor in optimizer.feedback.states.tensors().items():
+        yield "residuals", *_owner(key, names), tensor, ()
 
 
 def _sharing(optimizer: DistributedOptimizer) -> dict[int, tuple[str, ...]]:

@@ -29,7 +29,7 @@ class ModelStates:
     gradients: int
     """Gradients in `.grad`; none if they are streamed."""
     residuals: int
-    """Residuals with their indices, without those in the host's memory."""
+    """Residuals with their indices, without those in the host's memory, and what compressors remember of tensors."""
     optimizer_states: int
     """States of the wrapped optimizer with its step counters, and velocities that a compressor keeps instead."""
 

@@ -107,7 +107,10 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._exchange.updater.grad_norm
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals, and its velocities if momentum is corrected. Save one file a rank: they differ."""
+        """This rank's residuals, velocities if momentum is corrected, and what a compressor remembers of each tensor.
+
+        Save one file a rank: they differ.
+        """
         self.refuse_within_step("residual_state_dict()")
         return self.feedback.state_dict(self._steps)
 

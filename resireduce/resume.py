@@ -18,8 +18,9 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
     Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
     j = i modulo N. They are scaled by M / N, so that their average over the ranks, which is what the model would still
     be moved by, stays what it was, but for rounding, in every scheme except `d` and `2d`: where several ranks' rows
-    and columns meet, only those of the largest norms can be stored, as after any step. For the time of the call one
-    more copy of the model is held.
+    and columns meet, only those of the largest norms can be stored, as after any step. What a compressor remembers of
+    tensors is taken from the first of the ranks whose residuals go here. For the time of the call one more copy of the
+    model is held.
 
     Args:
         optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`.
@@ -48,6 +49,7 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
         velocity.zero_()
         for source, share in mine.items():
             velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
+    feedback.states.load(by_rank[min(mine)])
     optimizer.start_at(step)
 
 

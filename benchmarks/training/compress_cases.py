@@ -116,6 +116,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
             pairs = zip(reversed(parameters), reversed(gradients), strict=True)
             sent = [feedback.compress(gradient, name, number) for name, gradient in pairs]
             feedback.residual.end_step(number)
+            feedback.states.commit()
             return sent
 
         return step

@@ -12,6 +12,8 @@ from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather"]
 """How payloads of several ranks meet: summed element by element, or gathered."""
+State = dict[str, Tensor]
+"""What a compressor remembers of one tensor, by names without dots."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class Momentum:
 
 class Compressor(ABC):
     """A lossy map Q of one gradient. Subclasses are frozen dataclasses: their fields are hyperparameters, no state.
+
+    What one must remember of a tensor from step to step it declares by `state`: the pipeline holds, counts and saves
+    it, and gives it to `compress_with`.
 
     Contract, for every gradient g: `decompress(compress(g))` is what the other ranks learn of it, and
     `error_(g, payload)` = g - decompress(payload) is what they do not.
@@ -68,6 +73,21 @@ class Compressor(ABC):
 
         `name` and `step` seed random choices; `name` is the tensor's and, without `same_draw`, has the rank in it.
         """
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return what is remembered of a tensor of `shape`, with dtype and device of `like`, as it is at the start.
+
+        New tensors, without storage if `like` is; their shapes and dtypes never change. Empty: nothing is remembered.
+        """
+        return {}
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        """As `compress` of `grad`, `name` and `step`, where there is a `state`, whose tensors it may change in place.
+
+        `compress` itself is the same with the state of the start. A state is this rank's own: payloads must be
+        decompressed without it.
+        """
+        return self.compress(grad, name, step)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""

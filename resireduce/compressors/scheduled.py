@@ -4,9 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
+import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Momentum
+from resireduce.compressors.base import Collective, Compressor, Momentum, State
 from resireduce.errors import ConfigError
 from resireduce.payload import Payload
 
@@ -64,6 +65,14 @@ class Scheduled(Compressor):
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the payload of the kind with the density of this step."""
         return self._at(step).compress(grad, name, step)
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return what the kind remembers of a tensor, which depends on no density."""
+        return self._any.state(shape, like)
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        """Return the payload of the kind with the density of this step; `state` goes on."""
+        return self._at(step).compress_with(grad, name, step, state)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return the flat indices that the payload holds, 1-D int64; None if it holds all."""

@@ -30,8 +30,11 @@ class SparseCompressor(Compressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
+        return self.packed(grad, self.select(grad.view(-1), name, step))
+
+    def packed(self, grad: Tensor, indices: Tensor) -> Payload:
+        """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
         flat = grad.view(-1)
-        indices = self.select(flat, name, step)
         values = flat[indices]
         if self.half:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number

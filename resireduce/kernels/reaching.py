@@ -30,3 +30,9 @@ def few_reaching(flat: Tensor, threshold: Tensor | float, most: int, strictly: b
         if count > most:
             return None
     return torch.cat(found)
+
+
+def reaching_or_largest(flat: Tensor, threshold: float) -> Tensor:
+    """As `reaching` of `flat` and `threshold`, strictly; if none is, the elements of the largest magnitude."""
+    found = reaching(flat, threshold, strictly=True)
+    return found if len(found) else reaching(flat, torch.linalg.vector_norm(flat, torch.inf))

@@ -141,6 +141,8 @@ class Exchange:
         self.queue.finish(self.intake.arrived)
         if self.queue.flagged:
             self._fail_or_put_back(step, error)
+        else:
+            self.feedback.states.commit()
         self.failed = False
         return not self.queue.flagged
 

@@ -60,9 +60,11 @@ def check_compressors(communicator: Communicator) -> None:
     cases += [{"scheme": scheme, "compressor": "topk"} for scheme in ("w+2d", "none", "partial", "a")]
     cases += [{"compressor": "dgc"}, {"compressor": Threshold(0.02)}, {"residual_dtype": "int8"}, {"density": 0.5}]
     for options in cases:
-        kept, _ = train(communicator, start, gradients="kept", steps=4, **options)
-        hooked, _ = train_ddp(start, **options)
+        kept, optimizer = train(communicator, start, gradients="kept", steps=4, **options)
+        hooked, hook = train_ddp(start, **options)
         assert same(kept, hooked) and not same(hooked, start), options
+        theirs, ours = optimizer.residual_state_dict(), hook.residual_state_dict()
+        assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in ours), options
         assert all_equal(hooked)
 
 

@@ -1,4 +1,7 @@
-"""One of the ranks that test_walk starts: every scheme with every compressor and gradient lifetime."""
+"""One of the ranks that test_walk starts: every scheme with every compressor and gradient lifetime.
+
+Compressors that only find their threshold otherwise have a covering part of the schemes.
+"""
 
 import hashlib
 import itertools
@@ -14,7 +17,22 @@ from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.worlds import seeded, train
 
-ROWS = [" ".join(row) for row in itertools.product(SCHEMES, COMPRESSORS, GRADIENTS)]
+FITTED = ("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma")
+"""Compressors that differ from others in nothing but how a threshold is found."""
+COVERING = ("baseline", "w+2d")
+"""The schemes that these are walked with: one residual for each tensor, and all kinds that share or drop some."""
+
+
+def schemes_of(compressor: str) -> tuple[str, ...]:
+    """The schemes whose rows the walk has for a compressor: all, but for those of FITTED."""
+    return COVERING if compressor in FITTED else tuple(SCHEMES)
+
+
+ROWS = [
+    f"{scheme} {compressor} {gradients}"
+    for compressor, gradients in itertools.product(COMPRESSORS, GRADIENTS)
+    for scheme in schemes_of(compressor)
+]
 
 
 def start() -> nn.Module:

@@ -17,6 +17,15 @@ from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step
 
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
+FITTED = {
+    "moments": "a threshold is found on the host, from a few numbers",
+    "few_reaching": "how many pass decides what is sent, or whether the threshold is changed",
+    "not_above": "a number of the host, on a CPU alone",
+}
+SIDCO = FITTED | {
+    "magnitudes": "later stages are fitted to what exceeds the one before",
+    "compress_with": "the number of stages is on the device, where states are held",
+}
 BY_DESIGN: dict[str, dict[str, str]] = {
     "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
     "threshold": {"few_reaching": "how many elements are sent is not known before"},
@@ -26,6 +35,8 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     },
     "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "compress": "zeros after rounding are left out"},
     "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
+    **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
+    **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),
     "qsgd": {"compress": "whether squares have overflowed, so that another norm is needed"},
     "qsgd-max": {"compress": "as qsgd"},
 }

@@ -16,7 +16,7 @@ LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "saved_state"),
-    ("agreement", "message", "momentum", "optim"),
+    ("agreement", "compressor_state", "message", "momentum", "optim"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "wrapper"),
     ("attach", "step.buckets"),

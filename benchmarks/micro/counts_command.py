@@ -1,0 +1,84 @@
+"""`python -m benchmarks counts`: how far compressors that fit a threshold are from their density. Imports no torch."""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.labels import markdown_table, with_half
+from benchmarks.analysis.statistics import interval
+from benchmarks.core.checks import integer
+from benchmarks.core.files import load_json, save_json, save_text, writable
+from benchmarks.core.provenance import provenance
+from benchmarks.launching.processes import start_here
+from resireduce.errors import ConfigError, check_share
+
+ELEMENTS, DENSITIES, DRAWS = 10**6, (0.01, 0.001), 10
+TINY_ELEMENTS, TINY_DRAWS = 10**4, 2
+FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
+READING = (
+    "Elements sent / (density x n) of one tensor of {elements:,} elements, without a residual: the mean of {draws} "
+    "draws and half of its 95 % interval. t3: Student's t with three degrees of freedom."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    shares = ", ".join(map(str, DENSITIES))
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help="of the tensor (default: %(default)s)")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="of each input (default: %(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, to try it out")
+    place = Path("results/runs/counts/counts.json")
+    parser.add_argument(
+        "--output", type=Path, default=place, help="JSON file; a table (.md) lies beside it (default: %(default)s)"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Count all cases, write and print their table, and return 0. ConfigError for input that cannot be used."""
+    settings: dict[str, Any] = {
+        "elements": integer("elements", TINY_ELEMENTS if args.tiny else args.elements, 1, 1 << 27),
+        "densities": sorted((check_share("densities", one) for one in args.densities or DENSITIES), reverse=True),
+        "draws": integer("draws", TINY_DRAWS if args.tiny else args.draws, 1, 1000),
+    }
+    writable("output", args.output)
+    rows = [described(row) for row in _counts(settings)]
+    here = provenance()
+    save_json({**settings, "rows": rows, "measured": {name: here[name] for name in FACTS}}, args.output)
+    text = f"{table(rows)}\n\n{READING.format(**settings)}\n"
+    save_text(text, args.output.with_suffix(".md"))
+    print(f"{text}\nAll of it: {args.output}")
+    return 0
+
+
+def _counts(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory(prefix="resireduce-counts-") as name:
+        save_json(settings, Path(name) / "settings.json")
+        line = ["-m", "benchmarks.training.count_cases", name]
+        with start_here(line, {"OMP_NUM_THREADS": "1"}) as process:
+            if process.wait():
+                raise ConfigError("counts: the cases could not be counted; the lines above say why")
+        rows: list[dict[str, Any]] = load_json(Path(name) / "rows.json")
+        return rows
+
+
+def described(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with the mean of its counts in parts of the target, half of its interval, least and most."""
+    parts = [count / row["target"] for count in row["counts"]]
+    found = interval(parts)
+    assert found is not None
+    return {**row, "mean": found.mean, "half_width": found.half_width, "least": min(parts), "most": max(parts)}
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table of Markdown: a line for each case, a column for each density and input."""
+    columns = list(dict.fromkeys((row["density"], row["input"]) for row in rows))
+    cells = {(row["case"], row["density"], row["input"]): row for row in rows}
+    lines = []
+    for case in dict.fromkeys(row["case"] for row in rows):
+        found = [cells[case, *column] for column in columns]
+        lines.append([case, *(with_half(one["mean"], one["half_width"], 2) for one in found)])
+    head = ["Compressor", *(f"{density:g}, {kind}" for density, kind in columns)]
+    return markdown_table(head, lines, "l" + "r" * len(columns))

@@ -1,0 +1,82 @@
+"""How many elements compressors send that aim at a density, of inputs drawn from known distributions.
+
+`python -m benchmarks.training.count_cases FOLDER` reads the folder's `settings.json` and leaves `rows.json`;
+`benchmarks.micro.counts_command` starts it.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor
+
+from benchmarks.core.files import load_json, save_json
+from resireduce.compressors.dgc_simple import DGCSimple
+from resireduce.compressors.gaussian import GaussianK
+from resireduce.compressors.redsync import RedSync, RedSyncTrim
+from resireduce.compressors.sidco import FITS, SIDCo
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.share import share
+
+STAGES = (1, 2, 3)
+
+
+def _normal(numel: int, source: Generator) -> Tensor:
+    return torch.randn(numel, generator=source)
+
+
+def _laplace(numel: int, source: Generator) -> Tensor:
+    return torch.empty(numel).exponential_(generator=source) * torch.randn(numel, generator=source).sign()
+
+
+def _t3(numel: int, source: Generator) -> Tensor:
+    """Student's t with three degrees of freedom."""
+    squares = torch.randn(3, numel, generator=source).square().mean(0)
+    return torch.randn(numel, generator=source) / squares.sqrt()
+
+
+INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {"normal": _normal, "Laplace": _laplace, "t3": _t3}
+
+
+def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
+    """Yield all that aim at `density` by a threshold and may miss it, by name, SIDCo with each fixed number of stages.
+
+    dgc, which draws a sample too, sends the density at most, and topk exactly that.
+    """
+    yield "dgc-simple", DGCSimple(density)
+    for rounds in (3, 4):
+        yield f"gaussian, {rounds} rounds", GaussianK(density, rounds=rounds)
+    yield "redsync", RedSync(density)
+    yield "redsync-trim", RedSyncTrim(density)
+    for fit in FITS:
+        for stages in STAGES:
+            yield f"sidco {fit}, {stages} stage{'s' * (stages > 1)}", SIDCo(density, fit=fit, stages=stages)
+
+
+def counted(elements: int, densities: list[float], draws: int) -> list[dict[str, Any]]:
+    """Return a row for each density, input and case: the target k, and how many elements each draw had sent of it."""
+    rows: dict[tuple[float, str, str], dict[str, Any]] = {}
+    for kind, make in INPUTS.items():
+        for draw in range(draws):
+            flat = make(elements, Generator().manual_seed(draw))
+            for density in densities:
+                for case, compressor in list_cases(density):
+                    at = {"case": case, "density": density, "input": kind, "target": share(density, elements)}
+                    row = rows.setdefault((density, kind, case), {**at, "counts": []})
+                    row["counts"].append(len(compressor.select(flat, kind, draw)))
+    return [rows[key] for key in sorted(rows, key=lambda key: -key[0])]
+
+
+def main() -> None:
+    """Count what the settings name, on one thread."""
+    folder = Path(sys.argv[1])
+    settings = load_json(folder / "settings.json")
+    torch.set_num_threads(1)
+    rows = counted(settings["elements"], settings["densities"], settings["draws"])
+    save_json(rows, folder / "rows.json")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What a compressor remembers of each tensor from step to step, where it has such a state."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.base import Compressor, State
+
+
+class CompressorStates:
+    """This rank's states of one compressor, by tensor. What a step changes counts once the step has been taken.
+
+    A compressor works on copies. `commit` puts them in place of what was held; a step that is skipped, or that fails,
+    is not committed, and what was held before is found again by the next.
+
+    Args:
+        compressor: whose states they are; most have none.
+    """
+
+    def __init__(self, compressor: Compressor):
+        self._compressor = compressor
+        self._held: dict[str, State] = {}
+        self._working: dict[str, State] = {}
+
+    def register(self, name: str, parameter: Tensor) -> None:
+        """Hold what is remembered of tensor `name`, shaped like `parameter` and on its device, as at the start."""
+        state = self._compressor.state(parameter.shape, parameter)
+        if state:
+            self._held[name] = state
+
+    def working(self, name: str) -> State | None:
+        """Return the copy of tensor `name`'s state that this step may change; None if it has no state."""
+        if name not in self._held:
+            return None
+        return self._working.setdefault(name, self.copied(name))
+
+    def copied(self, name: str) -> State:
+        """Return a copy of what is held of tensor `name`, which nobody keeps; empty if it has no state."""
+        return {key: tensor.clone() for key, tensor in self._held.get(name, {}).items()}
+
+    def commit(self) -> None:
+        """Hold what this step has made of the states: it has been taken."""
+        for name, state in self._working.items():
+            for key, tensor in state.items():
+                self._held[name][key].copy_(tensor)
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget what the step under way has made of the states."""
+        self._working = {}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is held, by names that no residual has."""
+        return {
+            f"compressor.{name}.{key}": tensor for name, state in self._held.items() for key, tensor in state.items()
+        }
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Copy the values that `state` has for `tensors()` into the tensors held, and forget what is under way."""
+        self.drop()
+        for name, tensor in self.tensors().items():
+            tensor.copy_(state[name])

@@ -1,0 +1,182 @@
+"""What a compressor remembers of a tensor: counted, saved, and as it was after a step that was not taken."""
+
+import copy
+import io
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.base import State
+from resireduce.compressors.scheduled import Scheduled
+from resireduce.compressors.sidco import SIDCo
+from resireduce.compressors.topk import TopK
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.itemise import itemise_states
+from resireduce.memory import measure_states
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.payload import Payload
+from resireduce.plan import plan
+from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
+
+
+@dataclass(frozen=True)
+class Rotating(TopK):
+    """Top-k of one half of the tensor after the other: what is sent depends on how often it was called."""
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        return {"calls": torch.zeros((), dtype=torch.int64, device=like.device)}
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        first = 0 if grad.is_meta or state["calls"] % 2 == 0 else grad.numel() // 2
+        state["calls"].add_(1)
+        return self.packed(grad, self.select(grad.view(-1)[first:], name, step) + first)
+
+
+def calls(optimizer: DistributedOptimizer) -> dict[str, int]:
+    held = optimizer.residual_state_dict()
+    return {name: int(tensor) for name, tensor in held.items() if name.endswith(".calls")}
+
+
+def stages(optimizer: DistributedOptimizer) -> list[Tensor]:
+    return [tensor for name, tensor in optimizer.residual_state_dict().items() if name.endswith(".stages")]
+
+
+@pytest.mark.parametrize("compressor", [Rotating(0.05), SIDCo(0.05)], ids=["rotating", "sidco"])
+def test_streamed_is_kept_and_ranks_agree(compressor: TopK) -> None:
+    start, options = seeded(Net), {"compressor": compressor, "steps": 12, "scheme": "w+2d"}
+    (kept, one), (_, two) = train_world(2, start, gradients="kept", **options)
+    (streamed, other), (second, _) = train_world(2, start, gradients="streamed", **options)
+    assert same(kept, streamed) and same(streamed, second)
+    theirs = other.residual_state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in one.residual_state_dict().items())
+    if isinstance(compressor, SIDCo):
+        assert {float(state[0]) for state in stages(one)} != {1.0}, "stages must have been adapted"
+    else:
+        assert set(calls(one).values()) == set(calls(two).values()) == {12}
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_it_is_planned_listed_and_counted_to_the_byte(gradients: str) -> None:
+    options = {"compressor": Rotating(0.05), "scheme": "w+2d", "gradients": gradients}
+    planned, without = (plan(Net, world_size=2, **options | more) for more in ({}, {"compressor": TopK(0.05)}))
+    for _, optimizer in train_world(2, seeded(Net), steps=2, **options):
+        states = measure_states(optimizer).as_dict()
+        assert states == {key: planned[key] for key in states}
+        listed = [item for item in itemise_states(optimizer) if item.part == "compressor.calls"]
+        assert {item.name for item in listed} == {slot.name for slot in optimizer.slots if not slot.dense}
+        assert planned["residuals"] - without["residuals"] == 8 * len(listed)
+
+
+def broken_step(optimizer: DistributedOptimizer, model: nn.Module, scaler: resireduce.GradScaler | None) -> None:
+    """A step in which the first layer's gradient, which comes last, is infinite."""
+    optimizer.zero_grad()
+    hook = model.first.weight.register_hook(lambda grad: grad * torch.inf)  # type: ignore[union-attr, operator]
+    loss = loss_of(model, torch.Generator())
+    if scaler is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    hook.remove()
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_step_that_is_skipped_leaves_it_as_it_was(gradients: str) -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
+    optimizer = distributed(model, compressor=Rotating(0.05), gradients=gradients, grad_scaler=scaler)
+    for taken in (1, 2):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, torch.Generator())).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        broken_step(optimizer, model, scaler)
+        assert optimizer.overflowed and set(calls(optimizer).values()) == {taken}
+
+
+def test_a_gradient_that_is_not_finite_leaves_it_as_it_was() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor=Rotating(0.05), gradients="streamed")
+    with pytest.raises(NonFiniteGradient):
+        broken_step(optimizer, model, None)
+    assert not any(tensor.any() for tensor in optimizer.feedback.states.tensors().values())
+
+
+def test_where_a_tensor_has_no_gradient_it_stays() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, compressor=Rotating(0.05))
+    (model.first.weight.square().sum() + model.head.weight.sum()).backward()
+    optimizer.step()
+    assert {name: count for name, count in calls(optimizer).items() if count} == {"compressor.first.weight.calls": 1}
+
+
+def test_steps_that_send_everything_as_it_is_are_not_calls() -> None:
+    _, optimizer = train(LocalCommunicator(), seeded(Net), steps=3, warm_up_steps=2, compressor=Rotating(0.05))
+    assert set(calls(optimizer).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    "compressor", [SIDCo(0.05), Scheduled(SIDCo, lambda step: 0.02 + 0.01 * (step % 3))], ids=["fixed", "scheduled"]
+)
+def test_it_is_saved_and_goes_on_bit_for_bit(compressor: SIDCo) -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> bool:
+        whole, _ = train(communicator, start, compressor=compressor, steps=13)
+        model, first = train(communicator, start, compressor=compressor, steps=7)
+        file = io.BytesIO()
+        torch.save((first.residual_state_dict(), first.state_dict(), model.state_dict()), file)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        first.close()
+        again = resireduce.distribute(model, wrapped, backend=communicator, compressor=compressor)
+        assert all(state[1] == 0 for state in stages(again))
+        file.seek(0)
+        residuals, states, parameters = torch.load(file, weights_only=True)
+        model.load_state_dict(parameters)
+        again.load_state_dict(states)
+        again.load_residual_state_dict(residuals)
+        assert {float(state[1]) for state in stages(again)} == {2.0}, "two calls of five"
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(7):
+            loss_of(model, generator)
+        for _ in range(6):
+            again.zero_grad()
+            loss_of(model, generator).backward()
+            again.step()
+        return same(whole, model)
+
+    assert all(LocalWorld(2).run(rank))
+
+
+def test_another_number_of_ranks_takes_it_from_the_first_that_it_inherits() -> None:
+    states = []
+    for number, (_, optimizer) in enumerate(train_world(3, seeded(Net), compressor=SIDCo(0.05), steps=2)):
+        states.append(optimizer.residual_state_dict())
+        for name in states[-1]:
+            if name.endswith(".stages"):
+                states[-1][name] = torch.tensor([2.0 + number, 1.0, 0.5])
+
+    def rank(communicator: Communicator) -> list[float]:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(model, wrapped, backend=communicator, compressor=SIDCo(0.05))
+        resireduce.redistribute(optimizer, states)
+        return [float(state[0]) for state in stages(optimizer)]
+
+    start = seeded(Net)
+    for size, expected in ((2, [2, 3]), (5, [2, 3, 4, 2, 3])):
+        assert [set(found) for found in LocalWorld(size).run(rank)] == [{float(one)} for one in expected]
+
+
+def test_the_state_of_a_compressor_that_has_none_does_not_fit() -> None:
+    _, plain = train(LocalCommunicator(), seeded(Net), steps=1)
+    _, other = train(LocalCommunicator(), seeded(Net), steps=1, compressor=SIDCo(0.05))
+    for one, state in ((plain, other.residual_state_dict()), (other, plain.residual_state_dict())):
+        with pytest.raises(ConfigError, match=r"residual state: 'compressor\..*\.stages' does not fit"):
+            one.load_residual_state_dict(state)

@@ -1,0 +1,60 @@
+"""`python -m benchmarks counts`: what compressors send that fit a threshold, beside what they aim at."""
+
+import json
+import math
+from pathlib import Path
+from statistics import mean, stdev
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.micro.counts_command import described
+from benchmarks.training.count_cases import INPUTS, counted, list_cases
+
+KNOWN = {
+    "gaussian, 4 rounds": ((1.01, 0.22, 0.70), (None, None, 0.98)),
+    "sidco exponential, 1 stage": ((0.03, 1.01, 1.47), (0.0, None, 4.7)),
+    "sidco exponential, 2 stages": ((0.63, 1.0, 1.18), (0.11, None, 3.6)),
+    "sidco exponential, 3 stages": ((1.12, 1.0, 0.67), (0.73, None, 1.1)),
+    "sidco pareto, 1 stage": ((1.63, 1.0, 0.84), (6.8, None, 1.4)),
+    "sidco pareto, 2 stages": ((0.91, 1.0, 0.92), (1.2, None, 0.90)),
+    "sidco pareto, 3 stages": ((0.91, 1.0, 0.98), (0.92, None, 0.88)),
+    "sidco gamma, 1 stage": ((0.55, 0.96, 1.62), (0.04, None, 5.2)),
+    "sidco gamma, 2 stages": ((1.47, 0.99, 0.88), (2.2, None, 0.85)),
+    "sidco gamma, 3 stages": ((1.45, 0.99, 0.93), (1.4, None, 0.84)),
+}
+"""Counts / targets at 0.01 and 0.001 of normal, Laplace and t3 inputs, by an implementation that shares no code."""
+
+
+def test_counts_are_those_that_another_implementation_has() -> None:
+    rows = counted(10**6, [0.01, 0.001], 2)
+    found = {(row["case"], row["density"], row["input"]): row for row in rows}
+    for case, by_density in KNOWN.items():
+        for density, values in zip((0.01, 0.001), by_density, strict=True):
+            for kind, known in zip(INPUTS, values, strict=True):
+                row = found[case, density, kind]
+                parts = [count / row["target"] for count in row["counts"]]
+                # Theirs is of one draw, as far as is known: it varies as ours do, and by what rounding hides.
+                varies = 3 * max(stdev(parts), 1 / math.sqrt(row["target"]) * mean(parts))
+                rounding = 0.05 if known is not None and known > 2 else 0.01
+                assert known is None or abs(mean(parts) - known) <= max(0.05 * known, varies, rounding), (case, row)
+
+
+def test_a_tiny_table_is_written_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "counts.json"
+    assert main(["counts", "--tiny", "--densities", "0.1", "--output", str(output)]) == 0
+    found, text = json.loads(output.read_text()), output.with_suffix(".md").read_text()
+    cases = [case for case, _ in list_cases(0.1)]
+    assert len(found["rows"]) == 3 * len(cases) and text in capsys.readouterr().out
+    assert [line.split("|")[1].strip() for line in text.splitlines()[2 : 2 + len(cases)]] == cases
+    assert all(row["target"] == 1000 and len(row["counts"]) == 2 for row in found["rows"])
+
+
+def test_means_are_in_parts_of_the_target() -> None:
+    row = described({"target": 10, "counts": [5, 15, 10]})
+    assert (row["mean"], row["least"], row["most"]) == (1.0, 0.5, 1.5)
+
+
+def test_densities_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["counts", "--densities", "2"]) == 2
+    assert "densities: 2.0 is not allowed" in capsys.readouterr().err
