@@ -15,7 +15,7 @@ INEXACT_PEAKS = 0.05
 GPU_SAVING = 0.0025
 """Share of the baseline: a quarter of a point."""
 INEXACT_PEAK_SAVING = 0.02
-UNEVEN = ("dgc", "dgc-momentum", "dgc-simple", "threshold")
+UNEVEN = ("dgc", "dgc+packed", "dgc-momentum", "dgc-simple", "threshold", "topk+packed")
 """Compressors whose messages are as long as the values make them: so are the bytes in flight."""
 THROUGHPUT = 0.15
 """Relative, of the ratio to the baseline: on shared cores it varies by a tenth."""

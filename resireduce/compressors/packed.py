@@ -1,0 +1,91 @@
+"""Indices at little more than their entropy: gaps between them in Golomb-Rice codes (Rice and Plaunt, "Adaptive
+variable-length coding for efficient compression of spacecraft television data", IEEE Trans. Commun. 1971); Strom,
+Interspeech 2015, sends gradients so."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.base import Compressor, Momentum
+from resireduce.compressors.dgc import DGC
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.compressors.topk import TopK
+from resireduce.kernels.rice import decode, encode
+from resireduce.payload import Payload
+
+HEADER = 8
+"""Bytes before the values: how many they are, x 256, + the width of the codes; one int64."""
+
+
+@dataclass(frozen=True)
+class Packed(Compressor):
+    """Sends what another compressor selects, with indices of a few bits: n x H(k / n) for all is the bound, H entropy.
+
+    Their values are as they were. Messages are as long as the indices make them.
+    """
+
+    equal_sizes: ClassVar[bool] = False
+
+    of: SparseCompressor
+    """Selects, and rounds values if it does."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether the values are the gradient's own."""
+        return self.of.exact
+
+    @property
+    def momentum(self) -> Momentum | None:
+        """Momentum that the other corrects, if it does."""
+        return self.of.momentum
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Return the compressor of top-k with this density, in (0, 1]."""
+        return cls(TopK(density))
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return one buffer of bytes: a header, values, codes of the gaps between indices."""
+        values, indices = self.of.compress(grad, name, step).parts()
+        width, codes = encode(indices.long(), grad.numel())
+        header = torch.full((1,), len(values) << 8 | width, dtype=torch.int64, device=grad.device)
+        parts = (header.view(torch.uint8), values.view(torch.uint8), codes)
+        return Payload.pack(torch.cat(parts), like=grad, source=(name, step))
+
+    def sent_indices(self, payload: Payload) -> Tensor:
+        """Return the flat indices that the payload holds: 1-D, int64, ascending."""
+        return self.of.sent_indices(self._unpacked(payload))
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`; return `dense`."""
+        return self.of.add_(dense, self._unpacked(payload), scale)
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Take off `grad` what was sent; return it."""
+        return self.of.error_(grad, self._unpacked(payload))
+
+    def _unpacked(self, payload: Payload) -> Payload:
+        """The payload as the other makes it."""
+        like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
+        dtype = torch.float16 if self.of.half else payload.dtype
+        if payload.buffer.is_meta:
+            assert payload.source is not None
+            values, indices = self.of.compress(like, *payload.source).parts()
+            return Payload.pack(values, indices, like=like)
+        header = int(payload.buffer[:HEADER].clone().view(torch.int64))
+        count, width = header >> 8, header & 255
+        stop = HEADER + count * dtype.itemsize
+        values = payload.buffer[HEADER:stop].clone().view(dtype)
+        return Payload.pack(values, decode(payload.buffer[stop:], width, count), like=like)
+
+
+@dataclass(frozen=True)
+class PackedDGC(Packed):
+    """Sends what DGC selects, with indices of a few bits."""
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Return the compressor of DGC's selection with this density, in (0, 1]."""
+        return cls(DGC(density))
