@@ -4,6 +4,7 @@ data-parallel DNN training", HPDC 2024."""
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -67,6 +68,8 @@ class ADTopKInterleaved(ADTopK):
 
     The number of the step decides, so that all ranks turn together.
     """
+
+    turns: ClassVar[int] = 2
 
     always: tuple[str, ...] = ()
     """Parts of names of tensors that are always sent all-dimension. The released code has ("fc",), which is the name of

@@ -44,6 +44,9 @@ class Compressor(ABC):
     lossless: ClassVar[bool] = False
     """True where the error is always zero: no residual is kept then."""
 
+    turns: ClassVar[int] = 1
+    """After how many steps payloads have their first form again; other than 1 if forms take turns."""
+
     source_feeds_back: ClassVar[bool] = True
     """Whether its source keeps what is not sent (error feedback); here that is the scheme's choice."""
 

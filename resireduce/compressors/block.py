@@ -34,25 +34,42 @@ class Block8(Quantising):
             raise ConfigError(f"block: {self.block!r} is not allowed; give a number of elements, a multiple of {BYTE}")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return levels of all elements, in planes of bits, and scales of all blocks, in float32 (float64 of it)."""
+        """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
         flat = grad.view(-1)
         scales, most = self._scales(flat), self._most
-        planes = torch.empty(self.bits, -(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
+        codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel(), self.block):
             largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
-            levels = (flat[piece] / largest).mul_(most).round_().add_(most)
-            planes[:, octets(piece)] = pack_codes(levels.to(torch.uint8), self.bits)
-        return Payload.pack(planes.view(-1), scales, like=grad)
+            levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
+            codes[:, self._columns(piece)] = self._packed(levels)
+        return Payload.pack(codes.view(-1), scales, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x level / most level x scale of the block to `dense`; return `dense`."""
         packed, scales = payload.parts()
-        flat, planes = dense.view(-1), packed.view(self.bits, -1)
+        flat = dense.view(-1)
+        codes = packed.view(self._shape(flat.numel()))
         for piece in pieces(flat.numel(), self.block):
-            codes = unpack_codes(planes[:, octets(piece)], piece.stop - piece.start, torch.uint8)
-            values = codes.to(scales.dtype).sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
+            levels = self._unpacked(codes[:, self._columns(piece)], piece.stop - piece.start).to(scales.dtype)
+            values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
+
+    def _shape(self, numel: int) -> tuple[int, int]:
+        """Rows and columns of bytes that hold the levels of so many elements."""
+        return 1, numel
+
+    def _columns(self, piece: slice) -> slice:
+        """Which columns hold those of a piece."""
+        return piece
+
+    def _packed(self, levels: Tensor) -> Tensor:
+        """Levels, from 0 on, as rows of bytes."""
+        return levels[None]
+
+    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
+        """The first `count` levels in rows of bytes."""
+        return rows[0]
 
     @property
     def _most(self) -> int:
@@ -75,3 +92,15 @@ class Block4(Block8):
     """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
 
     bits: ClassVar[int] = 4
+
+    def _shape(self, numel: int) -> tuple[int, int]:
+        return self.bits, -(-numel // BYTE)
+
+    def _columns(self, piece: slice) -> slice:
+        return octets(piece)
+
+    def _packed(self, levels: Tensor) -> Tensor:
+        return pack_codes(levels, self.bits)
+
+    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
+        return unpack_codes(rows, count, torch.uint8)

@@ -45,13 +45,14 @@ class Chunked(Selecting):
         """Return places and codes in planes of bits, and two levels, in float32 (float64 of float64)."""
         flat = grad.view(-1)
         size, count, k = self._layout(flat.numel())
-        places = torch.empty(count, k, dtype=torch.int32, device=flat.device)
+        narrow = torch.int16 if size <= torch.iinfo(torch.int16).max else torch.int64
+        places = torch.empty(count, k, dtype=narrow, device=flat.device)
         values = torch.empty(count, k, dtype=torch.promote_types(flat.dtype, torch.float32), device=flat.device)
         for rows in slices(count, ROWS):
             part = flat[rows.start * size : rows.stop * size]
             chunks = pad(part, (0, (rows.stop - rows.start) * size - part.numel())).view(-1, size)
             chosen = chunks.abs().topk(k, 1, sorted=False).indices
-            places[rows], values[rows] = chosen.to(torch.int32), chunks.gather(1, chosen).to(values.dtype)
+            places[rows], values[rows] = chosen, chunks.gather(1, chosen)
         values, magnitudes = values.view(-1), values.view(-1).abs()
         large = magnitudes > _mean(magnitudes, magnitudes >= 0)
         levels = torch.stack((_mean(magnitudes, ~large), _mean(magnitudes, large)))
@@ -91,5 +92,5 @@ def _width(size: int) -> int:
 
 def _mean(magnitudes: Tensor, chosen: Tensor) -> Tensor:
     """Mean of the chosen ones, 0-D, in their dtype; 0 of none. It cannot overflow."""
-    count = chosen.sum().clamp(min=1)
-    return (magnitudes * chosen).double().div_(count).sum().to(magnitudes.dtype)
+    total = (magnitudes * chosen).double().div_(chosen.sum().clamp(min=1)).sum()
+    return total.clamp_(max=torch.finfo(total.dtype).max).to(magnitudes.dtype)

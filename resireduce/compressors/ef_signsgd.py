@@ -24,6 +24,7 @@ class EFSignSGD(Quantising):
         mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
         for piece in pieces(flat.numel()):
             mean += flat[piece].abs().double().div_(flat.numel()).sum()
+        mean.clamp_(max=torch.finfo(mean.dtype).max)  # rounding up may have taken it beyond
         return Payload.pack(pack_signs(flat), mean.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:

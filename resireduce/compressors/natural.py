@@ -15,6 +15,8 @@ from resireduce.payload import Payload
 EXPONENTS = 127
 """Powers of two that seven bits tell apart, beside zero."""
 NEGATIVE = 128
+MANTISSA = 23
+"""Bits of float32 below its exponent."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +39,17 @@ class Natural(Quantising):
         """Return a byte an element, and the largest exponent, in 32 bits."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
         wide = torch.promote_types(flat.dtype, torch.float32)
-        limit = math.floor(math.log2(torch.finfo(flat.dtype).max))
+        limit = math.frexp(torch.finfo(flat.dtype).max)[1] - 1
         top = torch.frexp(torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)).exponent.clamp(max=limit)
+        half = top // 2  # 2^-top alone may be beyond the dtype
+        scales = torch.exp2(-half.to(wide)), torch.exp2((half - top).to(wide))
         codes = torch.empty(flat.numel(), dtype=torch.uint8, device=flat.device)
         for piece in pieces(flat.numel()):
-            values = flat[piece].to(wide)
-            draw = torch.rand(values.shape, dtype=torch.float32, device=flat.device, generator=source)
-            exponents = _drawn(values, draw, top - EXPONENTS)
-            codes[piece] = exponents.to(torch.uint8) + NEGATIVE * (values < 0).to(torch.uint8)
+            scaled = flat[piece].to(wide, copy=True).abs_().mul_(scales[0]).mul_(scales[1]).float()
+            draw = torch.randint(1 << MANTISSA, scaled.shape, dtype=torch.int32, device=flat.device, generator=source)
+            # Up to 1: exponents are as float32 has them, 127 and less, and a mantissa that overflows adds one.
+            exponents = draw.add_(scaled.view(torch.int32)).bitwise_right_shift_(MANTISSA).clamp_(max=EXPONENTS)
+            codes[piece] = exponents.add_(flat[piece] < 0, alpha=NEGATIVE)
         return Payload.pack(codes, top, like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
@@ -58,12 +63,3 @@ class Natural(Quantising):
         for piece in pieces(flat.numel()):
             flat[piece].add_(table[codes[piece].int()], alpha=scale)
         return dense
-
-
-def _drawn(values: Tensor, draw: Tensor, zero: Tensor) -> Tensor:
-    """Return exponents above `zero`, 1 to 127, or 0 for what is sent as zero, as `draw`, in [0, 1), has them."""
-    mantissas, exponents = torch.frexp(values.abs())  # mantissas in [0.5, 1)
-    above = exponents - 1 - zero
-    rounded = above + (draw < 2 * mantissas - 1)
-    beneath = draw < torch.ldexp(mantissas, above)  # of the least power, exponent 1
-    return torch.where(above > 0, rounded, beneath.int()).clamp_(max=EXPONENTS).mul_(values != 0)

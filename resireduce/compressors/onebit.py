@@ -29,7 +29,8 @@ class OneBit(Quantising):
             sums += torch.stack((values.clamp(min=0).sum(), values.clamp(max=0).sum()))
             below = (values < 0).sum()
             counts += torch.stack((len(values) - below, below))
-        means = sums.div_(counts.clamp_(min=1).div_(flat.numel()))
+        largest = torch.finfo(sums.dtype).max  # beyond which rounding up may take them
+        means = sums.div_(counts.clamp_(min=1).div_(flat.numel())).clamp_(-largest, largest)
         return Payload.pack(pack_signs(flat), means.to(torch.promote_types(flat.dtype, torch.float32)), like=grad)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:

@@ -51,6 +51,11 @@ class Scheduled(Compressor):
         return self.kind.same_draw
 
     @property
+    def turns(self) -> int:  # type: ignore[override]
+        """After how many steps payloads of the kind have their first form again."""
+        return self.kind.turns
+
+    @property
     def exact(self) -> bool:
         """Whether the kind sends the gradient's own values."""
         return self._any.exact

@@ -20,15 +20,12 @@ def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
     count = indices.numel()
     if not count:
         return 0, torch.empty(0, dtype=torch.uint8, device=indices.device)
-    if indices.is_meta:
-        width = max(numel // count, 1).bit_length() - 1
-        longest = count + (numel - count >> width)
-        size = width * -(-count // BYTE) + -(-longest // BYTE)
-        return width, torch.empty(size, dtype=torch.uint8, device=indices.device)
     gaps = indices.diff(prepend=indices.new_full((1,), -1)) - 1
+    gaps = gaps if numel > torch.iinfo(torch.int32).max else gaps.int()
     width = _best_width(gaps, numel)
     ends = ((gaps >> width) + 1).cumsum(0) - 1
-    marks = torch.zeros(int(ends[-1]) + 1, dtype=torch.uint8, device=indices.device)
+    stop = count + (numel - count >> width) if indices.is_meta else int(ends[-1]) + 1
+    marks = torch.zeros(stop, dtype=torch.uint8, device=indices.device)
     marks[ends] = 1
     return width, torch.cat((pack_codes(gaps, width).view(-1), pack_bits(marks)))
 
@@ -38,7 +35,8 @@ def decode(data: Tensor, width: int, count: int) -> Tensor:
     stop = width * -(-count // BYTE)
     if data.is_meta or not count:
         return torch.empty(count, dtype=torch.int64, device=data.device)
-    low = unpack_codes(data[:stop].view(width, -(-count // BYTE)), count)
+    narrow = torch.int16 if width < torch.iinfo(torch.int16).bits else torch.int64
+    low = unpack_codes(data[:stop].view(width, -(-count // BYTE)), count, narrow)
     ends = unpack_bits(data[stop:], BYTE * (data.numel() - stop)).nonzero().view(-1)
     high = ends.diff(prepend=ends.new_full((1,), -1)) - 1
     return ((high << width) + low + 1).cumsum(0) - 1
@@ -48,4 +46,4 @@ def _best_width(gaps: Tensor, numel: int) -> int:
     """Return the width that takes fewest bits; more than those of the mean gap never do."""
     widths = range(max(numel // gaps.numel(), 1).bit_length() + 1)
     bits = torch.stack([(gaps >> width).sum() + width * gaps.numel() for width in widths])
-    return int(bits.argmin())
+    return widths[-1] - 1 if gaps.is_meta else int(bits.argmin())

@@ -185,15 +185,18 @@ def test_planned_peak_is_near_the_measured_one(scheme: str, compressor: str, gra
     model, optimizer = train(LocalCommunicator(), seeded(Net), steps=2, scheme=scheme, compressor=compressor,
                              gradients=gradients)  # fmt: skip
     assert isinstance(optimizer, DistributedOptimizer)
-    optimizer.zero_grad()
-    loss = loss_of(model, torch.Generator())
-    with track_states(optimizer) as tracker:
-        loss.backward()
-        optimizer.step()
+    peaks = []
+    for _ in range(optimizer.feedback.compressor.turns):
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.Generator())
+        with track_states(optimizer) as tracker:
+            loss.backward()
+            optimizer.step()
+        peaks.append(tracker.peak_bytes)
     if compressor == "threshold":  # how much that sends is not known before: the plan reckons with everything
-        assert tracker.peak_bytes <= planned["peak_states"]
+        assert max(peaks) <= planned["peak_states"]
     else:
-        assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
+        assert max(peaks) == pytest.approx(planned["peak_states"], rel=0.05)
 
 
 def test_plan_of_the_papers_arithmetic() -> None:
