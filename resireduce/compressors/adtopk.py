@@ -1,4 +1,4 @@
-"""AD-Topk, all-dimension top-k: Zhang et al., "ADTopk: All-dimension top-k compression for high-performance
+"""AD-Topk, all-dimension top-k: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
 data-parallel DNN training", HPDC 2024."""
 
 import math

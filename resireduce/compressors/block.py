@@ -1,6 +1,5 @@
-"""Blocks of few bits, as sent by ZeRO++: Wang et al., "ZeRO++: Extremely efficient collective communication for giant
-model training", ICLR 2024, section 3.3; the format of Dettmers et al., "8-bit optimizers via block-wise quantization",
-ICLR 2022."""
+"""Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication for large
+model training", ICLR 2024, section 3.3."""
 
 from dataclasses import dataclass
 from typing import ClassVar

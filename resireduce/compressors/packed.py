@@ -1,6 +1,5 @@
-"""Indices at little more than their entropy: gaps between them in Golomb-Rice codes (Rice and Plaunt, "Adaptive
-variable-length coding for efficient compression of spacecraft television data", IEEE Trans. Commun. 1971); Strom,
-Interspeech 2015, sends gradients so."""
+"""Indices at little more than their entropy: Sattler et al., "Sparse binary compression: towards distributed deep
+learning with minimal communication", IJCNN 2019, which has Golomb's codes of the gaps between them; here Rice's."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Self
@@ -21,9 +20,11 @@ HEADER = 8
 
 @dataclass(frozen=True)
 class Packed(Compressor):
-    """Sends what another compressor selects, with indices of a few bits: n x H(k / n) for all is the bound, H entropy.
+    """Sends what top-k selects, values as they are, and of each index the gap before it, in Golomb-Rice code.
 
-    Their values are as they were. Messages are as long as the indices make them.
+    Or what another compressor selects, given as `of`. Indices at random places cannot take fewer than n x H(k / n) bits,
+    H the binary entropy, and take a hundredth more; those that lie together take fewer. Messages are as long as that
+    makes them.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -80,7 +81,7 @@ class Packed(Compressor):
 
 @dataclass(frozen=True)
 class PackedDGC(Packed):
-    """Sends what DGC selects, with indices of a few bits."""
+    """Sends what DGC selects, values as they are, and of each index the gap before it, in Golomb-Rice code."""
 
     @classmethod
     def from_density(cls, density: float) -> Self:
