@@ -19,8 +19,9 @@ compressor's class and of its module, the rest is asked of the compressor itself
 with: [library.md](library.md#compressors). Where they differ from papers and released codes:
 [deviations.md](deviations.md).
 
-- **Bytes**: one rank's message for 1,000,000 float32 elements, drawn from a normal distribution, at density 0.01, counted
-  after compressing them. As they are, they have 4,000,000. `threshold` has its default, 0.01, which nearly all exceed.
+- **Bytes**: one rank's message for 1,000,000 float32 elements, drawn from a normal distribution, at density 0.01,
+  counted after compressing them. As they are, they have 4,000,000. `threshold` has its default, 0.01, which nearly all
+  exceed.
 - **Sizes**: whether messages have one size on all ranks; `differ`: they are as long as the values make them.
 - **State**: what each rank keeps between two steps, beside the residual, which is the scheme's.
 - **Values**: `own`, what is sent are the gradient's own; `rounded`, they are others, and the difference is kept too.
@@ -54,7 +55,7 @@ def row(name: str) -> tuple[str, ...]:
         f"{compressor.compress(grad, 'w', 0).nbytes:,}",
         sizes,
         compressor.collective.replace("_", "-"),
-        "velocity" if compressor.momentum else "–",
+        "velocity" if compressor.momentum else "none",
         "own" if compressor.exact else "rounded",
         "unbiased" if compressor.unbiased else "biased",
         "yes" if compressor.source_feeds_back else "no",

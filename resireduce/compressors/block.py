@@ -1,5 +1,5 @@
-"""Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication for large
-model training", ICLR 2024, section 3.3."""
+"""Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication for
+large model training", ICLR 2024, section 3.3."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -22,9 +22,9 @@ HEADER = 8
 class Packed(Compressor):
     """Sends what top-k selects, values as they are, and of each index the gap before it, in Golomb-Rice code.
 
-    Or what another compressor selects, given as `of`. Indices at random places cannot take fewer than n x H(k / n) bits,
-    H the binary entropy, and take a hundredth more; those that lie together take fewer. Messages are as long as that
-    makes them.
+    Or what another compressor selects, given as `of`. Indices at random places cannot take fewer than n x H(k / n)
+    bits, H the binary entropy, and take a hundredth more; those that lie together take fewer. Messages are as long as
+    that makes them.
     """
 
     equal_sizes: ClassVar[bool] = False

@@ -18,6 +18,6 @@ def pack_signs(flat: Tensor) -> Tensor:
 
 
 def negatives(packed: Tensor, numel: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of a flat tensor of `numel` elements, and for each which of its elements are negative: 1-D bool."""
+    """Yield slices of a flat tensor of `numel` elements, and for each which are negative in `packed`: 1-D bool."""
     for piece in pieces(numel, BYTE):
         yield piece, unpack_bits(packed[octets(piece)], piece.stop - piece.start).bool()
