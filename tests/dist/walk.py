@@ -16,12 +16,9 @@ from torch import nn
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
+from tests.covering import CROSSED
 from tests.worlds import seeded, train
 
-CROSSED = (
-    "none", "topk", "randomk", "threshold", "dgc", "dgc-simple", "dgc-momentum", "fp16", "qsgd", "qsgd-max"
-)  # fmt: skip
-"""Compressors that go with every scheme: of each collective, of even and uneven sizes, exact and not, with momentum."""
 ONE = "w+2d"
 """The scheme of all others: with a group, a specific layer and a full residual."""
 ROWS = [

@@ -17,10 +17,11 @@ from resireduce.memory import LiveBytes, measure_states, step_bounds, track_stat
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in ("kept", "streamed")]
-ROWS += [("baseline", compressor, gradients) for compressor in COMPRESSORS for gradients in ("kept", "streamed")]
+ROWS += [("baseline", compressor, gradients) for compressor in COMPRESSORS for gradients in lifetimes(compressor)]
 
 
 BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3": 8.5, "int8": 8.5, "int4": 4.5}
