@@ -42,23 +42,21 @@ class ADTopK(Selecting):
 
     def sent_indices(self, payload: Payload) -> Tensor:
         """Return the flat indices that the payload holds: 1-D, int64, those of one row after the other."""
-        outer, length, inner = _rows(payload.shape)
-        first = torch.arange(outer, device=payload.buffer.device).view(-1, 1, 1) * length
-        column = torch.arange(inner, device=payload.buffer.device)
-        return ((first + _in_rows(payload, 1)) * inner + column).view(-1)
+        return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x the values to their places in `dense`; return `dense`."""
+        """Add `scale` x the values to their places in `dense`, in which none repeats; return `dense`."""
         values, places = _in_rows(payload, 0), _in_rows(payload, 1)
         for rows, part in _parts(dense):
-            part.scatter_add_(1, places[rows].long(), values[rows].to(dense.dtype) * scale)
+            indices, added = _flat(places[rows], part.shape[1]), values[rows].reshape(-1)
+            part.view(-1).index_add_(0, indices, added.to(dense.dtype), alpha=scale)
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Set `grad` to zero where it was sent; return it."""
         places = _in_rows(payload, 1)
         for rows, part in _parts(grad):
-            part.scatter_(1, places[rows].long(), 0.0)
+            part.view(-1).index_fill_(0, _flat(places[rows], part.shape[1]), 0.0)
         return grad
 
 
@@ -125,3 +123,10 @@ def _in_rows(payload: Payload, part: int) -> Tensor:
     """A part of the payload by rows, [outer, k, inner]."""
     outer, _, inner = _rows(payload.shape)
     return payload.parts()[part].view(outer, -1, inner)
+
+
+def _flat(places: Tensor, length: int) -> Tensor:
+    """Indices, 1-D int64, in a flat tensor of [rows, length, inner], of `places` in its rows, [rows, k, inner]."""
+    rows, _, inner = places.shape
+    first = torch.arange(rows, device=places.device).view(-1, 1, 1).mul_(length)
+    return (first + places).mul_(inner).add_(torch.arange(inner, device=places.device)).view(-1)

@@ -26,7 +26,7 @@ def encode(indices: Tensor, numel: int) -> tuple[int, Tensor]:
     ends = ((gaps >> width) + 1).cumsum(0) - 1
     stop = count + (numel - count >> width) if indices.is_meta else int(ends[-1]) + 1
     marks = torch.zeros(stop, dtype=torch.uint8, device=indices.device)
-    marks[ends] = 1
+    marks.index_fill_(0, ends, 1)
     return width, torch.cat((pack_codes(gaps, width).view(-1), pack_bits(marks)))
 
 

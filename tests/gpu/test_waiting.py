@@ -17,6 +17,12 @@ from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step
 
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "is_nonzero")
+PACKED = {
+    "_best_width": "the width that takes fewest bits decides how they lie",
+    "encode": "how many bits it takes decides the length of the message",
+    "_unpacked": "how many a message holds is written in it",
+    "decode": "where codes end is found by looking for ones",
+}
 BY_DESIGN: dict[str, dict[str, str]] = {
     "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
     "threshold": {"few_reaching": "how many elements are sent is not known before"},
@@ -26,6 +32,8 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     },
     "dgc-momentum": {"few_reaching": "as dgc", "select": "as dgc", "compress": "zeros after rounding are left out"},
     "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
+    "topk+packed": PACKED,
+    "dgc+packed": PACKED | {"few_reaching": "as dgc", "select": "as dgc"},
     "qsgd": {"compress": "whether squares have overflowed, so that another norm is needed"},
     "qsgd-max": {"compress": "as qsgd"},
 }
