@@ -55,9 +55,11 @@ def distribute(
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
             member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half. Or a
             `resireduce.scheme.Scheme` of residuals of your own.
-        compressor: none; topk, dgc, dgc-simple, dgc-momentum, randomk (which send a share of the elements); gaussian,
-            redsync, redsync-trim, sidco-exp, sidco-gp, sidco-gamma (which aim at it); threshold (what is greater);
-            fp16, qsgd, qsgd-max (which send all, in fewer bits); or a Compressor: Threshold(1e-3), one of your own, ...
+        compressor: none; topk, adtopk, adtopk-interleaved, chunked, dgc, dgc-simple, dgc-momentum, randomk (which send
+            a share of the elements), topk+packed, dgc+packed (their indices in few bits); gaussian, redsync,
+            redsync-trim, sidco-exp, sidco-gp, sidco-gamma (which aim at a share); threshold (what is greater); fp16,
+            block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd (which send all, in fewer
+            bits; signsgd brings back a vote); or a Compressor: Threshold(1e-3), one of your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any; or a function from the
             number of the step, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a

@@ -198,14 +198,11 @@ class ErrorFeedback:
         return self._average(message, [received], into)
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """Return the average, summed one rank's buffer after the other: in the same order everywhere."""
+        """Return what all payloads come to, one rank's after the other: in the same order everywhere."""
         payload, scale = message.payload, 1 / self.communicator.world_size
         if into is None:
             into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)
-        into.zero_()
-        for buffer in buffers:
-            message.compressor.add_(into, payload.received(buffer), scale)
-        return into
+        return message.compressor.combine_(into, map(payload.received, buffers), scale)
 
 
 def check_finite(grad: Tensor, name: str) -> None:

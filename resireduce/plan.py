@@ -120,13 +120,18 @@ def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int
 
 
 def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Tensors held between the steps, of which the first makes the optimizer's, and bytes at the second's fullest."""
+    """Tensors held between the steps, of which the first makes the optimizer's, and bytes at the fullest of the second.
+
+    Or of so many more steps as a compressor has turns.
+    """
     _step(model, optimizer, compiled)
-    items = itemise_states(optimizer, model)
-    optimizer.zero_grad()
-    with track_states(optimizer) as tracker:
-        _step(model, optimizer, compiled)
-    return items, tracker.peak_bytes
+    items, peak = itemise_states(optimizer, model), 0
+    for _ in range(optimizer.feedback.compressor.turns):
+        optimizer.zero_grad()
+        with track_states(optimizer) as tracker:
+            _step(model, optimizer, compiled)
+        peak = max(peak, tracker.peak_bytes)
+    return items, peak
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:

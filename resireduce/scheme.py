@@ -43,6 +43,18 @@ COMPRESSORS = {
     "fp16": Listed("resireduce.compressors.fp16:Fp16", selects=False),
     "qsgd": Listed("resireduce.compressors.qsgd:QSGD", selects=False),
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
+    "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
+    "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
+    "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
+    "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
+    "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
+    "signsgd": Listed("resireduce.compressors.signsgd:SignSGD", selects=False),
+    "ef-signsgd": Listed("resireduce.compressors.ef_signsgd:EFSignSGD", selects=False),
+    "onebit": Listed("resireduce.compressors.onebit:OneBit", selects=False),
+    "terngrad": Listed("resireduce.compressors.terngrad:TernGrad", selects=False),
+    "natural": Listed("resireduce.compressors.natural:Natural", selects=False),
+    "block8": Listed("resireduce.compressors.block:Block8", selects=False),
+    "block4": Listed("resireduce.compressors.block:Block4", selects=False),
 }
 """All compressors, by name."""
 

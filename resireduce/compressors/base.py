@@ -1,6 +1,7 @@
 """What a compressor promises."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -48,10 +49,21 @@ class Compressor(ABC):
     lossless: ClassVar[bool] = False
     """True where the error is always zero: no residual is kept then."""
 
+    turns: ClassVar[int] = 1
+    """After how many steps payloads have their first form again; other than 1 if forms take turns."""
+
+    source_feeds_back: ClassVar[bool] = True
+    """Whether its source keeps what is not sent (error feedback); here that is the scheme's choice."""
+
     @property
     def exact(self) -> bool:
         """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
         return True
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean of what is sent, over all random choices, is the gradient."""
+        return self.lossless
 
     @property
     def momentum(self) -> Momentum | None:
@@ -96,6 +108,16 @@ class Compressor(ABC):
     @abstractmethod
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """`dense` += `scale` x the decompressed payload: contiguous, of the gradient's shape; returned."""
+
+    def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
+        """Overwrite `dense`, as in `add_`, with what all ranks' payloads come to, in their order; returned.
+
+        That is `scale`, 1 / number of ranks, x the sum of what each stands for; a vote may be something else.
+        """
+        dense.zero_()
+        for payload in payloads:
+            self.add_(dense, payload, scale)
+        return dense
 
     @abstractmethod
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:

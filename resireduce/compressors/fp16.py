@@ -19,6 +19,7 @@ class Fp16(Compressor):
     """
 
     collective: ClassVar[Collective] = "all_reduce"
+    source_feeds_back: ClassVar[bool] = False
     largest: float = 2.0**15
     """Largest magnitude that one rank sends: a power of two, which every dtype holds exactly."""
 

@@ -15,6 +15,7 @@ class NoCompression(Compressor):
 
     collective: ClassVar[Collective] = "all_reduce"
     lossless: ClassVar[bool] = True
+    source_feeds_back: ClassVar[bool] = False
 
     @classmethod
     def from_density(cls, density: float) -> Self:

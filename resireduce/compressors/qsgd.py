@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class QSGD(Compressor):
     Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte an element and four a bucket.
     """
 
+    source_feeds_back: ClassVar[bool] = False
+
     norm: float = 2.0
     """Which norm a bucket is scaled by: 2 (the paper's) or infinity."""
     bucket: int | None = 128
@@ -40,6 +42,11 @@ class QSGD(Compressor):
     def exact(self) -> bool:
         """False: values are rounded."""
         return False
+
+    @property
+    def unbiased(self) -> bool:
+        """Whether the mean over all draws is the gradient: it is."""
+        return True
 
     @classmethod
     def from_density(cls, density: float) -> Self:

@@ -1,6 +1,6 @@
 """A density that changes from step to step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
@@ -27,6 +27,10 @@ class Scheduled(Compressor):
     def _at(self, step: int) -> Compressor:
         return self.kind.from_density(self.schedule(step))
 
+    def _of(self, payload: Payload) -> Compressor:
+        """The kind with the density that the payload was made with, if it knows its step; else any: it needs none."""
+        return self._any if payload.source is None else self._at(payload.source[1])
+
     @property
     def _any(self) -> Compressor:
         """The kind with density 1, for all that does not depend on the density."""
@@ -46,6 +50,11 @@ class Scheduled(Compressor):
     def same_draw(self) -> bool:  # type: ignore[override]
         """Whether all ranks of the kind make the same random choices."""
         return self.kind.same_draw
+
+    @property
+    def turns(self) -> int:  # type: ignore[override]
+        """After how many steps payloads of the kind have their first form again."""
+        return self.kind.turns
 
     @property
     def exact(self) -> bool:
@@ -76,12 +85,17 @@ class Scheduled(Compressor):
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return the flat indices that the payload holds, 1-D int64; None if it holds all."""
-        return self._any.sent_indices(payload)
+        return self._of(payload).sent_indices(payload)
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the decompressed payload to `dense`; return `dense`."""
-        return self._any.add_(dense, payload, scale)
+        return self._of(payload).add_(dense, payload, scale)
+
+    def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
+        """Overwrite `dense` with what the payloads of all ranks, of one step, come to in the kind; return `dense`."""
+        found = list(payloads)
+        return self._of(found[0]).combine_(dense, found, scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Take off `grad` what was sent; return what is left, in its memory."""
-        return self._any.error_(grad, payload)
+        return self._of(payload).error_(grad, payload)

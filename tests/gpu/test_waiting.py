@@ -26,6 +26,12 @@ SIDCO = FITTED | {
     "magnitudes": "later stages are fitted to what exceeds the one before",
     "compress_with": "the number of stages is on the device, where states are held",
 }
+PACKED = {
+    "_best_width": "the width that takes fewest bits decides how they lie",
+    "encode": "how many bits it takes decides the length of the message",
+    "_unpacked": "how many a message holds is written in it",
+    "decode": "where codes end is found by looking for ones",
+}
 BY_DESIGN: dict[str, dict[str, str]] = {
     "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
     "threshold": {"few_reaching": "how many elements are sent is not known before"},
@@ -37,6 +43,8 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
     **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
     **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),
+    "topk+packed": PACKED,
+    "dgc+packed": PACKED | {"few_reaching": "as dgc", "select": "as dgc"},
     "qsgd": {"compress": "whether squares have overflowed, so that another norm is needed"},
     "qsgd-max": {"compress": "as qsgd"},
 }

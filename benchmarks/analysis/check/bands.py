@@ -16,7 +16,7 @@ GPU_SAVING = 0.0025
 """Share of the baseline: a quarter of a point."""
 INEXACT_PEAK_SAVING = 0.02
 UNEVEN = (
-    *("dgc", "dgc-momentum", "dgc-simple", "threshold"),
+    *("dgc", "dgc+packed", "dgc-momentum", "dgc-simple", "threshold", "topk+packed"),
     *("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma"),
 )
 """Compressors whose messages are as long as the values make them: so are the bytes in flight."""

@@ -114,3 +114,10 @@ def test_every_algorithm_names_its_source() -> None:
     for target in sorted(targets):
         module = importlib.import_module(target.partition(":")[0])
         assert SOURCE.search(module.__doc__ or ""), f"{module.__name__}: which paper, which section?"
+
+
+def test_the_page_of_compressors_is_what_they_say_and_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    module = importlib.import_module("build_compressors")
+    said = "python docs/build_compressors.py writes it anew"
+    assert module.page() == module.PAGE.read_text(encoding="utf-8"), said

@@ -12,6 +12,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import COMPRESSORS, SCHEMES
+from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, sgd_for, train
 
 SCALE = 2.0**10
@@ -49,7 +50,7 @@ def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -
     assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
 
 
-KINDS = [(name, gradients) for name in COMPRESSORS for gradients in ("kept", "streamed")]
+KINDS = [(name, gradients) for name in COMPRESSORS for gradients in lifetimes(name)]
 KINDS.remove(("dgc-momentum", "streamed"))
 
 

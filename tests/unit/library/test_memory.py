@@ -17,10 +17,11 @@ from resireduce.memory import LiveBytes, measure_states, step_bounds, track_stat
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
 
 ROWS = [(scheme, "topk", gradients) for scheme in SCHEMES for gradients in ("kept", "streamed")]
-ROWS += [("baseline", compressor, gradients) for compressor in COMPRESSORS for gradients in ("kept", "streamed")]
+ROWS += [("baseline", compressor, gradients) for compressor in COMPRESSORS for gradients in lifetimes(compressor)]
 
 
 BITS = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3": 8.5, "int8": 8.5, "int4": 4.5}
@@ -185,15 +186,18 @@ def test_planned_peak_is_near_the_measured_one(scheme: str, compressor: str, gra
     model, optimizer = train(LocalCommunicator(), seeded(Net), steps=2, scheme=scheme, compressor=compressor,
                              gradients=gradients)  # fmt: skip
     assert isinstance(optimizer, DistributedOptimizer)
-    optimizer.zero_grad()
-    loss = loss_of(model, torch.Generator())
-    with track_states(optimizer) as tracker:
-        loss.backward()
-        optimizer.step()
+    peaks = []
+    for _ in range(optimizer.feedback.compressor.turns):
+        optimizer.zero_grad()
+        loss = loss_of(model, torch.Generator())
+        with track_states(optimizer) as tracker:
+            loss.backward()
+            optimizer.step()
+        peaks.append(tracker.peak_bytes)
     if compressor == "threshold":  # how much that sends is not known before: the plan reckons with everything
-        assert tracker.peak_bytes <= planned["peak_states"]
+        assert max(peaks) <= planned["peak_states"]
     else:
-        assert tracker.peak_bytes == pytest.approx(planned["peak_states"], rel=0.05)
+        assert max(peaks) == pytest.approx(planned["peak_states"], rel=0.05)
 
 
 def test_plan_of_the_papers_arithmetic() -> None:

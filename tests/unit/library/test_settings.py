@@ -21,11 +21,11 @@ from resireduce.plan import plan
 from resireduce.residuals.full import FullResidual
 from resireduce.scheme import COMPRESSORS, Scheme
 from resireduce.settings import Settings
+from tests.covering import lifetimes
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
 
-@pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize(("compressor", "gradients"), [(name, one) for name in COMPRESSORS for one in lifetimes(name)])
 def test_warm_up_is_no_compression_at_first(compressor: str, gradients: str) -> None:
     options = {"gradients": gradients, "compressor": compressor, "scheme": "baseline"}
     if COMPRESSORS[compressor].corrects_momentum:

@@ -1,0 +1,105 @@
+"""Blocks of few bits, as ZeRO++ sends them: Wang et al., "ZeRO++: Extremely efficient collective communication for
+large model training", ICLR 2024, section 3.3."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from resireduce.blocks import pieces, spread
+from resireduce.compressors.quantising import Quantising
+from resireduce.errors import ConfigError, is_count
+from resireduce.kernels.bits import BYTE, octets, pack_codes, unpack_codes
+from resireduce.payload import Payload
+
+
+@dataclass(frozen=True)
+class Block8(Quantising):
+    """Sends every element as the nearest of 255 levels, multiples of its block's largest magnitude / 127: 8 bits.
+
+    Rounding is to the nearest, without a draw. Each rank decodes all payloads: nothing is quantised twice.
+    """
+
+    source_feeds_back: ClassVar[bool] = False
+    bits: ClassVar[int] = 8
+
+    block: int = 256
+    """Elements that share a scale, a multiple of 8."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a block that cannot be used."""
+        if not is_count(self.block) or self.block < BYTE or self.block % BYTE:
+            raise ConfigError(f"block: {self.block!r} is not allowed; give a number of elements, a multiple of {BYTE}")
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return levels of all elements, and scales of all blocks in float32 (float64 of float64)."""
+        flat = grad.view(-1)
+        scales, most = self._scales(flat), self._most
+        codes = torch.empty(*self._shape(flat.numel()), dtype=torch.uint8, device=flat.device)
+        for piece in pieces(flat.numel(), self.block):
+            largest = spread(scales, self.block, piece).clamp(min=torch.finfo(scales.dtype).tiny)
+            levels = (flat[piece] / largest).mul_(most).round_().add_(most).to(torch.uint8)
+            codes[:, self._columns(piece)] = self._packed(levels)
+        return Payload.pack(codes.view(-1), scales, like=grad)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x level / most level x scale of the block to `dense`; return `dense`."""
+        packed, scales = payload.parts()
+        flat = dense.view(-1)
+        codes = packed.view(self._shape(flat.numel()))
+        for piece in pieces(flat.numel(), self.block):
+            levels = self._unpacked(codes[:, self._columns(piece)], piece.stop - piece.start).to(scales.dtype)
+            values = levels.sub_(self._most).div_(self._most).mul_(spread(scales, self.block, piece))
+            flat[piece].add_(values.to(flat.dtype), alpha=scale)
+        return dense
+
+    def _shape(self, numel: int) -> tuple[int, int]:
+        """Rows and columns of bytes that hold the levels of so many elements."""
+        return 1, numel
+
+    def _columns(self, piece: slice) -> slice:
+        """Which columns hold those of a piece."""
+        return piece
+
+    def _packed(self, levels: Tensor) -> Tensor:
+        """Levels, from 0 on, as rows of bytes."""
+        return levels[None]
+
+    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
+        """The first `count` levels in rows of bytes."""
+        return rows[0]
+
+    @property
+    def _most(self) -> int:
+        """The greatest level."""
+        return 2 ** (self.bits - 1) - 1
+
+    def _scales(self, flat: Tensor) -> Tensor:
+        """Return the largest magnitude of each block, 1-D; the last block may be shorter."""
+        wide = torch.promote_types(flat.dtype, torch.float32)
+        whole = flat[: flat.numel() - flat.numel() % self.block].view(-1, self.block)
+        scales = torch.linalg.vector_norm(whole, torch.inf, dim=1)
+        rest = flat[whole.numel() :]
+        if rest.numel():
+            scales = torch.cat((scales, torch.linalg.vector_norm(rest, torch.inf).view(1)))
+        return scales.to(wide)
+
+
+@dataclass(frozen=True)
+class Block4(Block8):
+    """Sends every element as the nearest of 15 levels, multiples of its block's largest magnitude / 7: 4 bits."""
+
+    bits: ClassVar[int] = 4
+
+    def _shape(self, numel: int) -> tuple[int, int]:
+        return self.bits, -(-numel // BYTE)
+
+    def _columns(self, piece: slice) -> slice:
+        return octets(piece)
+
+    def _packed(self, levels: Tensor) -> Tensor:
+        return pack_codes(levels, self.bits)
+
+    def _unpacked(self, rows: Tensor, count: int) -> Tensor:
+        return unpack_codes(rows, count, torch.uint8)
