@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.reading import Hole, read_cells, try_load
+from benchmarks.analysis.reading import Hole, read_cells
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.matrix import IMAGE_KEYS, expand
 from benchmarks.core.progress import Report
-from benchmarks.core.record import CellResult
+from benchmarks.core.record import CellResult, try_load
 from resireduce.errors import ConfigError
 
 __all__ = ["Hole", "Run", "load_run", "strays"]

@@ -127,11 +127,3 @@ def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again:
     config, target = (shlex.quote(str(folder / path)) for path in ("config.json", f"cells/{cell.name}.json"))
     command = f".venv/bin/snakemake {start} --configfile {config}{again} --nolock -- {target}"
     return Hole(cell.name, status, " ".join(reason.split()), command)
-
-
-def try_load(path: Path) -> CellResult | None:
-    """Return the record in a file; None if it is not one."""
-    try:
-        return CellResult.load(path)
-    except RecordError:
-        return None

@@ -20,9 +20,8 @@ def interface_to(host: str) -> str:
     except OSError as error:
         raise ConfigError(f"interface: no route from {socket.gethostname()} to {host}: {error.strerror}") from None
     found = {name: _address(name) for _, name in socket.if_nameindex()}
-    for name, address in found.items():
-        if address == own:
-            return name
+    if name := next((name for name, address in found.items() if address == own), None):
+        return name
     raise ConfigError(f"interface: none of {', '.join(found)} has {own}, the address by which {host} is reached")
 
 

@@ -1,5 +1,6 @@
 """What comes out of a cell: CellResult, validated on the way in and out. Standard library only."""
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
@@ -110,6 +111,13 @@ class CellResult(Measured):
     def save(self, path: Path) -> None:
         """Write the record in one move, so that no reader ever sees half of it."""
         save_json(self.to_dict(), path)
+
+
+def try_load(path: Path) -> CellResult | None:
+    """Return the record in a file; None if it is not one."""
+    with suppress(RecordError):
+        return CellResult.load(path)
+    return None
 
 
 def _problems(result: CellResult) -> list[str]:

@@ -28,7 +28,7 @@ WAYS: dict[str, Way] = {
     "power-sgd": Way(
         "DDP with torch's PowerSGD hook, rank 1",
         "ddp",
-        {"power_sgd": True},
+        {"hook": "power_sgd"},
         "accuracy, by its rank; a residual is added",
     ),
     "eight-bit": Way(
@@ -71,12 +71,12 @@ WAYS: dict[str, Way] = {
     ),
     "compress-ddp": Way(
         "`compress_ddp`, `baseline`",
-        "compress_ddp",
-        {},
+        "ddp",
+        {"hook": "resireduce"},
         "accuracy; a residual is added. For models that a trainer has wrapped",
     ),
     "compress-ddp-view": Way(
-        "the same, `gradient_as_bucket_view=True`", "compress_ddp", {"bucket_view": True}, "as above"
+        "the same, `gradient_as_bucket_view=True`", "ddp", {"bucket_view": True, "hook": "resireduce"}, "as above"
     ),
 }
 """Trained by AdamW; density of ours is 0.01."""

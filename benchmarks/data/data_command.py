@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from benchmarks.core.prepared import check_prepared, find_root, open_prepared
@@ -13,6 +14,7 @@ from resireduce.errors import ConfigError, choose
 from resireduce.scheme import load
 
 DOWNLOADS = "downloads"
+_progress = partial(print, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,7 +113,3 @@ def prepare_one(name: str, root: Path, args: argparse.Namespace) -> None:
     prepared = prepare(name, dataset, args.source or folder, root, unverified=args.unverified, report=_progress)
     state = "" if prepared.manifest["verified"] else ", not verified"
     print(f"{name}: prepared in {prepared.folder}{state}, hash {prepared.hash[:16]}", flush=True)
-
-
-def _progress(line: str) -> None:
-    print(line, flush=True)

@@ -23,7 +23,9 @@ def check(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path = MOUNT)
     """Return one finding: the least of the machine's available memory and of what control groups leave."""
     if sys.platform != "linux":
         return [not_run(NAME, f"{sys.platform} does not say how much is available")]
-    left = {f"{meminfo}": _available(meminfo), **dict(_left_in_groups(cgroups, mount))}
+    lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
+    available = next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
+    left = {f"{meminfo}": available, **dict(_left_in_groups(cgroups, mount))}
     where = min(left, key=lambda name: left[name])
     room = left[where]
     has = f"{gibibytes(room)} available{'' if where == str(meminfo) else f' of this job or container ({where})'}"
@@ -32,11 +34,6 @@ def check(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path = MOUNT)
     if room < ENOUGH_BYTES:
         return [warning(NAME, f"{has}, models of full size need {gibibytes(ENOUGH_BYTES)}", MORE)]
     return [ok(NAME, has)]
-
-
-def _available(meminfo: Path) -> int:
-    lines = (line.split() for line in meminfo.read_text(encoding="utf-8").splitlines())
-    return next(int(words[1]) << 10 for words in lines if words[0] == "MemAvailable:")
 
 
 def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:

@@ -35,17 +35,17 @@ def main(args: argparse.Namespace) -> int:
     """Print one line for each finding, as soon as it is there. 0 if nothing failed, else 1."""
     slurm.refuse_options(args)
     state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
-    begin, findings = time.monotonic(), list[Finding]()
+    begin = time.monotonic()
     for found in slurm.examine(args, state) if args.slurm else _examine_machine(args):
-        findings += found
+        state.findings += found
         for finding in found:
             print(line(finding), file=screen, flush=True)
-    took, counts = time.monotonic() - begin, count(findings)
+    took, counts = time.monotonic() - begin, count(state.findings)
     if text := slurm.proposed(state):
         print(text, file=screen)
     print(summary(counts, took), file=screen)
     if args.json:
-        values = {"findings": [asdict(it) for it in findings], "counts": counts, "seconds": round(took, 1)}
+        values = {"findings": [asdict(it) for it in state.findings], "counts": counts, "seconds": round(took, 1)}
         print(json.dumps(values | (slurm.values(state) if args.slurm else {}), indent=1))
     return int(counts[FAILED] > 0)
 

@@ -11,7 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import file_hash
 from benchmarks.core.outcome import Measured, Outcome
 from benchmarks.core.provenance import job_facts, provenance
-from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
+from benchmarks.core.record import BYTE_FIELDS, CellResult, try_load
 from benchmarks.launching.launch import overall
 from benchmarks.launching.slurm.working import keep
 
@@ -96,7 +96,7 @@ def leave(
     """
     failed = output.with_suffix(".failed.json")
     unfinished = result.status not in FINAL or result.failure.get("interrupted")
-    if unfinished or (result.status != "ok" and _is_finished(output)):
+    if unfinished or (result.status != "ok" and (known := try_load(output)) and known.status == "ok"):
         _save(result, failed)
         print(summary(result, baseline_bytes), file=sys.stderr, flush=True)
         return 1
@@ -116,10 +116,3 @@ def _save(result: CellResult, path: Path) -> None:
         elsewhere = Path(tempfile.mkdtemp(prefix="resireduce-record-")) / path.name
         result.save(elsewhere)
         raise OSError(f"{path} cannot be written ({error.strerror}); the record is in {elsewhere}") from None
-
-
-def _is_finished(path: Path) -> bool:
-    try:
-        return CellResult.load(path).status == "ok"
-    except RecordError:
-        return False

@@ -158,13 +158,12 @@ def _timeout(args: argparse.Namespace) -> float:
 def read_cell(path: Path) -> Cell:
     """The cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
     try:
-        return Cell.from_dict(load_json(path))
+        values = load_json(path)
     except OSError as error:
         raise ConfigError(f"cell: {path}: {error.strerror}") from None
-    except ConfigError:
-        raise
     except ValueError as error:
         raise ConfigError(f"cell: {path} is no JSON: {error}") from None
+    return Cell.from_dict(values)
 
 
 def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,9 @@ class Apt:
 
 def archive() -> str:
     """Return the address of the mirror of Debian's archive that this machine uses. Raises ConfigError on others."""
-    release = _codename()
+    release = ""
+    with suppress(OSError):
+        release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
     form = "$(RELEASE) $(REPO_URI)"
     asked = subprocess.run(["apt-get", "indextargets", "--format", form], capture_output=True, text=True, check=False)
     for line in asked.stdout.splitlines():
@@ -93,13 +96,6 @@ def relocate(root: Path, programs: Sequence[str], final: Path) -> None:
         # RPATH, not RUNPATH: it holds for the libraries of libraries too.
         patch = ["--set-interpreter", str(final / libraries / loader), "--force-rpath"]
         subprocess.run([*patchelf, *patch, "--set-rpath", str(final / libraries), str(file)], check=True)
-
-
-def _codename() -> str:
-    try:
-        return platform.freedesktop_os_release().get("VERSION_CODENAME", "")
-    except OSError:
-        return ""
 
 
 @dataclass(frozen=True)

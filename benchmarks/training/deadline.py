@@ -106,7 +106,8 @@ class Watch:
 
     def before_step(self, step: int, steps: int, step_seconds: Sequence[float], capture: Capture) -> None:
         """Save if it is time, and raise Stopped, on all ranks, if training must not go on with `step` of `steps`."""
-        if step < self._next_look or not self._watches:
+        watches = self.signals is not None or self.checkpoints is not None or self.limits.ends_at is not None
+        if step < self._next_look or not watches:
             return
         signalled, left, need, save, wait = self._agree(step, step_seconds)
         self._next_look = step + int(wait)
@@ -127,10 +128,6 @@ class Watch:
 
     def _stop(self, what: str, saved: bool) -> None:
         raise Stopped(f"{what}; run again to go on" if saved else f"{what}, and could write no checkpoint; run again")
-
-    @property
-    def _watches(self) -> bool:
-        return self.signals is not None or self.checkpoints is not None or self.limits.ends_at is not None
 
     def _agree(self, step: int, step_seconds: Sequence[float]) -> list[float]:
         """Signal, seconds left, seconds needed, whether to save, steps until the next look: of the rank worst off."""

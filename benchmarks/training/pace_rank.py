@@ -36,7 +36,10 @@ def main() -> None:
     if world_size > 1:
         meeting = f"file://{folder}/store"
         dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
-    trainers = [_trainer(cell, place.device) for cell in cells]
+    trainers = []
+    for cell in cells:
+        communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
+        trainers.append(build(cell, communicator, None, find_root(), place.device))
     seconds: list[list[float]] = [[] for _ in cells]
     for trainer in trainers:
         _train(trainer, WARM_UP_STEPS)
@@ -49,11 +52,6 @@ def main() -> None:
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _trainer(cell: Cell, device: torch.device) -> Trainer:
-    communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
-    return build(cell, communicator, None, find_root(), device)
 
 
 def _train(trainer: Trainer, steps: int) -> float:

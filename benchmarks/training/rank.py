@@ -66,7 +66,10 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if place.process_group == "nccl":  # a communicator uses the current device
         torch.cuda.set_device(place.device)
-    meeting = find_store(store, folder, rank, world_size)
+    if store == "file":  # for one machine: it is locked, which network disks do not always do
+        meeting: dist.Store = dist.FileStore(str(folder / "rendezvous"), world_size)
+    else:
+        meeting = tcp_store(folder, rank, world_size, address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo"))
     dist.init_process_group(place.process_group, store=meeting, rank=rank, world_size=world_size)
     return TorchCommunicator()
 
@@ -118,16 +121,6 @@ def main() -> None:
 STORES = ("file", "tcp")
 STORE = "torch.json"
 """Rank 0's word to all: the address and port of the store."""
-
-
-def find_store(kind: str, folder: Path, rank: int, world_size: int) -> dist.Store:
-    """Return the store of a kind in STORES that ranks meet in, through an empty folder that all see.
-
-    That in a file is for one machine: it is locked, which network disks do not always do.
-    """
-    if kind == "file":
-        return dist.FileStore(str(folder / "rendezvous"), world_size)
-    return tcp_store(folder, rank, world_size, address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo"))
 
 
 def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:

@@ -67,13 +67,12 @@ def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
         found[entry.filename] = _extract(bundle, entry, folder / entry.filename)
     if NAME not in found:
         raise BundleError(f"it has no {NAME}")
+    del found[NAME]
     try:
-        manifest = Manifest.from_values(load_json(folder / NAME))
-    except BundleError:
-        raise
+        values = load_json(folder / NAME)
     except ValueError as error:
         raise BundleError(f"{NAME}: {error}") from None
-    del found[NAME]
+    manifest = Manifest.from_values(values)
     return manifest, _compare(manifest.files, found)
 
 

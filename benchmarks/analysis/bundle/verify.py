@@ -37,8 +37,11 @@ def main(args: argparse.Namespace) -> int:
             return _failed(args.bundle, [str(error)])
         for note in notes(manifest, Path(folder)):
             print(f"Note: {_printable(note)}")
-        problems += invalid_records(Path(folder) / RUNS / manifest.run)
-        problems += differing_tables(Path(folder) / RUNS / manifest.run, manifest.run)
+        run = Path(folder) / RUNS / manifest.run
+        paths = sorted((run / "cells").glob("*.json"))
+        broken = filter(None, map(record_problem, counted("checked records", paths, len(paths))))
+        problems += [problem.replace(f"{run}/", "") for problem in broken]
+        problems += differing_tables(run, manifest.run)
     if problems:
         return _failed(args.bundle, problems)
     tables = sum(f"{RUNS}/{manifest.run}/tables/" in path for path in manifest.files)
@@ -63,13 +66,6 @@ def notes(manifest: Manifest, folder: Path) -> list[str]:
         if not own.is_file() or own.read_bytes() != path.read_bytes():
             found.append(f"results/paper/{path.name} is not this checkout's, which tables are made with here")
     return found
-
-
-def invalid_records(run: Path) -> list[str]:
-    """Return records that are broken, or of another cell than their name says."""
-    paths = sorted((run / "cells").glob("*.json")) if run.is_dir() else []
-    found = [problem for path in counted("checked records", paths, len(paths)) if (problem := record_problem(path))]
-    return [problem.replace(f"{run}/", "") for problem in found]
 
 
 def differing_tables(run: Path, name: str) -> list[str]:

@@ -21,10 +21,11 @@ HINT = "To make what is told here the reference: the same command with --accept 
 
 
 def diff_text(outcomes: Sequence[Outcome]) -> str:
-    """Return everything that is not as the reference has it; "" if all is."""
+    """Return everything that is not as the reference has it, the worst setting first; "" if all is."""
     parts = []
     for verdict in TOLD:
-        chosen = by_setting([one for one in outcomes if one.verdict == verdict])
+        groups = grouped((one.name, one) for one in outcomes if one.verdict == verdict).values()
+        chosen = sorted(groups, key=lambda group: -max(one.severity for one in group))
         if chosen:
             lines = [f"{HEADINGS[verdict]}: {len(chosen)}"]
             parts.append("\n".join([*lines, *(line for group in chosen for line in _lines(group))]))
@@ -38,12 +39,6 @@ def verdict_text(outcomes: Sequence[Outcome]) -> str:
     total = len({one.name for one in outcomes})
     state = "FAILED" if any(one.fails for one in outcomes) else "PASSED"
     return f"Check {state}: {total} settings, {', '.join(told) or 'all as in the reference'}"
-
-
-def by_setting(outcomes: Sequence[Outcome]) -> list[list[Outcome]]:
-    """Group outcomes by setting, the worst setting first, and in each what is said first."""
-    groups = grouped((one.name, one) for one in outcomes).values()
-    return sorted(groups, key=lambda group: -max(one.severity for one in group))
 
 
 def text_of(outcome: Outcome) -> str:

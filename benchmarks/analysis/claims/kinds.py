@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from benchmarks.analysis.claims.claim import Criteria
 from benchmarks.analysis.claims.identical import identical
@@ -10,7 +12,7 @@ from benchmarks.analysis.claims.not_worse import better, not_worse
 from benchmarks.analysis.claims.overlap import overlap
 from benchmarks.analysis.claims.paired import BOTH as PAIR
 from benchmarks.analysis.claims.select import Case, Enough, all_but_control
-from benchmarks.analysis.claims.speed import duration, throughput
+from benchmarks.analysis.claims.speed import lost_time
 from benchmarks.analysis.claims.verdict import Verdict
 
 CONSISTENCY = "consistency"
@@ -53,6 +55,7 @@ def _of_bytes(judge: Callable[[Case], Verdict], roles: tuple[str, ...] = PAIR, t
     )
 
 
+OF_TIMES: dict[str, Any] = {"roles": PAIR, "limits": ("margin", "noise"), "bears": "times"}
 KINDS: dict[str, Kind] = {
     "share": _of_bytes(share, ("tested",), together=True),
     "saving": _of_bytes(saving),
@@ -74,7 +77,7 @@ KINDS: dict[str, Kind] = {
         published=("value", "low", "high"),
     ),
     "identical": Kind(judge=identical, roles=PAIR, limits=(), measured="metric", bears="digits"),
-    "throughput": Kind(judge=throughput, roles=PAIR, limits=("margin", "noise"), measured="speed", bears="times"),
-    "duration": Kind(judge=duration, roles=PAIR, limits=("margin", "noise"), measured="metric", bears="times"),
+    "throughput": Kind(judge=partial(lost_time, name="steps_per_second"), measured="speed", **OF_TIMES),
+    "duration": Kind(judge=partial(lost_time, name="wall_seconds"), measured="metric", **OF_TIMES),
     "overlap": Kind(judge=overlap, roles=("tested",), limits=("at_most", "ratio"), measured="observation"),
 }

@@ -21,17 +21,8 @@ BLOCKS = 10
 UNIT = "%"
 
 
-def throughput(case: Case) -> Verdict:
-    """Judge the loss of steps per second: its whole interval must lie below the margin."""
-    return _judge(case, "steps_per_second")
-
-
-def duration(case: Case) -> Verdict:
-    """Judge by how much longer a whole training takes."""
-    return _judge(case, "wall_seconds")
-
-
-def _judge(case: Case, name: str) -> Verdict:
+def lost_time(case: Case, name: str) -> Verdict:
+    """Judge the loss of steps_per_second, or by how much longer wall_seconds are: all below the margin."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
     loss, how = _loss(found, seeds, name)

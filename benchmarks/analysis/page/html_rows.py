@@ -36,7 +36,9 @@ class Group:
 
 def head_of(table: Table) -> list[Shown]:
     """Return the headings, without the column that names the groups."""
-    return [Shown(text, column < table.text_columns) for column, text in enumerate(table.head)][_names_groups(table) :]
+    return [Shown(text, column < table.text_columns) for column, text in enumerate(table.head)][
+        bool(table.group_starts) :
+    ]
 
 
 def groups_of(table: Table) -> list[Group]:
@@ -79,15 +81,11 @@ def _row(table: Table, index: int) -> list[Shown]:
     return [
         Shown(text, True) if column < table.text_columns else Shown(text, False, _value(table, index, column))
         for column, text in enumerate(table.body[index])
-    ][_names_groups(table) :]
+    ][bool(table.group_starts) :]
 
 
 def _not_measured(table: Table, index: int) -> bool:
     return len(table.records) == len(table.body) and table.records[index].get("measured", "") is None
-
-
-def _names_groups(table: Table) -> int:
-    return 1 if table.group_starts else 0
 
 
 def _value(table: Table, index: int, column: int) -> str:

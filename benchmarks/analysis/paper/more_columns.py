@@ -9,6 +9,7 @@ from benchmarks.analysis.grouping import first_of, grouped
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table
 from benchmarks.analysis.tables.distribution_table import distributions
+from benchmarks.analysis.tables.throughput import mean_of
 from benchmarks.core.record import CellResult
 
 POINTS = 200
@@ -40,8 +41,7 @@ def curve(results: list[CellResult]) -> list[list[float]]:
 
 def speeds(results: list[CellResult]) -> Record:
     """Return a setting's images or tokens per second, mean over its seeds."""
-    found = [float(result.units_per_second) for result in results if result.units_per_second is not None]
-    speed = mean(found) if found else None
+    speed = mean_of(results, "units_per_second")
     unit = results[0].unit if results else None
     return {
         "throughput": speed,

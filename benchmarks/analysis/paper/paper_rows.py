@@ -40,8 +40,7 @@ def make_rows(run: Run, spec: Spec) -> list[Row]:
     paper = list(_paper_rows(spec))
     more = list(_more_rows(run, spec))
     models = list(dict.fromkeys(row.setting.model for row in [*paper, *more]))
-    place = {model: number for number, model in enumerate(models)}
-    ordered = sorted([*paper, *more], key=lambda row: (KINDS.index(row.kind), place[row.setting.model]))
+    ordered = sorted([*paper, *more], key=lambda row: (KINDS.index(row.kind), models.index(row.setting.model)))
     # Of what does not depend on how a model was trained one row is enough.
     return list(first_of((row.setting.model, row) for row in ordered).values()) if spec.each_once else ordered
 

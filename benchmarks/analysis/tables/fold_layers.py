@@ -39,10 +39,5 @@ def _title(name: str, numbers: Sequence[Sequence[int]]) -> str:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as 0-11, or 1,3-5."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1].append(number)
-        else:
-            parts.append([number])
+    parts = grouped((number - place, number) for place, number in enumerate(numbers)).values()
     return ",".join(f"{part[0]}-{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)

@@ -26,18 +26,18 @@ def throughput(run: Run) -> Table:
 
 def throughput_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> Record:
     """Return a setting's steps per second, mean over its seeds, and their ratio to the baseline's."""
-    speed = _speed(results)
-    base = _speed(baseline_results(run, setting))
+    speed, units = (mean_of(results, name) for name in ("steps_per_second", "units_per_second"))
+    base = mean_of(baseline_results(run, setting), "steps_per_second")
     ratio = speed / base if speed is not None and base else None
     found = {"steps_per_second": speed, "ratio_to_baseline": ratio}
-    units = [result.units_per_second for result in results if result.units_per_second is not None]
-    named = {"units_per_second": mean(units) if units else None, "unit": results[0].unit if results else None}
+    named = {"units_per_second": units, "unit": results[0].unit if results else None}
     return setting_record(setting, results) | found | named
 
 
-def _speed(results: Sequence[CellResult]) -> float | None:
-    speeds = [float(result.steps_per_second) for result in results if result.steps_per_second is not None]
-    return mean(speeds) if speeds else None
+def mean_of(results: Sequence[CellResult], name: str) -> float | None:
+    """Return the mean of a number over the records that have it; None if none has."""
+    found = [float(value) for result in results if (value := getattr(result, name)) is not None]
+    return mean(found) if found else None
 
 
 def _text(record: Record) -> str:

@@ -1,6 +1,7 @@
 """What the one-GPU check measures, and how long each may take by estimate: plain values. Imports no torch."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
@@ -56,13 +57,10 @@ def memory_cells(models: Sequence[str] = MODELS, steps: int = MEMORY_STEPS) -> I
 
 def make_cell(model: str, steps: int, setting: tuple[str, str, str, str | None], world_size: int = 1) -> Cell:
     """Return a cell of a setting in SETTINGS' form, on random inputs if the model's data are not at hand."""
-    compressor, scheme, gradients, residual_dtype = setting
+    fields: dict[str, Any] = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), setting, strict=True))
     return Cell(
         model=model,
-        compressor=compressor,
-        scheme=scheme,
-        gradients=gradients,
-        residual_dtype=residual_dtype,
+        **fields,
         density=DENSITIES.get(model, 0.01),
         world_size=world_size,
         backend="local" if world_size == 1 else "torch",

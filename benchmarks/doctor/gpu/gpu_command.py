@@ -1,6 +1,7 @@
 """The command line of the one-GPU check. Imports no torch."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from benchmarks.core.checks import seconds
@@ -14,6 +15,7 @@ from benchmarks.doctor.gpu.work import disagreement
 from resireduce.errors import choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
+_say = partial(print, flush=True)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,7 +76,3 @@ def table(falls: list[tuple[int | None, Step]]) -> list[str]:
         total += 0.0 if number is None else step.estimated_seconds
     last = max((number for number, _ in falls if number is not None), default=0)
     return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H100"]
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -4,7 +4,7 @@ import argparse
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,15 +36,10 @@ class Examination:
     """All that was found out."""
 
     findings: list[Finding] = field(default_factory=list)
+    """Those that `examine` has yielded: who goes through them adds them."""
     tried: list[Tried] = field(default_factory=list)
     proposal: Proposal | None = None
     written: str | None = None
-
-    def add(self, found: Iterable[Finding]) -> list[Finding]:
-        """Keep findings, and return them."""
-        new = list(found)
-        self.findings += new
-        return new
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,17 +73,16 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
     try:
         inventory = look(ask)
     except Unanswered as error:
-        yield state.add([failed("slurm", str(error), CONTROLLER)])
+        yield [failed("slurm", str(error), CONTROLLER)]
         return
     for name in args.partition:
         choose("partition", name, [partition.name for partition in inventory.partitions])
-    yield state.add([*settings.check(inventory), settings.check_accounting(inventory, ask)])
+    yield [*settings.check(inventory), settings.check_accounting(inventory, ask)]
     with _folder(state) as folder:
         trials, untried = plans(inventory.partitions, args.partition, current)
-        yield state.add(untried)
-        for found in try_out(trials, args.partition, folder, current.account, ask, limit, state.tried):
-            yield state.add(found)
-    yield state.add(_site_file(args, state, text, current))
+        yield untried
+        yield from try_out(trials, args.partition, folder, current.account, ask, limit, state.tried)
+    yield _site_file(args, state, text, current)
 
 
 def _site_file(args: argparse.Namespace, state: Examination, text: str, current: Site) -> list[Finding]:

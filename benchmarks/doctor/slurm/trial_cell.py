@@ -98,16 +98,11 @@ def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
     save_json({"partitions": {}, "site": asdict(site)}, place / "site.yaml")
     line = [sys.executable, "-m", "benchmarks", "run", "--cell", str(place / "cell.json"), "--output", str(record)]
     line += ["--launcher", "srun", "--site", str(place / "site.yaml"), "--timeout", f"{CELL_SECONDS:g}"]
-    line += _in_runtime(small, trial)
+    if small.runtime != "none":
+        image = trial.image or ("cuda12" if has_nvidia() else "cpu")
+        line += ["--runtime", small.runtime, "--image", image, "--network", "host"]
     ended = run(line, CELL_SECONDS + RECORD_SECONDS, **({DEVICE_VARIABLE: small.device} if small.device else {}))
     return asdict(small) | {"world_size": world_size} | result(record, ended)
-
-
-def _in_runtime(small: Small, trial: Trial) -> list[str]:
-    if small.runtime == "none":
-        return []
-    image = trial.image or ("cuda12" if has_nvidia() else "cpu")
-    return ["--runtime", small.runtime, "--image", image, "--network", "host"]
 
 
 def result(record: Path, ended: Ended) -> dict[str, Any]:

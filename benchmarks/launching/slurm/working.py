@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import finite
-from benchmarks.core.record import CellResult, RecordError
+from benchmarks.core.record import CellResult, try_load
 from resireduce.errors import ConfigError
 
 WORKING = "working"
@@ -84,14 +84,10 @@ def keep(result: CellResult, path: Path) -> None:
 
 def find_kept(path: Path | None, content: Mapping[str, Any]) -> CellResult | None:
     """Return the record that `keep` has saved, if it is of the very same cell, code, packages and weights."""
-    if path is None or not path.exists():
-        return None
-    with suppress(RecordError):
-        found = CellResult.load(path)
-        # As JSON has it: what was saved has texts where there were numbers as keys.
-        if found.provenance.get("content") == json.loads(json.dumps(finite(content))):
-            return found
-    return None
+    found = try_load(path) if path is not None else None
+    # As JSON has it: what was saved has texts where there were numbers as keys.
+    same = found and found.provenance.get("content") == json.loads(json.dumps(finite(content)))
+    return found if same else None
 
 
 def forget(paths: Iterable[Path]) -> None:

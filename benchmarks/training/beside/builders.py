@@ -61,12 +61,14 @@ def build(name: str, model: nn.Module) -> Loop:
     return loop
 
 
-def ddp(model: nn.Module, bucket_view: bool = False, power_sgd: bool = False, eight_bit: bool = False) -> Loop:
-    """DistributedDataParallel."""
+def ddp(model: nn.Module, bucket_view: bool = False, hook: str = "", eight_bit: bool = False) -> Loop:
+    """DistributedDataParallel, perhaps with torch's hook for PowerSGD, or with ours."""
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
-    if power_sgd:
+    if hook == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=POWER_SGD_FROM)
         wrapped.register_comm_hook(state, _one_by_one)
+    elif hook == "resireduce":
+        resireduce.compress_ddp(wrapped, scheme="baseline")
     optimizer = adamw(model.parameters(), eight_bit)
     return Loop(wrapped, optimizer.step, optimizer.zero_grad)
 
@@ -127,11 +129,3 @@ def distributed(model: nn.Module, eight_bit: bool = False, sgd: bool = False, **
         held=lambda: held_tensors(optimizer),
         follow=lambda: track_states(optimizer),
     )
-
-
-def compress_ddp(model: nn.Module, bucket_view: bool = False) -> Loop:
-    """Ours, as a hook of DistributedDataParallel."""
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
-    resireduce.compress_ddp(wrapped, scheme="baseline")
-    optimizer = adamw(model.parameters())
-    return Loop(wrapped, optimizer.step, optimizer.zero_grad)

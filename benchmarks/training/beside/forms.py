@@ -89,7 +89,8 @@ class Released(Form):
         """By the paper's norms, of the residual; the running sum of a group lives from its first member to its last."""
         residual = compensated - sent
         if name in self.specific:
-            rows, columns = (_largest(residual.abs().sum(dim=dim)) for dim in (1, 0))
+            norms = (residual.abs().sum(dim=dim) for dim in (1, 0))
+            rows, columns = (one.topk(one.numel() // 2).indices for one in norms)
             self.stored[name] = [residual[rows][:, columns], rows, columns]
         elif name in self.group:
             self._add(self._key(name), residual, len(self.group[name]))
@@ -127,10 +128,6 @@ def _top(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _dense(like: Tensor, values: Tensor, places: Tensor) -> Tensor:
     return torch.zeros(like.numel()).scatter_(0, places, values).view_as(like)
-
-
-def _largest(norms: Tensor) -> Tensor:
-    return norms.topk(norms.numel() // 2).indices
 
 
 def _gather(values: Tensor, places: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -1,13 +1,13 @@
 """The questions of SQuAD v1.1 in tokens: those of the prepared documents, or random ones of the same shape."""
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.core.prepared import Prepared, open_prepared
+from benchmarks.core.progress import to_stderr
 from benchmarks.data.squad import Question, read_squad
 from benchmarks.training.models.bert import WORDS
 from benchmarks.training.tasks.source import SYNTHETIC_HELD_OUT, SYNTHETIC_SAMPLES, damaged, draws, synthetic_hash
@@ -49,7 +49,8 @@ class Documents:
         self.cls, self.sep, _ = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]", "[UNK]"))
         train, self.test = (_read(squad, f"{part}-v1.1.json") for part in ("train", "dev"))
         self.held_out = len(self.test)
-        _announce(len(train) + len(self.test))
+        if len(train) + len(self.test) > MANY and os.environ.get("RANK", "0") == "0":
+            to_stderr(f"squad: finding the tokens of {len(train) + len(self.test):,} questions ...")
         asked, self._contexts = _tokens(tokenizer, [*train, *self.test])
         self._asked, self._test_asked = asked[: len(train)], asked[len(train) :]
         answers = tokenize(tokenizer, [question.answers[0] for question in train])
@@ -98,11 +99,6 @@ def _read(squad: Prepared, file: str) -> list[Question]:
     except ValueError as error:
         raise damaged(squad, file, error) from None
     return questions
-
-
-def _announce(questions: int) -> None:
-    if questions > MANY and os.environ.get("RANK", "0") == "0":
-        print(f"squad: finding the tokens of {questions:,} questions ...", file=sys.stderr, flush=True)
 
 
 def _special(tokenizer: "Tokenizer", token: str) -> int:
