@@ -15,6 +15,7 @@ from resireduce.compressors.block import Block4, Block8
 from resireduce.compressors.ef_signsgd import EFSignSGD
 from resireduce.compressors.natural import Natural
 from resireduce.compressors.onebit import OneBit
+from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.signsgd import SignSGD
 from resireduce.compressors.terngrad import TernGrad
 from resireduce.error_feedback import ErrorFeedback
@@ -130,8 +131,9 @@ def test_the_majority_decides_and_a_tie_is_positive(world_size: int, dtype: torc
 def test_a_tensor_of_zeros_does_not_vote() -> None:
     grads = (torch.zeros(20), gradient(20), torch.zeros(20))
     payloads = [SignSGD().compress(grad, "w", 0) for grad in grads]
-    voted = SignSGD().combine_(torch.empty(20), payloads, 1 / 3)
-    assert torch.equal(voted, grads[1].sign())
+    for compressor in (SignSGD(), Scheduled(SignSGD, lambda step: 0.1)):
+        voted = compressor.combine_(torch.empty(20), payloads, 1 / 3)
+        assert torch.equal(voted, grads[1].sign())
     assert not SignSGD().combine_(torch.empty(20), payloads[::2], 1 / 2).any()
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from resireduce.compressors.dgc import DGC
 from resireduce.compressors.packed import HEADER, Packed, PackedDGC
+from resireduce.compressors.sidco import SIDCo
 from resireduce.compressors.threshold import Threshold
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.bits import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
@@ -87,3 +88,14 @@ def test_what_is_packed_is_what_was_selected(dtype: torch.dtype, of: TopK) -> No
 def test_momentum_is_corrected_with_packed_indices_too() -> None:
     packed = PackedDGC(DGC(0.1, momentum_factor=0.9))
     assert packed.momentum is not None and packed.momentum.factor == 0.9
+
+
+def test_a_state_is_that_of_the_compressor_whose_indices_are_packed() -> None:
+    of, grad = SIDCo(0.01), gradient(20_000)
+    packed, states = Packed(of), [of.state(grad.shape, grad) for _ in range(2)]
+    assert packed.state(grad.shape, grad).keys() == states[0].keys()
+    for step in range(7):
+        inner = of.compress_with(grad, "w", step, states[0])
+        outer = packed.compress_with(grad, "w", step, states[1])
+        assert torch.equal(packed.decompress(outer), of.decompress(inner))
+        assert torch.equal(states[0]["stages"], states[1]["stages"])
