@@ -21,7 +21,7 @@ from tests.worlds import distributed
 
 WORDS, WIDTH, TOKENS = 30_528, 16, 8
 RAGGED = ("dgc", "dgc-momentum", "dgc-simple", "threshold", "gaussian", "redsync-trim", "sidco-gamma")
-"""Of those that fit a threshold one of each kind."""
+"""One compressor of each kind that fits a threshold."""
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
