@@ -10,10 +10,9 @@ from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.project import Project
 from tests.slurm.watch import Watcher
 
-LONG = Cell(model="vgg-digits", steps=400, world_size=2)
-"""One step of it is made to take `STEP_SECONDS`; its first job has less than a minute."""
-STEP_SECONDS = 20
-"""Long enough that, with twice as much kept in reserve, no cell, however fast, has time for another in a minute."""
+LONG = Cell(model="vgg-digits", steps=1500, world_size=2)
+"""Too long for its first job, of less than a minute, in which one step is made to take `STEP_SECONDS` besides."""
+STEP_SECONDS = 15
 WIDE = Cell(model="vgg-digits", steps=250, world_size=2, nodes=2)
 """On two nodes, one of which will crash."""
 SHORT = Cell(model="vgg-digits", steps=250, world_size=1)
