@@ -35,7 +35,7 @@ class SparseCompressor(Compressor):
     def packed(self, grad: Tensor, indices: Tensor) -> Payload:
         """Return the payload of the elements of contiguous `grad` at the flat `indices` (int64, unique, ascending)."""
         flat = grad.view(-1)
-        values = flat[indices]
+        values = flat.index_select(0, indices)
         if self.half:
             wide = values.to(torch.promote_types(values.dtype, torch.float32))  # bfloat16 has no such number
             values = wide.clamp_(-LARGEST_HALF, LARGEST_HALF).to(torch.float16)

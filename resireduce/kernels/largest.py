@@ -4,11 +4,11 @@ On a CPU two looks at the elements are enough in nearly all cases: at a sample, 
 and at all, of which only those that reach it are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from resireduce.blocks import slices
+from resireduce.kernels.candidates import candidates_of, magnitudes_into
 
 PIECE = 1 << 16
 """Elements of a large tensor that are looked at at once on a CPU, small enough for its cache."""
@@ -41,83 +41,11 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 def by_candidates(flat: Tensor, k: int, piece: int) -> Tensor:
     """As `largest_magnitudes` of `flat`, `k` and `piece`, for a tensor of the CPU or without storage."""
     border = _sampled_border(flat, k)
-    candidates = _Candidates(flat, k, piece)
+    candidates = candidates_of(flat, k, piece)
     candidates.look_through(border)
     if candidates.count < k:  # the sample misled: all compete
         candidates.look_through(-1.0)
     return candidates.chosen()
-
-
-class _Candidates:
-    """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
-
-    Their magnitudes reach a border. When there is no room for more, the k largest stay, and the border rises to the
-    smallest of them: an element before them must exceed it, since of equal ones the last are chosen.
-    """
-
-    def __init__(self, flat: Tensor, k: int, piece: int):
-        n = flat.numel()
-        self.k, self.count, self.room = k, 0, min(n, k + max(k // 4, piece))
-        self._flat, self._size = flat, min(n, piece)
-        exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
-        self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
-        held = torch.empty(2 * self.room + self._size, dtype=exact, device=flat.device)
-        marks = torch.empty(max(self.room, self._size), dtype=torch.bool, device=flat.device)
-        self._held = held, marks
-        if not flat.is_meta:
-            self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[2 * self.room :]
-            self._magnitudes, self._ordered = held.numpy()[: self.room], held.numpy()[self.room : 2 * self.room]
-
-    def look_through(self, border: float) -> None:
-        """Look at all elements for those whose magnitude is `border` or more; nothing without storage."""
-        self.count, self._border, self._exceeds = 0, border, False
-        if not self._flat.is_meta:
-            for start in reversed(range(0, self._flat.numel(), self._size)):
-                part = self._flat[start : start + self._size]
-                self._take_up(_magnitudes_into(self._piece[: len(part)], part), start)
-
-    def _take_up(self, magnitudes: np.ndarray, start: int) -> None:
-        """Add those of the `magnitudes`, of elements from `start` on, that reach the border."""
-        found = self._reaching(magnitudes)
-        if self.count + found.size > self.room:
-            self._compact()
-            found = self._reaching(magnitudes)
-        stop = self.count + found.size
-        self._magnitudes[self.count : stop] = magnitudes[found]
-        self._places[self.count : stop] = found + start
-        self.count = stop
-
-    def chosen(self) -> Tensor:
-        """Return the indices of the k largest: int64, ascending."""
-        if self.count > self.k:
-            self._compact()
-        if not self._flat.is_meta:
-            self._places[: self.k] = self._places[: self.k][::-1].copy()
-        return torch.empty(self.k, dtype=torch.int64, device=self._flat.device).copy_(self._indices[: self.k])
-
-    def _reaching(self, magnitudes: np.ndarray) -> np.ndarray:
-        compare = np.greater if self._exceeds else np.greater_equal
-        return np.flatnonzero(compare(magnitudes, self._border, out=self._marks[: magnitudes.size]))[::-1]
-
-    def _compact(self) -> None:
-        """Keep the k largest candidates, and let the border rise to the smallest of them."""
-        values, places = self._magnitudes[: self.count], self._places[: self.count]
-        ordered, marks = self._ordered[: self.count], self._marks[: self.count]
-        np.copyto(ordered, values)
-        ordered.partition(self.count - self.k)
-        border = ordered[self.count - self.k]
-        np.greater(values, border, out=marks)
-        marks[np.flatnonzero(values == border)[: self.k - np.count_nonzero(marks)]] = True
-        kept = np.flatnonzero(marks)
-        values[: self.k], places[: self.k] = values[kept], places[kept]
-        self.count, self._border, self._exceeds = self.k, border, True
-
-
-def _magnitudes_into(out: Tensor, values: Tensor) -> np.ndarray:
-    """Write the magnitudes of `values` into `out`, in its dtype; return it as an array."""
-    if values.dtype == out.dtype:
-        return np.abs(values.numpy(), out=out.numpy())
-    return np.abs(out.copy_(values).numpy(), out=out.numpy())
 
 
 def _sampled_border(flat: Tensor, k: int) -> float:
@@ -130,7 +58,7 @@ def _sampled_border(flat: Tensor, k: int) -> float:
     held = torch.empty(thinned.shape, dtype=exact, device=flat.device)
     if held.is_meta:
         return -1.0
-    sample = _magnitudes_into(held, thinned)
+    sample = magnitudes_into(held, thinned)
     expected = k / flat.numel() * sample.size
     wanted = int(expected + 4 * expected**0.5 + 4)
     if wanted >= sample.size:

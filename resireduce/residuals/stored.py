@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import pieces, spread
+from resireduce.kernels.codes import decoded_into, encoded
 
 BLOCK = 64
 """Elements that share a scale: with float32 scales 0.5 bits an element."""
@@ -104,6 +105,8 @@ class Blocks(Stored):
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the decoded values to `target`, a sixteenth of them at a time; return `target`."""
         flat = target.view(-1)
+        if decoded_into(flat, self.kind, self.codes, self.scales):
+            return target
         for piece in pieces(self.numel, BLOCK):
             values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
             flat[piece].add_(values.to(flat.dtype))
@@ -119,6 +122,8 @@ class Blocks(Stored):
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value`, a sixteenth of it at a time."""
         flat, largest = value.view(-1), self.LARGEST[self.kind]
+        if encoded(flat, self.kind, self.codes, self.scales, source):
+            return
         for piece in pieces(self.numel, BLOCK):
             part = flat[piece].float()
             blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)

@@ -41,6 +41,7 @@ SPLIT = ("step",)
 SIDEWAYS = {
     ("compressors", "kernels"),
     ("residuals", "grouping"),
+    ("residuals", "kernels"),
     ("ddp", "api"),
     ("plan", "api"),
     ("plan", "memory"),

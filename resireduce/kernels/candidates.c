@@ -1,0 +1,62 @@
+/* Inner loops of candidates.py for float32, a piece of the elements at a time; the same results as its loops in NumPy. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { BLOCK = 32 };
+
+/* Write magnitude and place (counted from `first`) of the elements of x[0..n) whose magnitude reaches `border`, from the
+ * last to the first. Return how many, or -1, with nothing that counts written, if there are more than `room`. */
+FOR_EACH_PROCESSOR
+int64_t resireduce_reaching(const float *x, int64_t n, float border, int64_t first, int64_t room, float *magnitudes,
+                            int32_t *places)
+{
+    int64_t count = 0;
+    for (int64_t stop = n; stop > 0; stop -= BLOCK) {
+        const int64_t start = stop > BLOCK ? stop - BLOCK : 0;
+        int any = 0;
+        if (stop - start == BLOCK)
+            for (int i = 0; i < BLOCK; i++)
+                any |= fabsf(x[start + i]) >= border;
+        else
+            any = 1;
+        if (!any)
+            continue;
+        for (int64_t i = stop - 1; i >= start; i--) {
+            const float magnitude = fabsf(x[i]);
+            if (magnitude >= border) {
+                if (count == room)
+                    return -1;
+                magnitudes[count] = magnitude;
+                places[count++] = (int32_t)(first + i);
+            }
+        }
+    }
+    return count;
+}
+
+/* Keep, in their order, those of `count` candidates that are above `border`, and of those that are at it the first, until
+ * there are `k`. Return how many are kept: k, if at least so many reach the border. */
+int64_t resireduce_keep(float *magnitudes, int32_t *places, int64_t count, int64_t k, float border)
+{
+    int64_t above = 0, kept = 0;
+    for (int64_t i = 0; i < count; i++)
+        above += magnitudes[i] > border;
+    int64_t equal = k - above;
+    for (int64_t i = 0; i < count; i++) {
+        const float magnitude = magnitudes[i];
+        const int at = magnitude == border && equal > 0;
+        equal -= at;
+        magnitudes[kept] = magnitude;
+        places[kept] = places[i];
+        kept += at | (magnitude > border);
+    }
+    return kept;
+}

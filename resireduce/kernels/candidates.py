@@ -1,0 +1,133 @@
+"""Elements that may be among the k largest, in memory of fixed size: found in NumPy, or by C where that is compiled."""
+
+import ctypes
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from resireduce.kernels.native import library
+
+
+def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
+    """Return what finds the `k` largest of 1-D `flat`, of the CPU or without storage, `piece` elements at a time."""
+    fits = flat.dtype == torch.float32 and flat.numel() < 1 << 31 and flat.is_contiguous() and not flat.is_meta
+    found = library("candidates") if fits else None
+    return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
+
+
+class Candidates:
+    """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
+
+    Their magnitudes reach a border. When there is no room for more, the k largest stay, and the border rises to the
+    smallest of them: an element before them must exceed it, since of equal ones the last are chosen.
+
+    Args:
+        flat: 1-D, of the CPU or without storage.
+        k: how many are chosen, fewer than there are elements.
+        piece: how many elements are looked at at once.
+    """
+
+    def __init__(self, flat: Tensor, k: int, piece: int):
+        n = flat.numel()
+        self.k, self.count, self.room = k, 0, min(n, k + max(k // 4, piece))
+        self._flat, self._size = flat, min(n, piece)
+        exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
+        self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
+        held = torch.empty(2 * self.room + self._size, dtype=exact, device=flat.device)
+        marks = torch.empty(max(self.room, self._size), dtype=torch.bool, device=flat.device)
+        self._held = held, marks
+        if not flat.is_meta:
+            self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[2 * self.room :]
+            self._magnitudes, self._ordered = held.numpy()[: self.room], held.numpy()[self.room : 2 * self.room]
+
+    def look_through(self, border: float) -> None:
+        """Look at all elements for those whose magnitude is `border` or more; nothing without storage."""
+        self.count, self._border, self._exceeds = 0, border, False
+        if not self._flat.is_meta:
+            for start in reversed(range(0, self._flat.numel(), self._size)):
+                part = self._flat[start : start + self._size]
+                if not self._take_up(part, start):
+                    self._compact()
+                    self._take_up(part, start)
+
+    def chosen(self) -> Tensor:
+        """Return the indices of the k largest: int64, ascending."""
+        if self.count > self.k:
+            self._compact()
+        if not self._flat.is_meta:
+            self._places[: self.k] = self._places[: self.k][::-1].copy()
+        return torch.empty(self.k, dtype=torch.int64, device=self._flat.device).copy_(self._indices[: self.k])
+
+    def _take_up(self, part: Tensor, start: int) -> bool:
+        """Add those of `part`, elements from `start` on, that reach the border; False, and none, without the room."""
+        magnitudes = magnitudes_into(self._piece[: len(part)], part)
+        compare = np.greater if self._exceeds else np.greater_equal
+        found = np.flatnonzero(compare(magnitudes, self._border, out=self._marks[: magnitudes.size]))[::-1]
+        stop = self.count + found.size
+        if stop > self.room:
+            return False
+        self._magnitudes[self.count : stop] = magnitudes[found]
+        self._places[self.count : stop] = found + start
+        self.count = stop
+        return True
+
+    def _compact(self) -> None:
+        """Keep the k largest candidates, and let the border rise to the smallest of them."""
+        ordered = self._ordered[: self.count]
+        np.copyto(ordered, self._magnitudes[: self.count])
+        ordered.partition(self.count - self.k)
+        self._border, self._exceeds = ordered[self.count - self.k], True
+        self._keep_largest()
+        self.count = self.k
+
+    def _keep_largest(self) -> None:
+        """Move those above the border, and of those at it the first, to the begin: k of them, in their order."""
+        values, places = self._magnitudes[: self.count], self._places[: self.count]
+        marks = np.greater(values, self._border, out=self._marks[: self.count])
+        marks[np.flatnonzero(values == self._border)[: self.k - np.count_nonzero(marks)]] = True
+        kept = np.flatnonzero(marks)
+        values[: self.k], places[: self.k] = values[kept], places[kept]
+
+
+class CompiledCandidates(Candidates):
+    """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
+
+    Of contiguous float32 elements of the CPU, fewer than 2^31.
+    """
+
+    def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
+        super().__init__(flat, k, piece)
+        self._compiled = compiled
+
+    def _take_up(self, part: Tensor, start: int) -> bool:
+        least = float(np.nextafter(np.float32(self._border), np.float32(math.inf))) if self._exceeds else self._border
+        reaching = self._compiled.resireduce_reaching
+        reaching.restype = ctypes.c_int64
+        found = reaching(
+            ctypes.c_void_p(part.data_ptr()),
+            ctypes.c_int64(part.numel()),
+            ctypes.c_float(least),
+            ctypes.c_int64(start),
+            ctypes.c_int64(self.room - self.count),
+            *self._pointers(self.count),
+        )
+        self.count += max(found, 0)
+        return found >= 0
+
+    def _keep_largest(self) -> None:
+        self._compiled.resireduce_keep(
+            *self._pointers(0), ctypes.c_int64(self.count), ctypes.c_int64(self.k), ctypes.c_float(self._border)
+        )
+
+    def _pointers(self, first: int) -> tuple[ctypes.c_void_p, ...]:
+        """Return where magnitudes and places of the candidates from number `first` on lie."""
+        return tuple(ctypes.c_void_p(held.ctypes.data + 4 * first) for held in (self._magnitudes, self._places))
+
+
+def magnitudes_into(out: Tensor, values: Tensor) -> np.ndarray:
+    """Write the magnitudes of `values` into `out`, in its dtype; return it as an array."""
+    if values.dtype == out.dtype:
+        return np.abs(values.numpy(), out=out.numpy())
+    return np.abs(out.copy_(values).numpy(), out=out.numpy())

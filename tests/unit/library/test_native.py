@@ -1,0 +1,120 @@
+"""Compiled code has the bits of the plain form in torch and NumPy, and is done without where it cannot be had."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from resireduce.draw import generator
+from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.native import SWITCH, library
+from resireduce.kernels.norms import l1_norms
+from resireduce.residuals.stored import Blocks
+
+CPU = torch.device("cpu")
+NAMES = ["candidates", "codes", "norms"]
+needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
+
+
+@pytest.fixture(autouse=True)
+def _found_anew() -> Iterator[None]:
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def both(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[torch.Tensor]]) -> Iterator[tuple]:
+    """Yield what `run` returns, by compiled code and without, side by side."""
+    results = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(SWITCH, switch)
+        library.cache_clear()
+        results.append(run())
+    yield from zip(*results, strict=True)
+
+
+def values(n: int, kind: str) -> torch.Tensor:
+    drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
+    return drawn.sign() if kind == "ties" else drawn * scales[kind]
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", NAMES)
+def test_code_is_compiled_where_there_is_a_compiler(name: str) -> None:
+    assert library(name) is not None
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "ties"])
+@pytest.mark.parametrize("n", [2, 33, 4097, 70_001])
+def test_a_selection_has_the_same_elements(monkeypatch: pytest.MonkeyPatch, n: int, kind: str) -> None:
+    flat = values(n, kind)
+    ks = sorted({1, n // 2, max(1, n // 100), n - 1})
+    for piece in (None, 1000):
+        for one, other in both(monkeypatch, lambda piece=piece: [largest_magnitudes(flat, k, piece) for k in ks]):
+            assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "negative zero"])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_few_bits_have_the_same_codes_and_decode_alike(
+    monkeypatch: pytest.MonkeyPatch, precision: str, kind: str
+) -> None:
+    def stored(n: int) -> list[torch.Tensor]:
+        blocks = Blocks((n,), precision, CPU)
+        blocks.set_(values(n, kind), generator(CPU, f"w/{n}", 3))
+        return [*blocks.tensors().values(), blocks.add_to_(values(n, "normal"))]
+
+    for n in (1, 2, 63, 64, 65, 127, 623, 20_000, 16_384 * 3 + 17, 300_001):
+        for one, other in both(monkeypatch, lambda n=n: stored(n)):
+            assert torch.equal(one, other), n
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
+def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    matrix = values(shape[0] * shape[1], "normal").view(shape)
+    for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
+        assert torch.equal(one, other)
+
+
+@needs_compiler
+def test_what_does_not_lie_in_a_row_is_compressed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix = values(60_000, "normal").view(200, 300)
+    for one, other in both(
+        monkeypatch, lambda: [*l1_norms(matrix.t(), torch.float32), largest_magnitudes(matrix[:, 7], 20)]
+    ):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("variables", [{SWITCH: "0"}, {"CC": "no-such-compiler"}, {"CC": "false"}])
+def test_without_a_compiler_that_works_it_is_done_without(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
+) -> None:
+    for name, value in ({"XDG_CACHE_HOME": str(tmp_path)} | variables).items():
+        monkeypatch.setenv(name, value)
+    assert library("candidates") is None
+    assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0, 0.5, -0.1]), 2).tolist() == [1, 2]
+
+
+def test_without_a_place_to_keep_it_it_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert library("candidates") is None
+
+
+@needs_compiler
+def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library("norms") is not None
+    (built,) = (tmp_path / "resireduce").iterdir()
+    first = built.stat().st_mtime_ns
+    library.cache_clear()
+    assert library("norms") is not None and built.stat().st_mtime_ns == first
