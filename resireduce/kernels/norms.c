@@ -1,4 +1,4 @@
-/* L1 norms of the rows and columns of a float32 matrix in one pass, added up in the order in which torch adds them. */
+/* Norms of float32 tensors in one pass, added up in the order of the plain forms in norms.py. */
 
 #include <math.h>
 #include <stdint.h>
@@ -9,7 +9,7 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
-enum { ROWS = 16, COLUMNS = 256 };
+enum { ROWS = 16, COLUMNS = 256, LANES = 16 };
 
 /* Add the magnitudes of ROWS rows, `width` elements of each, to the norms of these rows and columns. Each sum goes on
  * element by element: sixteen at a time keep the processor busy, as one alone would wait for each addition. */
@@ -45,4 +45,27 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, flo
             by_row[r] += magnitude;
             by_column[c] += magnitude;
         }
+}
+
+/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, element i to those of number i % 16. */
+FOR_EACH_PROCESSOR
+void resireduce_sums(const float *x, int64_t n, double *magnitudes, double *squares)
+{
+    double by_magnitude[LANES] = {0}, by_square[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES)
+        for (int lane = 0; lane < LANES; lane++) {
+            const double value = x[i + lane];
+            by_magnitude[lane] += fabs(value);
+            by_square[lane] += value * value;
+        }
+    for (int lane = 0; i < n; i++, lane++) {
+        const double value = x[i];
+        by_magnitude[lane] += fabs(value);
+        by_square[lane] += value * value;
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        magnitudes[lane] = by_magnitude[lane];
+        squares[lane] = by_square[lane];
+    }
 }

@@ -1,11 +1,48 @@
-"""Norms of the rows and columns of a matrix."""
+"""Norms of tensors, and of the rows and columns of a matrix."""
 
 import ctypes
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from resireduce.blocks import slices
 from resireduce.kernels.native import addresses, library
+
+LANES, PIECE = 16, 1 << 16
+"""How many sums go on side by side, and of how many elements a piece is in which NumPy adds to them."""
+
+
+def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the L1 and the L2 norm of all elements of `x`: 0-D, in float32 at least.
+
+    On a CPU sums are formed in float64, the same whatever the number of threads: torch adds magnitudes one by one in
+    float32, and one thread finds half of the L1 norm of 10^8 elements.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if x.device.type not in ("cpu", "meta"):
+        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
+        return l1, l2
+    magnitudes, squares = (torch.empty(LANES, dtype=torch.float64, device=x.device) for _ in range(2))
+    if not x.is_meta:
+        _sum_into(magnitudes, squares, x.detach().reshape(-1))
+    return magnitudes.sum().to(dtype), squares.sum().sqrt().to(dtype)
+
+
+def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
+    """Write the sixteen sums of magnitudes and of squares of `flat`: element i goes to those of number i % 16."""
+    compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
+    if compiled is not None:
+        compiled.resireduce_sums(*addresses(flat), ctypes.c_int64(flat.numel()), *addresses(magnitudes, squares))
+        return
+    sums = np.zeros((2, LANES))
+    for piece in slices(flat.numel(), PIECE):
+        part = flat[piece].double().abs_().numpy()
+        rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
+        sums = np.stack(
+            [np.vstack((so_far, more)).sum(0) for so_far, more in zip(sums, (rows, rows * rows), strict=True)]
+        )
+    magnitudes.numpy()[:], squares.numpy()[:] = sums
 
 
 def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
+from resireduce.kernels.norms import l1_and_l2_norm
 from resireduce.residuals.group import GroupResidual
 
 
@@ -27,7 +28,7 @@ class MemberResidual(GroupResidual):
 
     def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
         """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
-        norm = torch.linalg.vector_norm(error, self.norm)
+        norm = l1_and_l2_norm(error)[self.norm - 1]
         if folded is None:
             return error.clone(), norm
         best, best_norm = folded

@@ -1,11 +1,11 @@
 """ResiReduce-w: one weighted average residual for each reusable group (paper, section 4.2)."""
 
-import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
+from resireduce.kernels.norms import l1_and_l2_norm
 from resireduce.residuals.average import AverageResidual
-from resireduce.residuals.base import NORMS, norm_dtype
+from resireduce.residuals.base import NORMS
 
 
 class WeightedResidual(AverageResidual):
@@ -38,6 +38,5 @@ class WeightedResidual(AverageResidual):
         return self._weigh(error) if self.norms == "residual" else self._weights.pop(name)
 
     def _weigh(self, x: Tensor) -> Tensor:
-        n, dtype = x.numel(), norm_dtype(x)
-        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
+        n, (l1, l2) = x.numel(), l1_and_l2_norm(x)
         return self.phi * l1 / n + (1 - self.phi) * l2 / n**0.5

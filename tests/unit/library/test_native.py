@@ -1,5 +1,6 @@
 """Compiled code has the bits of the plain form in torch and NumPy, and is done without where it cannot be had."""
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ import torch
 from resireduce.draw import generator
 from resireduce.kernels.largest import largest_magnitudes
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
@@ -83,6 +84,28 @@ def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
     matrix = values(shape[0] * shape[1], "normal").view(shape)
     for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
         assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])
+def test_norms_of_tensors_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    for one, other in both(monkeypatch, lambda: list(l1_and_l2_norm(values(n, "normal")))):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
+    x = values(70_007, "normal").to(dtype)
+    l1, l2 = l1_and_l2_norm(x.view(7, -1).clone())
+    magnitudes = [abs(value) for value in x.tolist()]
+    expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
+    assert l1.dtype == torch.promote_types(dtype, torch.float32)
+    assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)
+
+
+def test_many_elements_have_the_norm_that_they_have() -> None:
+    n = 1 << 25  # sums of ones in float32 come no further than half of it
+    assert [float(norm) for norm in l1_and_l2_norm(torch.ones(n))] == [n, pytest.approx(n**0.5)]
 
 
 @needs_compiler
