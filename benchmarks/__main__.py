@@ -32,6 +32,10 @@ COMMANDS = {
     ),
     "pace": ("benchmarks.micro.pace", "time streamed gradients beside kept ones, in turn"),
     "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
+    "simulate": (
+        "benchmarks.simulation.simulate_command",
+        "say how long a step would take on a cluster that is described, for every combination; nothing is measured",
+    ),
     "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and say the cure of what is wrong"),
     "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
     "image": ("benchmarks.images.image_command", "build container images, export them, run commands with an engine"),

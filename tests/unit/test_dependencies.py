@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "timeline"),
     ("streamed_away",),
-    ("comm", "compressors", "grouping", "kernels", "residuals", "saved_state"),
+    ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "wrapper"),
@@ -79,6 +79,7 @@ TORCH_FREE = (
     "resireduce/__main__.py",
     "resireduce/errors.py",
     "resireduce/item.py",
+    "resireduce/merging/__init__.py",
     "resireduce/scheme.py",
     "resireduce/settings.py",
     "resireduce/texts.py",

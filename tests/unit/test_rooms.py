@@ -24,6 +24,7 @@ MAY_KNOW = {
     "doctor": ("core", "launching", "images", "analysis"),
     "rig": ("core", "launching", "images"),
     "micro": ("core", "launching", "analysis"),
+    "simulation": ("core", "analysis"),
 }
 """What else is needed is reached by the name of its module: training by launching, the rig where a machine is bare."""
 LOOSE = {"__init__.py", "__main__.py", "pyproject.toml"}

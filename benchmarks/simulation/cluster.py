@@ -1,0 +1,131 @@
+"""A cluster as validated values: its device, its links, how many ranks."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+from benchmarks.core.checks import allow, integer, is_number
+from resireduce.errors import ConfigError, check_share, choose
+
+MOST_RANKS = 4096
+"""As many as a plan reckons with."""
+ALGORITHMS = ("ring", "recursive")
+"""How collectives go: around a ring, or doubling and halving (Thakur et al., "Optimization of collective communication
+operations in MPICH", 2005): as many bytes, in log2(ranks) steps."""
+EXAMPLES = {
+    "bandwidth_bytes_per_second": "bytes a second, such as 3.125e9 for 25 Gbit/s",
+    "latency_seconds": "seconds, such as 1.4e-5",
+    "flops_per_second": "operations a second, such as 19.5e12",
+    "memory_bytes_per_second": "bytes a second, such as 2.039e12",
+    "memory_bytes": "bytes, such as 80.0e9",
+    "nodes": "their number",
+    "ranks_per_node": "their number",
+    "device": "a known one's name, or its figures",
+}
+"""What to give in a field, for messages."""
+MAY_BE_ZERO = ("latency_seconds", "launch_seconds", "message_seconds", "jitter_seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """One level of the network. Raises ConfigError for a field that cannot be."""
+
+    latency_seconds: float
+    """From a rank to its neighbour."""
+    bandwidth_bytes_per_second: float
+    """Of one direction: of a rank within a node, of a whole node between nodes."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What one rank computes with. Raises ConfigError for a field that cannot be."""
+
+    name: str
+    flops_per_second: float
+    memory_bytes_per_second: float
+    memory_bytes: float
+    launch_seconds: float = 5e-6
+    """Of the smallest thing that it can be told to do."""
+    flops_share: float = 0.5
+    """What part of the operations a second training reaches: an assumption, until it is measured."""
+    memory_share: float = 0.8
+    """What part of the bytes a second training reaches, likewise."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+
+    @property
+    def flops(self) -> float:
+        """Operations a second that training reaches."""
+        return self.flops_per_second * self.flops_share
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of memory a second that training reaches."""
+        return self.memory_bytes_per_second * self.memory_share
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Nodes of the same number of ranks. Raises ConfigError for a field that cannot be."""
+
+    name: str
+    nodes: int
+    ranks_per_node: int
+    device: Device
+    in_node: Link | None = None
+    """None: only where a node has one rank."""
+    between_nodes: Link | None = None
+    """None: only where there is one node."""
+    message_seconds: float = 0.0
+    """What each collective costs beside its steps: kernels, negotiation."""
+    algorithm: str = "ring"
+    jitter_seconds: float = 0.0
+    """Mean of what a rank is late by, exponentially distributed: the latest of N is late by this x (1 + 1/2 + ... 1/N)
+    on average."""
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        integer("nodes", self.nodes, 1, MOST_RANKS)
+        integer("ranks_per_node", self.ranks_per_node, 1, MOST_RANKS)
+        choose("algorithm", self.algorithm, ALGORITHMS)
+        _check_numbers(self)
+        if self.in_node is None and self.ranks_per_node > 1:
+            raise ConfigError(f"in_node: missing, with {self.ranks_per_node} ranks in a node; give its link's figures")
+        self.check_ranks(self.ranks)
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all its nodes."""
+        return self.nodes * self.ranks_per_node
+
+    def check_ranks(self, ranks: object) -> int:
+        """Return `ranks`, a number of ranks that fill nodes, as many as it takes, or lie in one. Raises ConfigError."""
+        count = integer("ranks", ranks, 1, MOST_RANKS)
+        if count > self.ranks_per_node and count % self.ranks_per_node:
+            raise ConfigError(
+                f"ranks: {count} is not allowed on {self.name}; give a multiple of the {self.ranks_per_node} of a node"
+            )
+        if count > self.ranks_per_node and self.between_nodes is None:
+            raise ConfigError(
+                f"between_nodes: missing, with {count} ranks, {self.ranks_per_node} in a node; give its link's figures"
+            )
+        return count
+
+
+def _check_numbers(given: Any) -> None:
+    """Raise ConfigError for the first number of a dataclass that is none, not finite, or out of its range."""
+    for field in fields(given):
+        value, name = getattr(given, field.name), field.name
+        if field.type is not float:
+            continue
+        if name.endswith("_share"):
+            check_share(name, value)
+        is_there = is_number(value) and math.isfinite(value) and (value > 0 or (value == 0 and name in MAY_BE_ZERO))
+        lowest = "0 or more" if name in MAY_BE_ZERO else "more than 0"
+        allow(name, value, is_there, f"{EXAMPLES.get(name, 'seconds, such as 1e-5')}, {lowest}")

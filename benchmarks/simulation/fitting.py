@@ -1,0 +1,88 @@
+"""Which of the simulated combinations have room on the device, and an accuracy that records support."""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean
+
+from benchmarks.core.record import CellResult, try_load
+from benchmarks.simulation.grid import LOSSLESS
+from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.sweep import Result, fastest_first
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+
+Key = tuple[str, float, str]
+"""Compressor, density and scheme."""
+PLANNED = {"bert-adam": "adamw"}
+"""The optimizer of a recipe, by a name that a plan knows and that has the same states."""
+
+
+def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
+    """Return a function from a result to the bytes that its rank needs at the fullest moment.
+
+    Those of the model states, as `plan` says with gradients kept or streamed, and all that a forward pass saves.
+    """
+    build = load("resireduce.zoo:find_builder")(layers.model)
+    optimizer = PLANNED.get(layers.optimizer, layers.optimizer)
+
+    @cache
+    def states(compressor: str, density: float, scheme: str, ranks: int) -> int:
+        planned = load("resireduce.plan:plan")(
+            build,
+            optimizer=optimizer,
+            world_size=ranks,
+            compressor=compressor,
+            density=density,
+            scheme=scheme,
+            gradients=gradients,
+        )
+        return int(planned["peak_states"])
+
+    def needed(result: Result) -> int:
+        case = result.case
+        scheme = "none" if case.compressor == LOSSLESS else case.scheme
+        return states(case.compressor, case.density, scheme, case.ranks) + layers.activations_bytes
+
+    return needed
+
+
+def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]) -> tuple[Result, int] | None:
+    """Return the fastest of `results` for which the device has the bytes that are `needed`, and these; None of none."""
+    for result in fastest_first(results):
+        count = needed(result)
+        if count <= result.case.cluster.device.memory_bytes:
+            return result, count
+    return None
+
+
+def supported(records: Iterable[CellResult], model: str, most_lost: float) -> set[Key]:
+    """Return the combinations of which finished `records` of `model` show that a share `most_lost` of the metric of
+    training without compression is lost at most, in the mean over all of them. Raises ConfigError without any to
+    compare with."""
+    metrics: dict[Key, list[float]] = {}
+    higher = True
+    for record in records:
+        cell = record.cell
+        if cell.model == model and record.status == "ok" and record.metric is not None:
+            metrics.setdefault((cell.compressor, cell.density, cell.scheme), []).append(float(record.metric))
+            higher = bool(record.higher_is_better)
+    dense = metrics.get((LOSSLESS, 1.0, "none"))
+    if dense is None:
+        raise ConfigError(f"records: none is of {model!r} without compression; give a run that has such a cell")
+    worst = mean(dense) * (1 - most_lost if higher else 1 + most_lost)
+    return {key for key, its in metrics.items() if (mean(its) >= worst if higher else mean(its) <= worst)}
+
+
+def is_supported(result: Result, keys: set[Key]) -> bool:
+    """Return whether the combination of `result` is among those that records support."""
+    case = result.case
+    return (case.compressor, case.density, "none" if case.compressor == LOSSLESS else case.scheme) in keys
+
+
+def records_in(folder: Path) -> list[CellResult]:
+    """Return the records of cells in a run's folder. Raises ConfigError if it has none."""
+    found = [record for path in sorted((folder / "cells").glob("*.json")) if (record := try_load(path))]
+    if not found:
+        raise ConfigError(f"records: {folder} has no records of cells; give a run's folder, such as results/runs/smoke")
+    return found

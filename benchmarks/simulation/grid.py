@@ -1,0 +1,75 @@
+"""The combinations that are simulated."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from benchmarks.simulation.cluster import Cluster
+from resireduce.errors import check_share, choose
+from resireduce.merging import RULES
+from resireduce.scheme import COMPRESSORS, SCHEMES
+
+HIERARCHIES = ("flat", "node")
+LOSSLESS = "none"
+"""The compressor that sends gradients as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One combination. Raises ConfigError for a field that cannot be."""
+
+    cluster: Cluster
+    ranks: int
+    compressor: str = LOSSLESS
+    density: float = 1.0
+    scheme: str = "baseline"
+    rule: str = "none"
+    hierarchy: str = "flat"
+
+    def check(self) -> "Case":
+        """Return itself, with values that are allowed. Raises ConfigError for the first that is not."""
+        self.cluster.check_ranks(self.ranks)
+        choose("compressor", self.compressor, COMPRESSORS)
+        check_share("density", self.density)
+        choose("scheme", self.scheme, SCHEMES)
+        choose("rule", self.rule, RULES)
+        choose("hierarchy", self.hierarchy, HIERARCHIES)
+        return self
+
+    @property
+    def makes_sense(self) -> bool:
+        """Whether it is something that can be built, and that is not the same as another combination.
+
+        Halves of an all-reduce need dense gradients, all ranks alike; a node of one rank, or one node, has no levels.
+        """
+        dense = self.compressor == LOSSLESS
+        nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
+        halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
+        return halves and (self.hierarchy == "flat" or nodes_and_ranks)
+
+
+def grid(
+    clusters: Sequence[Cluster],
+    ranks: Sequence[int] | None,
+    compressors: Sequence[str],
+    densities: Sequence[float],
+    rules: Sequence[str],
+    hierarchies: Sequence[str] = HIERARCHIES,
+    schemes: Sequence[str] = ("baseline",),
+) -> Iterator[Case]:
+    """Yield all combinations that make sense; `ranks` None: all of a cluster's.
+
+    A compressor for which density means nothing has one, 1. Raises ConfigError for the first value that cannot be.
+    """
+    for cluster in clusters:
+        for count in ranks or [cluster.ranks]:
+            cluster.check_ranks(count)
+    for cluster, compressor, rule, hierarchy, scheme in product(clusters, compressors, rules, hierarchies, schemes):
+        choose("compressor", compressor, COMPRESSORS)
+        own = densities if COMPRESSORS[compressor].selects else [1.0]
+        if compressor == LOSSLESS and scheme != schemes[0]:
+            continue  # it leaves nothing for any residual
+        for count, density in product(ranks or [cluster.ranks], own):
+            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy).check()
+            if case.makes_sense:
+                yield case

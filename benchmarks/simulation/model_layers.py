@@ -1,0 +1,116 @@
+"""A model as the simulator sees it: tensors in the order in which their gradients come, and what a step computes."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.core.record import CellResult, RecordError
+from benchmarks.simulation.cluster import Device
+from resireduce.errors import ConfigError
+from resireduce.merging.arrivals import Array
+from resireduce.scheme import load
+
+TRACE = "benchmarks.training.layer_trace:trace"
+UPDATE_BYTES = {"sgd": 20, "adamw": 28, "bert-adam": 28}
+"""Bytes of memory that an update moves for each float32 parameter: parameter, gradient and states read, parameter and
+states written."""
+
+
+@dataclass(frozen=True)
+class Layers:
+    """One training step of a model on one rank."""
+
+    model: str
+    batch: int
+    """Samples of a rank; 0: not known."""
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    kinds: tuple[str, ...]
+    """grouped, specific, other, or dense: sent as it is, whatever the compressor."""
+    optimizer: str
+    forward: Array
+    """Operations of the forward pass, (operations, 2): flops, and bytes that are read and written."""
+    backward: tuple[Array, ...]
+    """Likewise, those of the backward pass that come before each gradient and after the one before it."""
+    activations_bytes: int
+
+    @cached_property
+    def elements(self) -> Array:
+        """Elements of each tensor."""
+        return np.array([prod(shape) for shape in self.shapes], dtype=float)
+
+    def seconds(self, device: Device, compute_seconds: float | None = None) -> tuple[float, Array]:
+        """Return the time of the forward pass, and of the part of the backward pass before each gradient.
+
+        An operation takes as long as its flops or its bytes take on the device, whichever is longer, and a launch at
+        least. compute_seconds: what both passes were measured to take together, to which all is scaled. Without a
+        recipe nothing is known of operations: a third of that is the forward pass, and the rest goes by elements.
+        Raises ConfigError for a model without a recipe if there is no such measurement.
+        """
+        if not self.batch:
+            if compute_seconds is None:
+                raise ConfigError(
+                    f"compute_seconds: missing, and {self.model!r} has no recipe that says what a step computes; "
+                    "give the seconds that forward and backward pass of one rank take"
+                )
+            return compute_seconds / 3, compute_seconds * 2 / 3 * self.elements / self.elements.sum()
+        forward = float(_seconds(self.forward, device).sum())
+        backward = np.array([_seconds(part, device).sum() for part in self.backward])
+        scale = 1.0 if compute_seconds is None else compute_seconds / (forward + backward.sum())
+        return scale * forward, scale * backward
+
+    def update_seconds(self, device: Device) -> float:
+        """Return the time of the optimizer's update, by the bytes it moves."""
+        return float(UPDATE_BYTES[self.optimizer] * self.elements.sum() / device.bytes_per_second)
+
+
+def _seconds(operations: Array, device: Device) -> Array:
+    flops, moved = operations[:, 0], operations[:, 1]
+    return np.maximum(np.maximum(flops / device.flops, moved / device.bytes_per_second), device.launch_seconds)
+
+
+def layers_of(model: str, batch: int | None = None) -> Layers:
+    """Return the layers of a model that `plan` knows; `batch`: samples of a rank, None those of its recipe.
+
+    Raises ConfigError for a model that is not known. It loads torch, and takes seconds.
+    """
+    return from_trace(load(TRACE)(model, batch))
+
+
+def from_trace(traced: dict[str, Any]) -> Layers:
+    """Return the layers of the plain values `traced`, of `benchmarks.training.layer_trace.trace`."""
+    return Layers(
+        model=traced["model"],
+        batch=traced["batch"],
+        names=tuple(traced["names"]),
+        shapes=tuple(map(tuple, traced["shapes"])),
+        kinds=tuple(traced["kinds"]),
+        optimizer=traced["optimizer"],
+        forward=_operations(traced["forward"]),
+        backward=tuple(map(_operations, traced["backward"])),
+        activations_bytes=traced["activations_bytes"],
+    )
+
+
+def _operations(listed: Any) -> Array:
+    return np.array(listed, dtype=float).reshape(-1, 2)
+
+
+def recorded_seconds(path: Path, model: str) -> float:
+    """Return the seconds of forward and backward pass in the record of a cell of `model`. Raises ConfigError.
+
+    That of another model, one without these phases, and what is no record are refused, in one line.
+    """
+    try:
+        result = CellResult.load(path)
+    except RecordError as error:
+        raise ConfigError(f"record: {error}") from None
+    if result.cell.model != model:
+        raise ConfigError(f"record: {path} is of {result.cell.model!r}, not of {model!r}; give one of the same model")
+    if not result.phase_seconds.get("forward_backward"):
+        raise ConfigError(f"record: {path} has no time of forward and backward; give one that ended with status ok")
+    return result.phase_seconds["forward_backward"]

@@ -1,0 +1,174 @@
+"""`python -m benchmarks simulate`: how long a step of every combination would take on a cluster that is described."""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.analysis.write import to_csv, to_markdown, to_screen
+from benchmarks.core.checks import allow, integer, is_number
+from benchmarks.core.files import finite, save_json, save_text, writable
+from benchmarks.simulation.cluster import MOST_RANKS, Cluster
+from benchmarks.simulation.compress_cost import read_micro
+from benchmarks.simulation.fitting import is_supported, records_in, supported
+from benchmarks.simulation.grid import HIERARCHIES, Case, grid
+from benchmarks.simulation.model_layers import layers_of, recorded_seconds
+from benchmarks.simulation.read_cluster import find_cluster
+from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.sweep import Result, fastest_first, simulate
+from benchmarks.simulation.views import best_merged, efficiencies, name_of, pieces, table
+from benchmarks.simulation.what_pays import answers, sentences
+from resireduce.errors import ConfigError, check_share, choose
+from resireduce.merging import RULES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
+
+DENSITIES = (0.01, 0.001)
+UNPLANNED = ("threshold",)
+"""Compressors that nobody knows the bytes of before they have seen gradients."""
+SHOWN = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    usual = [name for name in COMPRESSORS if name not in UNPLANNED]
+    known = "a preset of benchmarks/simulation/clusters.yaml, or a YAML file of your own"
+    parser.add_argument("--model", default="resnet50", help="as plan knows it (default: %(default)s)")
+    parser.add_argument("--batch", type=int, help="samples of a rank (default: the recipe's)")
+    parser.add_argument("--cluster", nargs="+", default=["paper-local"], help=f"{known} (default: paper-local)")
+    parser.add_argument("--ranks", type=int, nargs="+", help=f"2 to {MOST_RANKS} (default: all of the cluster)")
+    parser.add_argument("--compressors", nargs="+", metavar="NAME", default=usual, help="default: all that have a plan")
+    parser.add_argument("--densities", type=float, nargs="+", metavar="D", default=DENSITIES)
+    parser.add_argument("--schemes", nargs="+", metavar="NAME", default=["baseline"], help="default: baseline")
+    parser.add_argument("--rules", nargs="+", metavar="NAME", default=list(RULES), help=f"default: {', '.join(RULES)}")
+    parser.add_argument("--levels", nargs="+", default=list(HIERARCHIES), help="default: flat and node")
+    parser.add_argument("--micro", type=Path, help="record of make micro, for the time of compression on this device")
+    parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
+    parser.add_argument("--compute-seconds", type=float, help="or that time: forward and backward pass of one rank")
+    parser.add_argument("--own-stream", action="store_true", help="compression does not delay the backward pass")
+    parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned, if sizes differ")
+    parser.add_argument("--gradients", default="streamed", help="for what fits in memory (default: %(default)s)")
+    parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
+    parser.add_argument("--most-lost", type=float, default=0.01, help="share of the metric (default: %(default)s)")
+    parser.add_argument(
+        "--top", type=int, default=SHOWN, help="rows shown, each with its best merging (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, all results")
+    parser.add_argument("--output", type=Path, help="folder for simulated.json, .csv, .md, step.svg and scaling.svg")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
+    clusters = _checked(args)
+    cases = _cases(args, clusters, args.ranks)
+    if not cases:
+        raise ConfigError("rules: nothing is left to simulate; dear needs compressor none and flat levels")
+    settings = _settings(args)
+    results = simulate(cases, settings)
+    chosen = _with_accuracy(args, results)
+    ordered = fastest_first(chosen)
+    found = {
+        "simulated": True,
+        "model": settings.layers.model,
+        "batch_per_rank": settings.layers.batch,
+        **answers(chosen, results, settings, args.gradients),
+    }
+    if args.output:
+        _write(args.output, found, ordered, results, settings, _scaled(args, clusters[0], settings))
+    if args.json:
+        print(json.dumps(finite(found | {"results": [one.as_dict() for one in ordered]}), indent=1))
+        return 0
+    print(to_screen(table(best_merged(ordered)[: args.top], results)))
+    print("\n" + "\n".join(sentences(found)))
+    return 0
+
+
+def _checked(args: argparse.Namespace) -> list[Cluster]:
+    """Return the clusters that the command line names. Raises ConfigError for the first value that cannot be used."""
+    clusters = [find_cluster(one) for one in args.cluster]
+    for name in ("ranks", "densities", "batch"):
+        given = getattr(args, name)
+        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            check_share(name, one) if name == "densities" else integer(name, one, 1, 10**6)
+    for cluster in clusters:
+        for count in args.ranks or [cluster.ranks]:
+            integer("ranks", cluster.check_ranks(count), 2, MOST_RANKS)
+    for name, known in (("rules", RULES), ("levels", HIERARCHIES), ("compressors", COMPRESSORS), ("schemes", SCHEMES)):
+        for one in getattr(args, name):
+            choose(name, one, known)
+    choose("gradients", args.gradients, GRADIENTS)
+    integer("top", args.top, 1, 10**6)
+    for name, least in (("ragged_largest", 1.0), ("most_lost", 0.0)):
+        value = getattr(args, name)
+        allow(name, value, is_number(value) and least <= value < math.inf, f"a number, {least:g} or more")
+    if args.record and args.compute_seconds is not None:
+        raise ConfigError("compute_seconds: the record says it, too; give one of them")
+    if args.compute_seconds is not None:
+        allow("compute_seconds", args.compute_seconds, 0 < args.compute_seconds < math.inf, "seconds, more than 0")
+    if args.output and args.output.exists() and not args.output.is_dir():
+        raise ConfigError(f"output: {args.output} is no folder; give the name of one")
+    return clusters
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """Return what is the same for all cases, read before anything is simulated."""
+    rows = read_micro(args.micro) if args.micro else []
+    seconds = recorded_seconds(args.record, args.model) if args.record else args.compute_seconds
+    return Settings(layers_of(args.model, args.batch), rows, seconds, args.own_stream, args.ragged_largest)
+
+
+def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequence[int] | None) -> list[Case]:
+    return list(grid(clusters, ranks, args.compressors, args.densities, args.rules, args.levels, args.schemes))
+
+
+def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Result]:
+    """Return the results whose accuracy records support, if the command line names some."""
+    if args.records is None:
+        return results
+    keys = supported(records_in(args.records), args.model, args.most_lost)
+    found = [one for one in results if is_supported(one, keys)]
+    if not found:
+        known = "; ".join(f"{name} at {density:g}, {scheme}" for name, density, scheme in sorted(keys))
+        raise ConfigError(f"records: {args.records} supports none of these combinations; it does: {known}")
+    return found
+
+
+def _scaled(args: argparse.Namespace, cluster: Cluster, settings: Settings) -> list[Result]:
+    """Return results on 2 to 4,096 ranks of a cluster, as far as they fill its nodes."""
+    in_node = [count for count in _powers() if count <= cluster.ranks_per_node]
+    nodes = [cluster.ranks_per_node * count for count in _powers() if cluster.between_nodes]
+    ranks = sorted({*in_node, *(count for count in nodes if count <= MOST_RANKS), cluster.ranks})
+    return simulate(_cases(args, [cluster], ranks), settings)
+
+
+def _powers() -> list[int]:
+    return [2**power for power in range(1, int(math.log2(MOST_RANKS)) + 1)]
+
+
+def _write(
+    folder: Path,
+    found: dict[str, object],
+    ordered: Sequence[Result],
+    results: Sequence[Result],
+    settings: Settings,
+    scaled: Sequence[Result],
+) -> None:
+    """Write all files of the folder. The pictures are of the first cluster."""
+    from benchmarks.analysis.charts import scaling_chart, step_chart
+
+    writable("output", folder / "simulated.json")
+    fastest = ordered[0].case
+    title = f"Simulated: {settings.layers.model}, {fastest.cluster.name}"
+    save_json(finite(found | {"results": [one.as_dict() for one in ordered]}), folder / "simulated.json")
+    whole = table(ordered, results)
+    save_text(to_csv(whole), folder / "simulated.csv")
+    save_text(to_markdown(whole, []), folder / "simulated.md")
+    save_text(
+        step_chart.picture(pieces(fastest, settings), f"{title}, {fastest.ranks} ranks\n{name_of(fastest)}"),
+        folder / "step.svg",
+    )
+    points = efficiencies(scaled, settings)
+    save_text(
+        scaling_chart.picture(points, f"Simulated: {settings.layers.model}, {scaled[0].case.cluster.name}"),
+        folder / "scaling.svg",
+    )

@@ -1,0 +1,144 @@
+"""The time of one training step: tensors go from stream to stream, each of which serves one message after the other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from benchmarks.simulation.rows import Rows
+from resireduce.merging import RULES, Rule
+from resireduce.merging.arrivals import Array, Arrivals, Ends
+
+STREAMS = ("backward", "sum in node", "compress", "communicate", "decompress", "gather in node")
+"""What a message goes through, in this order; compression that delays the backward pass is a part of it."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One step of each case; time 0 is the start of the backward pass. Seconds, of shape (cases,) if nothing else."""
+
+    ends: Ends
+    """(cases, tensors): where messages end."""
+    busy: Mapping[str, tuple[Array, Array]]
+    """By stream, when it begins and ends with the message that ends at each tensor: (cases, tensors)."""
+    computed: Array
+    """End of the backward pass, with the compression that delays it."""
+    step: Array
+    """From the start of a forward pass to that of the next."""
+    exposed: Array
+    """What of the step is neither forward, backward pass nor update: waiting, and decompressing."""
+
+
+def served(arrive: Array, duration: Array) -> Array:
+    """Return when each is done that comes at `arrive` and is served for `duration`, in order, one at a time."""
+    done = np.cumsum(duration, axis=-1)
+    return done + np.maximum.accumulate(arrive - (done - duration), axis=-1)
+
+
+def in_message(values: Array, ends: Ends) -> Array:
+    """Return the sum of `values` over each message, where it ends; 0 elsewhere."""
+    total = np.cumsum(values, axis=-1)
+    at_end = np.where(ends, total, 0.0)
+    before = np.zeros_like(at_end)
+    before[..., 1:] = np.maximum.accumulate(at_end, axis=-1)[..., :-1]
+    return np.where(ends, total - before, 0.0)
+
+
+def merged(rows: Rows, rule: Rule) -> Ends:
+    """Return where messages end by a `rule` that knows when each tensor can be sent, if it goes by itself."""
+    alone = np.ones(rows.backward.shape, dtype=bool)
+    ready = _sendable(rows, alone, False)[0]
+    arrivals = Arrivals(
+        np.maximum.accumulate(ready, axis=-1),
+        rows.transfer,
+        rows.latency,
+        rows.nbytes,
+        backward=rows.backward,
+        elements=rows.compressed,
+        compress=rows.compress,
+    )
+    return rule.function(arrivals)
+
+
+def _compression(rows: Rows, ends: Ends, whole: bool) -> Array:
+    """Return the seconds to compress: where each tensor is, or, if messages are compressed as a whole, at their end."""
+    if whole:
+        return np.maximum(rows.compress(in_message(rows.compressed, ends)) + in_message(rows.more, ends), 0.0)
+    return np.maximum(rows.compress(rows.compressed) + rows.more, 0.0)
+
+
+def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
+    """Return when messages can be sent, the end of the backward pass, and what streams were busy with until then."""
+    compression = _compression(rows, ends, whole)
+    inline = np.where(rows.inline[:, None], compression, 0.0)
+    backward = np.cumsum(rows.backward + inline, axis=-1)
+    begun = backward - in_message(rows.backward + inline, ends)
+    moved = in_message(rows.moved, ends)
+    summing = np.where(moved > 0, rows.in_node_latency[:, None] + rows.in_node_per_byte[:, None] * moved, 0.0)
+    ready = backward + rows.late[:, None]
+    summed = served(ready, summing)
+    apart = in_message(compression - inline, ends)
+    compressed = served(summed, apart)
+    busy = {
+        "backward": (begun, backward),
+        "sum in node": (summed - summing, summed),
+        "compress": (compressed - apart, compressed),
+    }
+    return compressed, backward[:, -1], busy
+
+
+def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
+    """Return the steps of cases whose messages end at `ends`, sent as the messages of `rule` are."""
+    ready, computed, busy = _sendable(rows, ends, rule.compresses_messages)
+    if rule.cycle_seconds:
+        ready = np.ceil(ready / rule.cycle_seconds) * rule.cycle_seconds
+    several = in_message((rows.nbytes > 0).astype(float), ends) > 1
+    copying = np.where(several, in_message(rows.copied, ends), 0.0)
+    sending = _slowest(rows.latency, ends) + in_message(rows.transfer, ends) + copying
+    if rule.in_halves:
+        return _in_halves(rows, ends, ready, sending, computed, busy)
+    sent = served(ready, sending)
+    unpacking = in_message(rows.unpack, ends)
+    unpacked = served(np.where(rows.inline[:, None], np.maximum(sent, computed[:, None]), sent), unpacking)
+    moved = in_message(rows.moved, ends)
+    gathering = np.where(moved > 0, rows.in_node_latency[:, None] + rows.in_node_per_byte[:, None] * moved, 0.0)
+    gathered = served(unpacked, gathering)
+    busy |= {
+        "communicate": (sent - sending, sent),
+        "decompress": (unpacked - unpacking, unpacked),
+        "gather in node": (gathered - gathering, gathered),
+    }
+    finish = np.maximum(gathered[:, -1], computed)
+    step = rows.forward + finish + rows.update
+    return Timed(ends, MappingProxyType(busy), computed, step, finish - computed)
+
+
+def _slowest(latency: Array, ends: Ends) -> Array:
+    """Return the latency of each message where it ends: that of all tensors of a case which have one is the same."""
+    each = latency.max(axis=-1, keepdims=True)
+    return np.where(in_message((latency > 0).astype(float), ends) > 0, each, 0.0)
+
+
+def _in_halves(
+    rows: Rows, ends: Ends, ready: Array, sending: Array, computed: Array, busy: dict[str, tuple[Array, Array]]
+) -> Timed:
+    """Return steps whose all-reduces are cut in two (Zhang et al., "DeAR", ICDCS 2023).
+
+    The reduce-scatters take half of the time, in the backward pass; when all have ended the all-gathers follow, in the
+    order of the next forward pass, each of whose layers waits for its own, is updated, and computes.
+    """
+    half = sending / 2
+    scattered = served(ready, half)
+    begin = np.maximum(scattered[:, -1], computed)[:, None]
+    order = slice(None, None, -1)
+    gathered = served(np.broadcast_to(begin, half.shape), half[:, order])
+    share = rows.backward / rows.backward.sum(axis=-1, keepdims=True)
+    weight = rows.moved / rows.moved.sum(axis=-1, keepdims=True)
+    layer = rows.forward[:, None] * share + rows.update[:, None] * weight
+    # A message's first layer, in the order of the forward pass, is where it ends in that of the backward pass.
+    forward = served(np.where(ends[:, order], gathered, begin), layer[:, order])
+    step = forward[:, -1]
+    ends_of = gathered[:, order]
+    both = {"communicate": (scattered - half, scattered), "gather in node": (ends_of - half, ends_of)}
+    return Timed(ends, MappingProxyType(busy | both), computed, step, step - computed - rows.forward - rows.update)

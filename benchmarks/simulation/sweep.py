@@ -1,0 +1,80 @@
+"""All cases of a grid: chunk by chunk, those of one merging rule together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulation.grid import Case
+from benchmarks.simulation.rows import Settings, rows_of
+from benchmarks.simulation.step_time import Timed, in_message, merged, timed
+from benchmarks.simulation.wire import works
+from resireduce.merging import RULES
+
+NUMBERS_AT_ONCE = 300_000
+"""Cases x tensors of a chunk: its arrays stay near the processor."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was simulated of one case; nothing of it was measured."""
+
+    case: Case
+    step_seconds: float
+    exposed_seconds: float
+    """What of the step is neither forward, backward pass nor update."""
+    messages: int
+    sent_bytes: float
+    """That a rank gives to its messages; by node, those of all its ranks."""
+    basis: str
+    """Where the time of compression is from."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: those of the case, with its cluster's name, and its results."""
+        case = asdict(self.case) | {"cluster": self.case.cluster.name}
+        own = {name: value for name, value in vars(self).items() if name != "case"}
+        return case | own
+
+
+def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
+    """Return the results of `cases`, in their order. Raises ConfigError for a model of which too little is known."""
+    found: list[Result | None] = [None] * len(cases)
+    count = max(1, NUMBERS_AT_ONCE // len(settings.layers.names))
+    known = works(cases, settings.layers, settings.micro)
+    for rule, places in _by_rule(cases).items():
+        for start in range(0, len(places), count):
+            chosen = places[start : start + count]
+            some = [cases[place] for place in chosen]
+            rows = rows_of(some, settings, known)
+            times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
+            sent = rows.nbytes.sum(axis=-1)
+            messages = _messages(times, rows.nbytes)
+            for number, (place, case) in enumerate(zip(chosen, some, strict=True)):
+                work = known[case.cluster.device, case.compressor, case.density, case.scheme]
+                step, exposed = float(times.step[number]), float(times.exposed[number])
+                found[place] = Result(case, step, exposed, int(messages[number]), float(sent[number]), work.basis)
+    return [one for one in found if one is not None]
+
+
+def fastest_first(results: Iterable[Result]) -> list[Result]:
+    """Return `results` in order of their steps; of equal ones, to a millionth, that with fewer messages first."""
+    return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
+
+
+def one_step(case: Case, settings: Settings) -> Timed:
+    """Return the step of one case, with what its streams are busy with."""
+    rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
+    return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])
+
+
+def _by_rule(cases: Sequence[Case]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for place, case in enumerate(cases):
+        found.setdefault(case.rule, []).append(place)
+    return found
+
+
+def _messages(times: Timed, nbytes: np.ndarray) -> np.ndarray:
+    """Return how many messages have anything in them."""
+    return (in_message(nbytes, times.ends) > 0).sum(axis=-1)

@@ -1,0 +1,133 @@
+"""What people see of a simulation: a table, one step's streams, and how it scales. All says that it is simulated."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.analysis.labels import TIMES
+from benchmarks.analysis.table import Table
+from benchmarks.simulation.grid import LOSSLESS, Case
+from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.step_time import STREAMS
+from benchmarks.simulation.sweep import Result, one_step
+from resireduce.merging import RULES
+from resireduce.scheme import COMPRESSORS
+
+READING = (
+    "Simulated, not measured: a step from the start of one forward pass to that of the next. Exposed: what of it is "
+    "neither forward, backward pass nor update. Speed-up: beside the fastest without compression on as many ranks of "
+    "the same cluster. Compression: as make micro measured it, or by the bytes of memory that it moves, which is the "
+    "least that it can take."
+)
+HEAD = ["Cluster", "Compressor", "Merged", "Levels", "Ranks", "Step, ms", "Exposed, ms", "Speed-up", "Messages"]
+HEAD += ["Sent, MiB", "Compression"]
+
+
+def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
+    """Return the table of `results`, of which `all_results` has those without compression to compare with."""
+    dense = fastest_dense(all_results)
+    body = [[*_names(one), *_numbers(one, dense.get((one.case.cluster.name, one.case.ranks)))] for one in results]
+    records = [one.as_dict() for one in results]
+    return Table("simulated", "Simulated steps", READING, records, HEAD, body, text_columns=4)
+
+
+def best_merged(ordered: Sequence[Result]) -> list[Result]:
+    """Return the first of the `ordered` results of each cluster, ranks, compressor, density, scheme and levels."""
+    found: dict[tuple[Any, ...], Result] = {}
+    for one in ordered:
+        case = one.case
+        key = (case.cluster.name, case.ranks, case.compressor, case.density, case.scheme, case.hierarchy)
+        found.setdefault(key, one)
+    return list(found.values())
+
+
+def fastest_dense(results: Sequence[Result]) -> dict[tuple[str, int], float]:
+    """Return the shortest step without compression, by cluster and ranks."""
+    found: dict[tuple[str, int], float] = {}
+    for one in results:
+        if one.case.compressor == LOSSLESS:
+            place = one.case.cluster.name, one.case.ranks
+            found[place] = min(found.get(place, np.inf), one.step_seconds)
+    return found
+
+
+def name_of(case: Case) -> str:
+    """Return what a case is called among others of its cluster: compressor, density, scheme, rule and levels."""
+    return ", ".join([_compressor(case), f"merged {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
+
+
+def _compressor(case: Case) -> str:
+    if case.compressor == LOSSLESS:
+        return "no compression"
+    scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme
+
+
+def _names(one: Result) -> list[str]:
+    return [one.case.cluster.name, _compressor(one.case), one.case.rule, one.case.hierarchy]
+
+
+def _numbers(one: Result, dense: float | None) -> list[str]:
+    faster = "" if dense is None else f"{dense / one.step_seconds:.2f} {TIMES}"
+    times = [f"{1000 * seconds:.2f}" for seconds in (one.step_seconds, one.exposed_seconds)]
+    return [str(one.case.ranks), *times, faster, str(one.messages), f"{one.sent_bytes / 2**20:.2f}", one.basis]
+
+
+def pieces(case: Case, settings: Settings) -> list[dict[str, Any]]:
+    """Return what streams are busy with in one step of `case`: lane, part, start and end in seconds, and a text.
+
+    Time 0 is the start of the forward pass, or, where it is the next one that waits, of the backward pass. Of
+    communication, what begins after the backward pass has ended is exposed.
+    """
+    times = one_step(case, settings)
+    halves, place = RULES[case.rule].in_halves, np.flatnonzero(times.ends[0])
+    computed, step = float(times.computed[0]), float(times.step[0])
+    forward = settings.layers.seconds(case.cluster.device, settings.compute_seconds)[0]
+    update = settings.layers.update_seconds(case.cluster.device)
+    shift = 0.0 if halves else forward
+    found = [] if halves else [_piece("forward", "computes", 0.0, forward, "forward pass")]
+    for lane in STREAMS:
+        starts, ends = times.busy.get(lane, (times.step[:, None] * 0, times.step[:, None] * 0))
+        for number, which in enumerate(place if lane in times.busy else []):
+            start, end = float(starts[0, which]), float(ends[0, which])
+            text = f"message {number + 1} of {len(place)}"
+            if lane in ("backward", "compress"):
+                found.append(_piece(lane, "computes", start + shift, end + shift, text))
+                continue
+            cut = min(max(start, computed), end)
+            found += [_piece(lane, "hidden", start + shift, cut + shift, text)]
+            found += [_piece(lane, "exposed", cut + shift, end + shift, text)]
+    last = (computed, step, "next forward pass, and update") if halves else (step - update, step, "update")
+    return [*found, _piece("next forward" if halves else "update", "computes", *last)]
+
+
+def _piece(lane: str, part: str, start: float, end: float, text: str) -> dict[str, Any]:
+    return {"lane": lane, "part": part, "start_seconds": start, "end_seconds": end, "text": text}
+
+
+def efficiencies(results: Sequence[Result], settings: Settings, most: int = 6) -> list[dict[str, Any]]:
+    """Return points of how training scales: of `most` compressors and levels, those that are fastest at most ranks.
+
+    Each is the fastest of its merging rules at that number of ranks; efficiency is what part of the speed of a rank
+    that computes alone, without compression, is left.
+    """
+    best: dict[str, dict[int, Result]] = {}
+    for one in results:
+        name = _compressor(one.case) + ", by node" * (one.case.hierarchy == "node")
+        held = best.setdefault(name, {}).get(one.case.ranks)
+        if held is None or one.step_seconds < held.step_seconds:
+            best[name][one.case.ranks] = one
+    largest = max(one.case.ranks for one in results)
+    names = [name for name in best if largest in best[name]]
+    names = sorted(names, key=lambda name: best[name][largest].step_seconds)
+    kept = [name for name in names if name.startswith("no compression")] + names
+    points = []
+    for name in list(dict.fromkeys(kept))[:most]:
+        for ranks, one in sorted(best[name].items()):
+            device = one.case.cluster.device
+            forward, backward = settings.layers.seconds(device, settings.compute_seconds)
+            alone = forward + backward.sum() + settings.layers.update_seconds(device)
+            text = f"merged {one.case.rule}"
+            points.append({"name": name, "ranks": ranks, "efficiency": alone / one.step_seconds, "text": text})
+    return points

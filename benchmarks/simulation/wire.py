@@ -1,0 +1,97 @@
+"""What travels of each tensor, and what compressing it takes, by compressor, density, scheme and device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulation.cluster import Device
+from benchmarks.simulation.compress_cost import Compression, compression
+from benchmarks.simulation.curve import Curve
+from benchmarks.simulation.grid import LOSSLESS, Case
+from benchmarks.simulation.model_layers import Layers
+from resireduce.merging.arrivals import Array
+from resireduce.scheme import COMPRESSORS, load
+
+PAYLOAD = "benchmarks.training.layer_trace:payload_of"
+BUCKET_BYTES = 1 << 18
+"""Small dense tensors travel together, up to so many bytes: `resireduce.step.buckets`, which imports torch."""
+FLOAT_BYTES = 4
+
+Key = tuple[Device, str, float, str]
+"""Device, compressor, density and scheme."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one compressor at one density, with one scheme, on one device; arrays have a number for each tensor.
+
+    Small tensors that are sent as they are beside compressed ones lie in buckets, each an all-reduce of its own, and
+    all of a bucket is where its last tensor is.
+    """
+
+    elements: Array
+    """That travel as a tensor's own message; 0: it is in a bucket."""
+    payload: Array
+    """Bytes of that message."""
+    dense_bytes: Array
+    """Bytes of the bucket that ends with this tensor."""
+    touched: Array
+    """Elements of one payload that are added to the average."""
+    more: Array
+    """Seconds of the scheme beside a full residual."""
+    curve: Curve
+    basis: str
+    gathered: bool
+    ragged: bool
+    lossy: bool
+
+
+def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, Any]]) -> dict[Key, Work]:
+    """Return what is needed of each combination that `cases` have; `micro`: rows of `make micro`'s record."""
+    keys = {(case.cluster.device, case.compressor, case.density, case.scheme): None for case in cases}
+    return {key: _work(key, layers, micro, _payload(key[1], key[2], layers.shapes)) for key in keys}
+
+
+@lru_cache(maxsize=1024)
+def _payload(compressor: str, density: float, shapes: tuple[tuple[int, ...], ...]) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = load(PAYLOAD)(compressor, density, shapes)
+    return found
+
+
+def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Mapping[str, Any]) -> Work:
+    device, compressor, density, scheme = key
+    lossy = compressor != LOSSLESS
+    small = np.array([lossy and kind == "dense" for kind in layers.kinds])
+    elements = np.where(small, 0.0, layers.elements)
+    cost = compression(compressor, scheme, density, device, micro) if lossy else NO_COMPRESSION
+    selects = COMPRESSORS[compressor].selects
+    return Work(
+        elements=elements,
+        payload=np.where(small, 0.0, np.array(sent["bytes"], dtype=float)),
+        dense_bytes=buckets(np.where(small, FLOAT_BYTES * layers.elements, 0.0)),
+        touched=elements * (density if selects else 1.0),
+        more=elements * np.array([cost.more.get(kind, 0.0) for kind in layers.kinds]),
+        curve=cost.curve,
+        basis=cost.basis,
+        gathered=sent["collective"] == "all_gather",
+        ragged=not sent["equal_sizes"],
+        lossy=lossy,
+    )
+
+
+NO_COMPRESSION = Compression(Curve.line(0.0, 0.0), {}, "nothing to do")
+
+
+def buckets(nbytes: Array) -> Array:
+    """Return the bytes of each bucket where its last tensor is, and 0 elsewhere, of tensors of `nbytes`, 0: none."""
+    found, waiting, last = np.zeros_like(nbytes), 0.0, -1
+    for place in map(int, np.flatnonzero(nbytes)):
+        if waiting and waiting + nbytes[place] > BUCKET_BYTES:
+            found[last], waiting = waiting, 0.0
+        waiting, last = waiting + nbytes[place], place
+    if waiting:
+        found[last] = waiting
+    return found

@@ -1,0 +1,169 @@
+"""What one training step of a model computes, operation by operation, and in which order its gradients come.
+
+On the meta device: nothing is computed, and no memory is taken.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.paths import ROOT
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.training.build import make_task
+from resireduce.api import find_grouping
+from resireduce.grouping import Grouping, compressible
+from resireduce.scheme import build_compressor
+from resireduce.zoo import find_builder
+
+Operation = tuple[int, int]
+"""Floating-point operations, and bytes that are read and written."""
+
+
+def trace(name: str, batch: int | None = None) -> dict[str, Any]:
+    """Return plain values about one step of model `name`, on `batch` samples; None: as many as its recipe says.
+
+    names, shapes, kinds: of the gradients in the order in which they come, with kind grouped, specific, other, or dense
+    for those that are sent as they are. forward: its operations, [flops, bytes] each; backward: those that come before
+    each gradient and after the one before it. activations_bytes: what the forward pass saves for the backward pass,
+    parameters not counted. batch: samples, 0 for a model without a recipe, of which only names, shapes and kinds, in
+    the reverse order of the model, are known. optimizer: the recipe's, or sgd. Raises ConfigError if there is no such
+    model.
+    """
+    with torch.device("meta"):
+        model = find_builder(name)()
+    compressed = compressible(model)
+    grouping = find_grouping(model, "auto", compressed)
+    parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    kinds = {name: _kind(name, compressed, grouping) for name in parameters}
+    recipe = WORKLOADS.get(name)
+    found: dict[str, Any] = {"forward": [], "backward": [[] for _ in parameters], "activations_bytes": 0, "batch": 0}
+    order = list(reversed(parameters))
+    if recipe is not None:
+        found |= _run(model, name, batch or recipe.batch_per_rank)
+        arrived = found.pop("arrived")
+        order = arrived + [one for one in order if one not in arrived]
+        found["backward"] += [[] for _ in order[len(arrived) :]]
+    return {
+        "model": name,
+        "names": order,
+        "shapes": [list(parameters[one].shape) for one in order],
+        "kinds": [kinds[one] for one in order],
+        "optimizer": "sgd" if recipe is None else recipe.optimizer,
+        **found,
+    }
+
+
+def _kind(name: str, compressed: dict[str, nn.Parameter], grouping: Grouping) -> str:
+    if name not in compressed:
+        return "dense"
+    return "grouped" if name in grouping.grouped else "specific" if name in grouping.specific else "other"
+
+
+class _Operations(TorchDispatchMode):
+    """Counts what every operation computes, reads and writes; a view does nothing.
+
+    Models ask of their masks whether all of it holds: without values, it does.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.since: list[Operation] = []
+        """Of the operations since somebody last looked."""
+
+    def taken(self) -> list[Operation]:
+        """Return the operations since the last call."""
+        found, self.since = self.since, []
+        return found
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].dtype == torch.bool or 1
+        out = func(*args, **(kwargs or {}))
+        tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
+        if not func.is_view and tensors:
+            count = flop_registry.get(func.overloadpacket)
+            flops = count(*args, **(kwargs or {}), out_val=out) if count else 0
+            self.since.append((int(flops), sum(one.nbytes for one in tensors)))
+        return out
+
+
+def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
+    """Return what one step of `model` is seen to do."""
+    cell = Cell(model=name, compressor="none", scheme="none", data="synthetic" if WORKLOADS[name].data else "real")
+    task = make_task(cell, ROOT / "data")
+    inputs = {key: one.to("meta") for key, one in task.batch(torch.arange(batch) % len(task)).items()}
+    arrived: list[str] = []
+    backward: list[list[Operation]] = []
+    operations, saved = _Operations(), _Saved(model)
+
+    def arrives(name: str) -> Callable[[Tensor], None]:
+        def hook(parameter: Tensor) -> None:
+            arrived.append(name)
+            backward.append(operations.taken())
+
+        return hook
+
+    for of, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(arrives(of))
+    with operations:
+        with saved_tensors_hooks(saved.pack, saved.unpack):
+            loss = task.loss(model, inputs)
+        forward = operations.taken()
+        loss.backward()
+    return {
+        "forward": forward,
+        "backward": backward,
+        "arrived": arrived,
+        "activations_bytes": saved.nbytes,
+        "batch": batch,
+    }
+
+
+class _Saved:
+    """Counts the bytes of storages that a forward pass saves, but for those of the model, each once."""
+
+    def __init__(self, model: nn.Module):
+        self._known = {_storage(one) for one in model.parameters()}
+        self._held: list[Tensor] = []
+        self.nbytes = 0
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that is saved; return it."""
+        if _storage(tensor) not in self._known:
+            self._known.add(_storage(tensor))
+            self._held.append(tensor)  # so that its storage is not freed, and another has its place
+            self.nbytes += tensor.untyped_storage().nbytes()
+        return tensor
+
+    def unpack(self, tensor: Tensor) -> Tensor:
+        """Return what was packed."""
+        return tensor
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def payload_of(compressor: str, density: float, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """Return the bytes of one rank's message for float32 gradients of `shapes`, by the `compressor` of that name.
+
+    And by which collective they travel, and whether they are as long on all ranks. density: share of the elements that
+    is sent, if it selects any. What depends on the values is as long as a plan reckons with. Raises ConfigError for a
+    compressor or a density that cannot be.
+    """
+    chosen = build_compressor(compressor, density)
+    different = dict.fromkeys(map(tuple, shapes))
+    sizes = {shape: chosen.compress(torch.empty(shape, device="meta"), "w", 0).nbytes for shape in different}
+    return {
+        "bytes": [sizes[tuple(shape)] for shape in shapes],
+        "collective": chosen.collective,
+        "equal_sizes": chosen.equal_sizes,
+    }

@@ -1,0 +1,99 @@
+"""Small clusters and models for the simulator, and one step of them gone through event by event, in plain Python."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.simulation.cluster import Cluster, Device, Link
+from benchmarks.simulation.model_layers import Layers
+from benchmarks.simulation.rows import Rows, Settings
+
+FAST = Device(
+    name="fast", flops_per_second=1e13, memory_bytes_per_second=1e12, memory_bytes=1e11, flops_share=1, memory_share=1
+)
+EXACT = replace(FAST, memory_bytes_per_second=1e30, launch_seconds=0.0)
+"""Nothing that goes through memory takes any time."""
+
+
+def make_layers(sizes: Sequence[tuple[int, ...]], kinds: Sequence[str] | None = None) -> Layers:
+    """Layers without a recipe: their backward pass goes by elements."""
+    names = tuple(f"layer{number}" for number in range(len(sizes)))
+    nothing = np.zeros((0, 2))
+    return Layers(
+        "made",
+        0,
+        names,
+        tuple(sizes),
+        tuple(kinds or ["other"] * len(sizes)),
+        "sgd",
+        nothing,
+        (nothing,) * len(sizes),
+        0,
+    )
+
+
+def drawn_layers(seed: int, count: int) -> Layers:
+    """Matrices of 100 to 1,000 rows and columns."""
+    own = np.random.default_rng(seed)
+    return make_layers([tuple(int(one) for one in own.integers(100, 1000, 2)) for _ in range(count)])
+
+
+def make_cluster(
+    latency: float = 1e-4, bandwidth: float = 1e9, nodes: int = 4, ranks_per_node: int = 1, **more: Any
+) -> Cluster:
+    """Nodes of ranks; within a node the link is ten times as fast."""
+    return Cluster(
+        name="made",
+        nodes=nodes,
+        ranks_per_node=ranks_per_node,
+        device=more.pop("device", FAST),
+        in_node=Link(latency_seconds=latency / 10, bandwidth_bytes_per_second=bandwidth * 10),
+        between_nodes=Link(latency_seconds=latency, bandwidth_bytes_per_second=bandwidth),
+        **more,
+    )
+
+
+def make_settings(layers: Layers, compute_seconds: float = 0.03, **more: Any) -> Settings:
+    """Both passes take so long together, whatever the device."""
+    return Settings(layers, compute_seconds=compute_seconds, **more)
+
+
+def walked(rows: Rows, ends: np.ndarray, whole: bool = False, cycle: float = 0.0) -> float:
+    """The end of one case's step, message after message, each through one stream after the other."""
+    seconds = lambda elements: float(rows.compress(np.array([float(elements)]))[0])  # noqa: E731
+    clock = {"compute": 0.0, "sum": 0.0, "compress": 0.0, "send": 0.0, "unpack": 0.0, "gather": 0.0}
+    messages, begin = [], 0
+    for place in np.flatnonzero(ends):
+        messages.append(slice(begin, int(place) + 1))
+        begin = int(place) + 1
+    sent = []
+    for message in messages:
+        each = [
+            seconds(elements) + more
+            for elements, more in zip(rows.compressed[0, message], rows.more[0, message], strict=True)
+        ]
+        compress = seconds(rows.compressed[0, message].sum()) + rows.more[0, message].sum() if whole else sum(each)
+        clock["compute"] += rows.backward[0, message].sum() + (compress if rows.inline[0] else 0.0)
+        moved = rows.moved[0, message].sum()
+        around = rows.in_node_latency[0] + rows.in_node_per_byte[0] * moved if moved else 0.0
+        clock["sum"] = max(clock["sum"], clock["compute"] + rows.late[0]) + around
+        clock["compress"] = max(clock["compress"], clock["sum"]) + (0.0 if rows.inline[0] else compress)
+        ready = clock["compress"] if not cycle else np.ceil(clock["compress"] / cycle) * cycle
+        several = (rows.nbytes[0, message] > 0).sum() > 1
+        sending = rows.latency[0, message].max() + rows.transfer[0, message].sum()
+        clock["send"] = max(clock["send"], ready) + sending + (rows.copied[0, message].sum() if several else 0.0)
+        sent.append((clock["send"], rows.unpack[0, message].sum(), around))
+    for came, unpack, around in sent:
+        after = max(came, clock["compute"]) if rows.inline[0] else came
+        clock["unpack"] = max(clock["unpack"], after) + unpack
+        clock["gather"] = max(clock["gather"], clock["unpack"]) + around
+    return float(rows.forward[0] + max(clock["gather"], clock["compute"]) + rows.update[0])
+
+
+def plain() -> Any:
+    """A model without a recipe."""
+    from torch import nn
+
+    return nn.Linear(200, 300)

@@ -1,0 +1,225 @@
+"""What messages and compression cost, and what a model computes: beside the definitions, and beside the real thing."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.core.registry import MODELS
+from benchmarks.simulation.cluster import Link
+from benchmarks.simulation.collectives import all_gather, all_reduce, paths, reduce_scatter
+from benchmarks.simulation.compress_cost import BY_BYTES, MEASURED, compression, read_micro
+from benchmarks.simulation.curve import Curve
+from benchmarks.simulation.fitting import needed_bytes, supported
+from benchmarks.simulation.grid import Case, grid
+from benchmarks.simulation.model_layers import layers_of, recorded_seconds
+from benchmarks.simulation.read_cluster import presets
+from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.sweep import simulate
+from benchmarks.simulation.wire import BUCKET_BYTES, buckets
+from benchmarks.training.layer_trace import payload_of, trace
+from resireduce.plan import plan
+from resireduce.scheme import COMPRESSORS, build_compressor, load
+from resireduce.step.buckets import BUCKET_BYTES as OF_THE_LIBRARY
+from tests.records import make_result
+from tests.simulated import FAST, make_cluster
+
+LINK = Link(latency_seconds=1e-5, bandwidth_bytes_per_second=1e9)
+
+
+# --- messages ---
+
+
+def test_collectives_take_the_steps_and_bytes_of_a_ring() -> None:
+    """Latency a and bandwidth B: 2(N-1)a + 2(N-1)/N x bytes/B, (N-1)(a + payload/B), and half of the first."""
+    for ranks in (2, 5, 64):
+        reduce, gather, scatter = (cost(ranks, LINK, "ring") for cost in (all_reduce, all_gather, reduce_scatter))
+        assert reduce.latency == pytest.approx(2 * (ranks - 1) * 1e-5)
+        assert reduce.per_byte == pytest.approx(2 * (ranks - 1) / ranks / 1e9)
+        assert (gather.latency, gather.per_byte) == pytest.approx(((ranks - 1) * 1e-5, (ranks - 1) / 1e9))
+        assert (2 * scatter.latency, 2 * scatter.per_byte) == pytest.approx((reduce.latency, reduce.per_byte))
+
+
+def test_doubling_takes_as_many_bytes_in_fewer_steps() -> None:
+    ring, doubling = (all_gather(64, LINK, algorithm) for algorithm in ("ring", "recursive"))
+    assert doubling.per_byte == ring.per_byte and doubling.latency == pytest.approx(6 * 1e-5)
+
+
+def test_levels_share_the_work() -> None:
+    cluster = make_cluster(latency=1e-4, bandwidth=1e9, nodes=4, ranks_per_node=8, message_seconds=1e-6)
+    flat, node = paths(cluster, 32, "flat"), paths(cluster, 32, "node")
+    assert flat.reduce.latency == pytest.approx(1e-6 + 2 * 31 * 1e-4), "as slow as the slowest link"
+    assert node.reduce.latency == pytest.approx(1e-6 + 2 * 3 * 1e-4)
+    assert node.reduce.per_byte == pytest.approx(2 * 3 / 4 / 1e9), "all slices go by way of the node's one link"
+    assert node.in_node.per_byte == pytest.approx(7 / 8 / 1e10) and flat.in_node.per_byte == 0
+    assert (flat.peers, node.peers, flat.slices, node.slices) == (32, 4, 1, 8)
+    alone = paths(cluster, 8, "flat")
+    assert alone.reduce.latency == pytest.approx(1e-6 + 2 * 7 * 1e-5), "ranks of one node meet within it"
+
+
+def test_small_dense_tensors_lie_in_the_librarys_buckets() -> None:
+    assert BUCKET_BYTES == OF_THE_LIBRARY
+    half = BUCKET_BYTES / 2
+    found = buckets(np.array([0.0, half, 0.0, half, 4.0, 0.0, 8.0]))
+    assert found.tolist() == [0, 0, 0, 2 * half, 0, 0, 12.0]
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk", "randomk", "fp16", "qsgd", "adtopk", "chunked", "signsgd"])
+def test_what_travels_is_what_the_compressor_sends(compressor: str) -> None:
+    shapes = [(64, 300), (7, 11, 3, 3)]
+    found = payload_of(compressor, 0.01, shapes)
+    made = build_compressor(compressor, 0.01)
+    own = torch.Generator().manual_seed(0)
+    real = [made.compress(torch.randn(shape, generator=own), "w", 0).nbytes for shape in shapes]
+    assert found == {"bytes": real, "collective": made.collective, "equal_sizes": made.equal_sizes}
+
+
+# --- compression ---
+
+
+def test_a_curve_goes_through_its_points_and_on() -> None:
+    curve = Curve.through([100, 200, 1000], [2.0, 3.0, 5.0])
+    assert curve(np.array([[100.0, 150, 200, 600, 1000, 1400, 50, 0]])).tolist() == [[2, 2.5, 3, 4, 5, 6, 1.5, 0]]
+    flat = Curve.through([100, 200], [2.0, 1.0])
+    assert flat(np.array([[50.0, 100, 300, 1000]])).tolist() == [[2, 2, 0, 0]], "never below 0, nor above the first"
+    both = Curve.together([curve, Curve.line(1.0, 0.5)])
+    assert both(np.array([150.0, 4.0])).tolist() == [2.5, 3.0]
+
+
+def micro_rows(**seconds: float) -> list[dict[str, object]]:
+    return [
+        {"case": case.replace("_", ", "), "elements": elements, "density": density, "least_seconds": each * elements}
+        for case, each in seconds.items()
+        for elements in (1000, 10**6)
+        for density in (0.01, 0.1)
+    ]
+
+
+def test_what_was_measured_counts_and_else_the_bytes_that_must_be_moved() -> None:
+    rows = micro_rows(topk_baseline=2e-9, topk_w=3e-9, dgc_baseline=5e-9)
+    found = compression("dgc", "w", 0.03, FAST, rows)
+    assert found.basis == MEASURED and found.curve(np.array([2000.0]))[0] == pytest.approx(1e-5)
+    assert found.more == pytest.approx({"grouped": 1e-9, "specific": 0.0, "other": 0.0}), "what it adds to top-k"
+    bytes_alone = compression("qsgd", "baseline", 1.0, FAST, rows)
+    assert bytes_alone.basis == BY_BYTES
+    assert bytes_alone.curve(np.array([1e6]))[0] == pytest.approx(5e-6 + 12e6 / 1e12), "a launch, and three passes"
+    assert compression("qsgd", "w", 1.0, FAST, rows).more["grouped"] == pytest.approx(4 / 1e12)
+
+
+def test_between_two_densities_seconds_lie_on_a_line_over_their_logarithm() -> None:
+    rows = [
+        {"case": "topk, baseline", "elements": size, "density": density, "least_seconds": size * each}
+        for size in (100, 1000)
+        for density, each in ((0.01, 1.0), (0.1, 3.0))
+    ]
+    for density, each in ((0.001, 1.0), (0.01, 1.0), (10**-1.5, 2.0), (0.1, 3.0), (0.5, 3.0)):
+        curve = compression("topk", "baseline", density, FAST, rows).curve
+        assert curve(np.array([500.0]))[0] == pytest.approx(500 * each)
+
+
+def test_every_compressor_is_simulated_or_has_no_plan() -> None:
+    layers = layers_of("resnet-digits")
+    cases = list(grid([make_cluster()], None, list(COMPRESSORS), [0.01], ["none"]))
+    found = simulate(cases, Settings(layers))
+    assert {one.case.compressor for one in found} == COMPRESSORS.keys()
+    assert all(0 < one.step_seconds < 10 for one in found)
+
+
+def test_unequal_sizes_cost_a_message_of_sizes_and_wait_for_the_largest() -> None:
+    layers = layers_of("resnet-digits")
+    cases = [Case(make_cluster(), 4, "gaussian", 0.01)]
+    (even,), (uneven,) = (simulate(cases, Settings(layers, ragged_largest=largest)) for largest in (1.0, 2.0))
+    assert uneven.sent_bytes > even.sent_bytes and uneven.step_seconds > even.step_seconds
+
+
+# --- models ---
+
+
+def test_a_trace_counts_what_a_real_step_computes_and_in_which_order_gradients_come() -> None:
+    found = trace("resnet-digits", batch=4)
+    torch.manual_seed(0)
+    model = load(MODELS["resnet-digits"])()
+    flops: list[int] = []
+
+    def count(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        flops.append(2 * output.numel() // output.shape[1] * module.weight.numel())  # type: ignore[operator, union-attr]
+
+    arrived: list[str] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.register_forward_hook(count)
+    for name, parameter in model.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+    nn.functional.cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.zeros(4, dtype=torch.int64)).backward()
+    assert found["names"] == arrived
+    assert found["shapes"] == [list(model.get_parameter(name).shape) for name in arrived]
+    assert sum(flops) == sum(one for one, _ in found["forward"])
+    backward = sum(one for part in found["backward"] for one, _ in part)
+    first = 2 * 4 * 8 * 8 * model.get_parameter("conv1.weight").numel()
+    assert backward == 2 * sum(flops) - first, "gradients of inputs and weights, but of the first layer's input"
+
+
+def test_a_model_of_text_can_be_traced() -> None:
+    found = trace("bert-questions")
+    assert len(found["names"]) == len(set(found["names"])) == len(found["backward"]) and found["activations_bytes"] > 0
+    assert {"grouped", "specific", "dense"} <= set(found["kinds"])
+
+
+def test_passes_take_as_long_as_they_were_measured() -> None:
+    layers = layers_of("resnet-digits")
+    forward, backward = layers.seconds(FAST, 0.5)
+    assert forward + backward.sum() == pytest.approx(0.5)
+    alone = layers.seconds(FAST)
+    assert forward / backward.sum() == pytest.approx(alone[0] / alone[1].sum())
+
+
+def test_what_is_needed_is_the_plan_and_what_the_forward_pass_saves() -> None:
+    layers = layers_of("resnet-digits")
+    result = simulate([Case(make_cluster(), 4, "topk", 0.01, "w+2d")], Settings(layers))[0]
+    planned = plan(load(MODELS["resnet-digits"]), scheme="w+2d", density=0.01, world_size=4, gradients="kept")
+    assert needed_bytes(layers, "kept")(result) == planned["peak_states"] + layers.activations_bytes
+
+
+def test_records_support_what_loses_little() -> None:
+    metrics = {"none": 90.0, "topk": 89.5, "dgc": 80.0}
+    records = [make_result_of(compressor, metric) for compressor, metric in metrics.items()]
+    assert {name for name, _, _ in supported(records, "resnet-digits", 0.01)} == {"none", "topk"}
+    assert {name for name, _, _ in supported(records, "resnet-digits", 0.2)} == metrics.keys()
+
+
+def make_result_of(compressor: str, metric: float) -> object:
+    from dataclasses import replace
+
+    from benchmarks.core.cell import Cell
+
+    cell = Cell(model="resnet-digits", compressor=compressor, scheme="none" if compressor == "none" else "baseline")
+    return replace(make_result(cell), metric=metric)
+
+
+def test_a_record_gives_the_time_of_its_passes(tmp_path: Path) -> None:
+    from benchmarks.core.cell import Cell
+
+    result = make_result(Cell(model="resnet-digits"))
+    result.save(tmp_path / "cell.json")
+    assert recorded_seconds(tmp_path / "cell.json", "resnet-digits") == result.phase_seconds["forward_backward"]
+
+
+def test_a_record_of_micro_is_read(tmp_path: Path) -> None:
+    rows = micro_rows(topk_baseline=1e-9)
+    (tmp_path / "micro.json").write_text(json.dumps({"rows": rows}))
+    assert read_micro(tmp_path / "micro.json") == rows
+
+
+def test_presets_say_where_their_figures_are_from() -> None:
+    for name, cluster in presets().items():
+        parts = (cluster, cluster.device, cluster.in_node, cluster.between_nodes)
+        assert all(part.source for part in parts if part is not None), name
+    local, cloud = presets()["paper-local"], presets()["paper-cloud"]
+    assert (local.ranks, cloud.ranks) == (8, 64), "4 nodes of 2, and 16 of 4: paper, section 5.2"
+    assert [8 * one.between_nodes.bandwidth_bytes_per_second for one in (local, cloud) if one.between_nodes] == [
+        25e9,
+        2e11,
+    ]
