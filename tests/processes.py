@@ -15,7 +15,8 @@ from resireduce.comm.torch import TorchCommunicator
 Checks = Callable[[Communicator], None]
 
 
-def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+def start_rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+    """Run `checks` as one of the ranks that meet in `folder`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     checks(TorchCommunicator())
@@ -25,9 +26,9 @@ def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
 def on_processes(world_size: int, checks: Checks) -> None:
     """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has imported torch and done nothing else: that takes most of a start.
-        multiprocessing.set_forkserver_preload([__name__])
-        mp.start_processes(_rank, (world_size, folder, checks), nprocs=world_size, start_method="forkserver")
+        # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
+        multiprocessing.set_forkserver_preload([__name__, "resireduce.ddp", "resireduce.fsdp"])
+        mp.start_processes(start_rank, (world_size, folder, checks), nprocs=world_size, start_method="forkserver")
 
 
 def all_equal(model: nn.Module) -> bool:

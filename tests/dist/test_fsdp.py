@@ -19,7 +19,6 @@ from resireduce.errors import ConfigError
 from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.fsdp_units import Unit
 from resireduce.grouping import is_small
-from resireduce.scheme import COMPRESSORS
 from tests.dist.fsdp import Sharded, compressed, mesh_of, native, replicas_equal, same_values, train, whole
 from tests.processes import on_processes
 from tests.worlds import loss_of, seeded, sgd_for
@@ -214,17 +213,21 @@ def test_two_replicas_of_two_shards() -> None:
     on_processes(4, check_all)
 
 
+KINDS = ("none", "fp16", "randomk", "signsgd", "dgc-momentum", "sidco-gp", "topk", "topk+packed", Threshold(0.02))
+"""Compressors that are summed or gathered, in equal sizes or not, with a draw, a vote, a velocity or a memory."""
+
+
 def check_one_shard(communicator: Communicator) -> None:
-    """Shards that are whole: bit for bit what kept gradients are without FSDP, for all compressors and kinds."""
+    """Shards that are whole: bit for bit what kept gradients are without FSDP, for compressors of each kind."""
     mesh, start = mesh_of(2, 1), seeded(Sharded)
-    cases: list[dict[str, object]] = [{"scheme": "baseline", "compressor": name} for name in COMPRESSORS]
-    cases += [{"scheme": scheme} for scheme in ("w+2d", "none", "partial", "a", "member")]
+    cases: list[dict[str, object]] = [{"scheme": "baseline", "compressor": compressor} for compressor in KINDS]
+    cases += [{"scheme": scheme} for scheme in ("w+2d", "partial", "a")]
     cases += [{"residual_dtype": "int8"}, {"warm_up_steps": 2}, {"dense": ["head.*", "blocks.1.up.weight"]}]
     cases += [{"density": lambda step: 0.5 / (step + 1)}, {"residual_device": "cpu"}]
     for options in cases:
-        flat, optimizer = train_flat(communicator, start, gradients="kept", steps=4, **options)
+        flat, optimizer = train_flat(communicator, start, gradients="kept", steps=3, **options)
         model, hook = compressed(mesh, **options)
-        train(model, sgd_for(options))
+        train(model, sgd_for(options), steps=3)
         found = whole(model)
         assert all(torch.equal(found[name], tensor) for name, tensor in flat.state_dict().items()), options
         theirs, ours = optimizer.residual_state_dict(), hook.residual_state_dict()
