@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
 
 import resireduce
@@ -15,7 +14,7 @@ from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
 from tests.dist import fsdp_resumed
 from tests.dist.fsdp import compressed, mesh_of, train
-from tests.processes import on_processes, start_rank
+from tests.processes import on_processes, start
 
 OPTIONS: dict[str, object] = {"scheme": "w", "compressor": "dgc"}
 """Compression draws a sample, and residuals have several kinds."""
@@ -30,8 +29,7 @@ def test_killed_it_goes_on_bit_for_bit_and_on_other_meshes_not_silently(tmp_path
     killed, undisturbed = tmp_path / "killed", tmp_path / "undisturbed"
     for folder in (killed, undisturbed):
         folder.mkdir()
-    arguments = (4, str(tmp_path), partial(fsdp_resumed.train, killed, OPTIONS))
-    ranks = mp.start_processes(start_rank, arguments, nprocs=4, join=False, start_method="forkserver")
+    ranks = start(4, str(tmp_path), partial(fsdp_resumed.train, killed, OPTIONS))
     while not (killed / "3" / ".metadata").exists() and ranks.processes[0].is_alive():
         time.sleep(0.001)
     for process in ranks.processes:
