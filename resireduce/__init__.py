@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from resireduce.api import distribute
     from resireduce.comm_hook import CompressionHook
     from resireduce.ddp import compress_ddp
+    from resireduce.fsdp import compress_fsdp
+    from resireduce.fsdp_hook import ShardedCompressionHook
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
     from resireduce.itemise import itemise_states
@@ -24,7 +26,9 @@ _EXPORTS = {
     "DistributedOptimizer": "resireduce.optimizer",
     "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
+    "ShardedCompressionHook": "resireduce.fsdp_hook",
     "compress_ddp": "resireduce.ddp",
+    "compress_fsdp": "resireduce.fsdp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
     "itemise_states": "resireduce.itemise",
@@ -37,7 +41,9 @@ __all__ = [
     "DistributedOptimizer",
     "GradScaler",
     "Grouping",
+    "ShardedCompressionHook",
     "compress_ddp",
+    "compress_fsdp",
     "distribute",
     "find_groups",
     "itemise_states",

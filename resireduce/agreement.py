@@ -11,12 +11,20 @@ from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
 
 
-def check_agreement(settings: Mapping[str, object], tensors: Mapping[str, Tensor], communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if any was given other settings, or other tensors to train, than rank 0."""
+def check_agreement(
+    settings: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    communicator: Communicator,
+    beside: Communicator | None = None,
+) -> None:
+    """Raise ConfigError on all ranks if any was given other settings, or other tensors to train, than rank 0.
+
+    beside: whose ranks hear of it too.
+    """
     if communicator.world_size == 1:
         return
     mine = {f"parameter {name}": _kind(tensor) for name, tensor in tensors.items()}
-    agree(mine | {key: tell(value) for key, value in settings.items()}, communicator)
+    agree(mine | {key: tell(value) for key, value in settings.items()}, communicator, beside=beside)
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
@@ -45,12 +53,21 @@ def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer
     agree(mine | options, communicator, options if was_loaded else ())
 
 
-def agree(mine: Mapping[str, str], communicator: Communicator, except_for: Iterable[str] = ()) -> None:
-    """Raise ConfigError on all ranks if anything that one has in `mine`, by field, is not what rank 0 has there."""
+def agree(
+    mine: Mapping[str, str],
+    communicator: Communicator,
+    except_for: Iterable[str] = (),
+    beside: Communicator | None = None,
+) -> None:
+    """Raise ConfigError on all ranks if anything that one has in `mine`, by field, is not what rank 0 has there.
+
+    beside: ranks that this one also trains with, if they are not those of `communicator`; they hear of it too.
+    """
     first = broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
     count = torch.tensor([len(different)], device=communicator.control_device)
-    communicator.all_reduce(count, "resireduce.start.agreement").wait()
+    for ranks in (communicator,) if beside is None else (communicator, beside):
+        ranks.all_reduce(count, "resireduce.start.agreement").wait()
     if different:
         key = different[0]
         raise ConfigError(

@@ -1,7 +1,6 @@
 """The communication hook of DistributedDataParallel: what happens to one bucket of gradients."""
 
 import weakref
-from collections import deque
 from collections.abc import Mapping
 from functools import partial
 
@@ -12,10 +11,10 @@ from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.message import Message
 from resireduce.payload import Payload
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, Stage, make_slots
+from resireduce.under_way import UnderWay
 
 
 class CompressionHook:
@@ -36,15 +35,14 @@ class CompressionHook:
         """How many times all gradients have been averaged."""
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
-        self._gathered_limit = sum(slot.nbytes for slot in self.slots) // 16
+        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
 
     def _restart(self) -> None:
-        self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
-        self._gathered_bytes = 0
+        self._under_way.drop()
         self._results: list[tuple[Future[Tensor], Tensor]] = []
         self.feedback.begin_step(self.steps)
         for slot in self.slots:
@@ -81,8 +79,7 @@ class CompressionHook:
             payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
             if whole:  # one all-reduce in the bucket's own memory, as without a hook
                 payloads, targets = [Payload.pack(buffer, like=buffer)], [buffer]
-            self._make_room(payloads, group[0])
-            self._under_way.extend(zip(self.feedback.send(payloads, group[0].name), targets, strict=True))
+            self._under_way.send(payloads, group[0].name, targets)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -117,31 +114,10 @@ class CompressionHook:
         )
         return self.feedback.compress(own, slot.name, self.steps)
 
-    def _make_room(self, payloads: list[Payload], first: Slot) -> None:
-        """Receive the oldest messages if all ranks' `payloads` would make more than the limit."""
-        if self.feedback.gathers(first.name):
-            nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
-            while self._under_way and self._gathered_bytes + nbytes > self._gathered_limit:
-                self._receive()
-            self._gathered_bytes += nbytes
-
-    def _gathered_nbytes(self, payload: Payload) -> int:
-        return payload.nbytes * self.feedback.communicator.world_size
-
-    def _receive(self) -> None:
-        message, target = self._under_way.popleft()
-        if message.compressor.collective == "all_gather":
-            self._gathered_bytes -= self._gathered_nbytes(message.payload)
-        if target.is_contiguous():
-            self.feedback.receive(message, into=target)
-        else:
-            target.copy_(self.feedback.receive(message))
-
     def _finish(self) -> None:
         self.feedback.residual.end_step(self.steps)
         self.steps += 1
-        while self._under_way:
-            self._receive()
+        self._under_way.receive_all()
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)

@@ -7,12 +7,16 @@ from torch import Tensor
 
 from resireduce.comm_hook import CompressionHook
 from resireduce.errors import ConfigError
+from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.saved_state import check_state
 
+Holder = DistributedOptimizer | CompressionHook | ShardedCompressionHook
+"""What holds residuals."""
+
 
 @torch.no_grad()
-def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequence[Mapping[str, Tensor]]) -> None:
+def redistribute(optimizer: Holder, states: Sequence[Mapping[str, Tensor]]) -> None:
     """Load, in place of `load_residual_state_dict`, this rank's share of what all ranks of a job of any size saved.
 
     Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
@@ -23,15 +27,18 @@ def redistribute(optimizer: DistributedOptimizer | CompressionHook, states: Sequ
     model is held.
 
     Args:
-        optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`.
+        optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`, or of
+            `resireduce.compress_fsdp`, whose ranks are replicas: the number of shards must be that of the job.
         states: `residual_state_dict()` of every rank of that job, in any order. All ranks must be given the same.
 
     Raises ConfigError, before anything is changed, if one is missing, or is of another model or scheme.
     """
-    if not isinstance(optimizer, DistributedOptimizer | CompressionHook):
+    if not isinstance(optimizer, Holder):
         raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
     if not isinstance(states, Sequence):
         raise ConfigError(f"states: a {type(states).__name__} is not allowed; give a list, one state for each rank")
+    if isinstance(optimizer, ShardedCompressionHook):
+        states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
     for state in states:
         check_state(held, state)
@@ -72,7 +79,7 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
 
 
 def _left_over(
-    optimizer: DistributedOptimizer | CompressionHook,
+    optimizer: Holder,
     states: Sequence[Mapping[str, Tensor]],
     shares: Mapping[int, float],
 ) -> dict[str, Tensor]:

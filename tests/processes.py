@@ -22,12 +22,20 @@ def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
     dist.destroy_process_group()
 
 
+def start(world_size: int, folder: str, checks: Checks) -> mp.ProcessContext:
+    """Start `checks`, a function of a module, in `world_size` processes, which meet in `folder`, an empty one."""
+    # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
+    multiprocessing.set_forkserver_preload([__name__, "resireduce.ddp", "resireduce.fsdp"])
+    arguments = (world_size, folder, checks)
+    return mp.start_processes(_rank, arguments, nprocs=world_size, join=False, start_method="forkserver")
+
+
 def on_processes(world_size: int, checks: Checks) -> None:
     """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has imported torch and done nothing else: that takes most of a start.
-        multiprocessing.set_forkserver_preload([__name__])
-        mp.start_processes(_rank, (world_size, folder, checks), nprocs=world_size, start_method="forkserver")
+        ranks = start(world_size, folder, checks)
+        while not ranks.join():
+            pass
 
 
 def all_equal(model: nn.Module) -> bool:

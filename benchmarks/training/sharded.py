@@ -1,0 +1,142 @@
+"""A small GPT on two nodes of two ranks: FSDP's own hybrid, compressed between nodes, and compressed rank by rank.
+
+    torchrun --standalone --nproc-per-node 4 -m benchmarks.training.sharded --output results/reference/sharded.json
+
+Nodes are pretended: ranks 0 and 1, and ranks 2 and 3. Bytes between nodes are those of the messages that a node must
+send to the other in a step: each gathered payload of its ranks, and once what is summed.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import resireduce
+from benchmarks.core.files import save_json
+from benchmarks.core.provenance import provenance
+from benchmarks.training.models.gpt2 import gpt2_bytes
+from benchmarks.training.tasks.bytepairs import BytePairs
+from benchmarks.training.tasks.task import Setting
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
+
+STEPS, SEEDS = 300, 3
+BATCH_PER_RANK, LEARNING_RATE = 4, 1e-3
+NODES, RANKS_OF_NODE = 2, 2
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to average gradients."""
+
+    title: str
+    sharded: bool
+    settings: dict[str, Any] | None
+    """Of the compression; None: FSDP's own hybrid, which has none."""
+
+
+WAYS = {
+    "hybrid": Way("FSDP's own hybrid", True, None),
+    "flat": Way("`distribute`, density 0.01", False, {"density": 0.01}),
+    "fsdp": Way("`compress_fsdp`, density 0.01", True, {"density": 0.01}),
+    "fsdp-same-bytes": Way("`compress_fsdp`, density 0.02", True, {"density": 0.02}),
+    "fsdp-groups": Way('`compress_fsdp`, density 0.01, `scheme="w+2d"`', True, {"density": 0.01, "scheme": "w+2d"}),
+}
+
+
+class Sent:
+    """Counts what a communicator sends."""
+
+    def __init__(self, communicator: Communicator):
+        self.nbytes = {"all_reduce": 0, "all_gather": 0}
+        for name in self.nbytes:
+            setattr(communicator, name, self._counted(name, getattr(communicator, name)))
+
+    def _counted(self, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(tensor: Tensor, *others: Any) -> Any:
+            self.nbytes[name] += tensor.nbytes
+            return collective(tensor, *others)
+
+        return counted
+
+
+def train(way: Way, task: BytePairs, mesh: DeviceMesh, seed: int, steps: int) -> dict[str, float]:
+    """Train and evaluate; return the perplexity, bytes between nodes of a step, and those of residuals of a rank."""
+    torch.manual_seed(seed)
+    model = gpt2_bytes()
+    parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    optimizer, feedback = _make(way, model, mesh)
+    sent = None if feedback is None else Sent(feedback.communicator)
+    batches = torch.Generator().manual_seed(1000 * seed + dist.get_rank())
+    for _ in range(steps):
+        optimizer.zero_grad()
+        task.loss(model, task.batch(torch.randint(len(task), (BATCH_PER_RANK,), generator=batches))).backward()
+        optimizer.step()
+    sums = task.evaluate(model, dist.get_rank(), dist.get_world_size())
+    dist.all_reduce(sums)
+    between = parameters_bytes if sent is None else _of_node(way, sent, mesh) / steps
+    held = 0 if feedback is None else feedback.residual.nbytes()
+    return task.metrics_from(sums) | {"node_bytes_per_step": between, "residuals_bytes": held}
+
+
+def _make(way: Way, model: nn.Module, mesh: DeviceMesh) -> tuple[torch.optim.Optimizer, ErrorFeedback | None]:
+    if not way.sharded:
+        plain = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+        distributed = resireduce.distribute(model, plain, **{"scheme": "baseline", **(way.settings or {})})
+        return distributed, distributed.feedback
+    over = mesh if way.settings is None else mesh["shard"]
+    for block in model.transformer.h:  # type: ignore[union-attr]
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
+    optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE)
+    if way.settings is None:
+        return optimizer, None
+    hook = resireduce.compress_fsdp(model, mesh["replicate"], **{"scheme": "baseline", **way.settings})
+    return optimizer, hook.feedback
+
+
+def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
+    """Return the bytes that all ranks of this node together have sent to others."""
+    gathered, summed = torch.tensor([sent.nbytes["all_gather"], sent.nbytes["all_reduce"]], dtype=torch.float64)
+    of_node = torch.stack((gathered, summed))
+    dist.all_reduce(of_node, group=mesh["shard"].get_group())
+    if not way.sharded:  # the ranks of a node sum up before they send
+        of_node[1] /= RANKS_OF_NODE
+    return float(of_node.sum())
+
+
+def measure(steps: int, seeds: int) -> list[dict[str, Any]]:
+    """Return a row for each way and seed; all ranks return the same."""
+    mesh = init_device_mesh("cpu", (NODES, RANKS_OF_NODE), mesh_dim_names=("replicate", "shard"))
+    task = BytePairs(Setting())
+    return [
+        {"name": name, "title": way.title, "seed": seed, **train(way, task, mesh, seed, steps)}
+        for name, way in WAYS.items()
+        for seed in range(seeds)
+    ]
+
+
+def main() -> None:
+    """One of four ranks; rank 0 writes the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rows = measure(args.steps, args.seeds)
+    if dist.get_rank() == 0:
+        save_json({"steps": args.steps, "rows": rows, "measured": provenance()}, args.output)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""`resireduce.compress_fsdp`: replicas of a model that `fully_shard` has sharded exchange compressed slices.
+
+Within a replica (a node) FSDP2 goes on as usual: gradients are reduce-scattered as they are, and each rank owns a slice
+of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+from resireduce.agreement import agree, check_agreement
+from resireduce.api import build_feedback, find_compressor, find_grouping
+from resireduce.checks import check_steps
+from resireduce.comm.base import Communicator
+from resireduce.comm.torch import TorchCommunicator
+from resireduce.compressors.base import Compressor
+from resireduce.errors import ConfigError
+from resireduce.fsdp_hook import ShardedCompressionHook
+from resireduce.fsdp_units import READS, Unit, find_units, likes, shard_group
+from resireduce.grouping import Grouping, compressible, is_small
+from resireduce.scheme import Scheme
+from resireduce.settings import Settings
+
+
+def compress_fsdp(
+    model: nn.Module,
+    replicate: DeviceMesh | dist.ProcessGroup,
+    scheme: str | Scheme = "w+2d",
+    compressor: str | Compressor = "topk",
+    density: float | Callable[[int], float] = 0.01,
+    groups: str | Grouping | Mapping[str, object] = "auto",
+    residual_dtype: str | None = None,
+    dense: Iterable[str] | None = None,
+    options: Mapping[str, object] | None = None,
+    residual_device: str | None = None,
+    warm_up_steps: int = 0,
+) -> ShardedCompressionHook:
+    """Make replicas of `model` average compressed slices of their gradients, with error feedback.
+
+    In place of a two-dimensional mesh, over which FSDP averages between replicas itself: shard over
+    `mesh["shard"]` alone, and give `mesh["replicate"]` here. Call it once, before the first backward pass.
+    Averages are in `.grad` when `backward()` returns, so that clipping and any optimizer work on them as ever.
+
+    Args:
+        model: all parts of it sharded by `fully_shard` over one dimension; parameters may still be on the meta device.
+        replicate: the ranks that hold the same shard, one of each replica: a mesh of one dimension, or a process group.
+        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as of
+            `resireduce.distribute`; which tensors are small, and which are groups, follows from whole tensors, and
+            densities and ratios are shares of this rank's slice. Steps are counted by backward passes that synchronise
+            gradients. With a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the
+            hook cannot see.
+
+    Raises ConfigError, before anything is changed, for what cannot be used. `backward()` raises NonFiniteGradient on
+    the ranks that meet NaN or infinity, as does `resireduce.compress_ddp`'s; in the first it raises ConfigError if
+    replicas begin with different parameters, which nobody makes equal here, as in FSDP itself.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
+    settings = Settings(**given, gradients="kept")
+    check_steps("warm_up_steps", warm_up_steps)
+    _check_model(model)
+    units = find_units(model)
+    parameters, lossy = _parameters(model, units), find_compressor(settings)
+    settings = _settle(settings, model, units, parameters)
+    ranks = shard_group(units)
+    across = _replicas(replicate, ranks)
+    shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
+    _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
+    return ShardedCompressionHook(units, build_feedback(model, parameters, lossy, replicas, settings), shards)
+
+
+def _check_model(model: object) -> None:
+    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, of a torch that has its hook."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        raise ConfigError(
+            "model: a FullyShardedDataParallel (FSDP1) is not allowed; shard it by fully_shard of "
+            "torch.distributed.fsdp (FSDP2)"
+        )
+    if not hasattr(FSDPModule, "set_all_reduce_hook"):
+        raise ConfigError(READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one")
+
+
+def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
+    """Return the trained parameters of `units`, by name, in the order of the model; warn of trained ones beside."""
+    held = {one.name for unit in units for one in unit.slices}
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    beside = [name for name in trained if name not in held]
+    if beside:
+        warnings.warn(
+            f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
+            "fully_shard(model) too, or average it yourself",
+            stacklevel=3,
+        )
+    if not held:
+        raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")
+    return {name: parameter for name, parameter in trained.items() if name in held}
+
+
+def _settle(
+    settings: Settings, model: nn.Module, units: list[Unit], parameters: Mapping[str, nn.Parameter]
+) -> Settings:
+    """Return `settings` with groups and dense tensors by name, as whole tensors say; members must have equal slices."""
+    compressed = compressible(model, settings.dense)
+    grouping = find_grouping(model, settings.groups, {name: p for name, p in compressed.items() if name in parameters})
+    grouping.check(likes(units))
+    dense = [name for name, one in parameters.items() if name not in compressed and not is_small(one)]
+    return replace(settings, groups=grouping, dense=dense)
+
+
+def _replicas(replicate: object, shards: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the process group that `replicate` stands for. Raises ConfigError unless it crosses `shards` here."""
+    if isinstance(replicate, DeviceMesh) and replicate.ndim == 1:
+        group = replicate.get_group()
+    elif isinstance(replicate, dist.ProcessGroup):
+        group = replicate
+    else:
+        raise ConfigError(
+            f"replicate: {replicate!r} is not allowed; give a mesh of one dimension, such as mesh['replicate'], or a "
+            "process group that this rank is in"
+        )
+    ranks = dist.get_process_group_ranks(group)
+    common = sorted({*ranks} & {*dist.get_process_group_ranks(shards)})
+    if common != [dist.get_rank()]:
+        raise ConfigError(
+            f"replicate: ranks {ranks} have {common} in common with those that this replica is sharded over; give the "
+            "other dimension of the mesh, whose ranks hold the same shard"
+        )
+    return group
+
+
+def _agree(
+    settings: dict[str, object],
+    units: list[Unit],
+    parameters: Mapping[str, nn.Parameter],
+    shards: Communicator,
+    replicas: Communicator,
+) -> None:
+    """Raise ConfigError on all ranks of all replicas if any has other settings, units or parameters than another."""
+    agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
+    found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
+    for ranks, others in ((shards, replicas), (replicas, shards)):
+        check_agreement(found | settings, parameters, ranks, beside=others)

@@ -1,0 +1,196 @@
+"""The all-reduce hook of FSDP2: what happens to the gradients of one unit after they have been reduce-scattered."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from resireduce.agreement import agree
+from resireduce.attach import refuse_capture, refuse_compiled_autograd
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import ConfigError, UsageError
+from resireduce.fsdp_units import Unit, likes
+from resireduce.payload import Payload
+from resireduce.step.buckets import buckets
+from resireduce.step.slot import Slot, make_slots
+from resireduce.under_way import UnderWay
+
+SHARD = ("shard_rank", "shard_world_size")
+"""What a residual state has beside what others have: the number of this rank's shard, and how many there are."""
+
+
+class ShardedCompressionHook:
+    """Made by `compress_fsdp`: this rank's residuals, of the slices that it owns, and what is under way.
+
+    FSDP calls it for one unit after the other, in the order of the backward pass, which is the same on all ranks. What
+    a unit sends is received before the next one sends: FSDP wants the averages back at once, on the stream that it
+    calls the hook on, so that a GPU computes on meanwhile.
+
+    Args:
+        units: those of the model, in its order.
+        feedback: compresses slices over the replicas, and holds their residuals.
+        shards: the ranks over which each replica is sharded.
+    """
+
+    def __init__(self, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
+        self.feedback, self.units = feedback, tuple(units)
+        self.steps = 0
+        """How many times all units have been averaged: once for each backward pass that synchronises gradients."""
+        self._shards = shards
+        self.slots = make_slots(likes(self.units), feedback)
+        self._slot_of = {slot.name: slot for slot in self.slots}
+        self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
+        self._reduced: set[Unit] = set()
+        self._failed, self._is_known, self._is_fresh = False, False, True
+        for slot in self.slots:
+            feedback.register(slot.name, slot.parameter)
+        for unit in self.units:
+            unit.set_hook(partial(_reduce, self, unit))
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals. They differ between all ranks: save one file a rank, or give this object to DCP."""
+        self._end_step()
+        place = (self._shards.rank, self._shards.world_size)
+        named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
+        return self.feedback.state_dict(self.steps) | named
+
+    def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load `state`, what this rank of a job of the same mesh saved: its residuals, and the number of the step.
+
+        ConfigError if they are those of another model, scheme, residual_dtype, shard or replica.
+        """
+        (own,) = self.of_this_shard([state])
+        self.start_at(self.feedback.load_state_dict({key: own[key] for key in own if key not in SHARD}))
+
+    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
+        """Return those of `states`, each what a rank saved, that are of the shard that this rank holds.
+
+        ConfigError if there is none, or if they were saved by a job of another number of shards.
+        """
+        rank, world_size = self._shards.rank, self._shards.world_size
+        places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
+        other = next((place for place in places if place[1] != world_size), None)
+        if len(places) < len(states) or other == (-1, -1):
+            raise ConfigError("residual state: it is none of a sharded model; give what residual_state_dict() made")
+        if other is not None:
+            raise ConfigError(
+                f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
+                "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
+            )
+        found = [state for state, place in zip(states, places, strict=True) if place[0] == rank]
+        if not found:
+            raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
+        return found
+
+    def state_dict(self) -> dict[str, dict[str, Tensor]]:
+        """As `residual_state_dict`, for torch.distributed.checkpoint, under a key that only this rank has.
+
+        Of tensors that several ranks call by one name that saves one, and the others would be lost.
+        """
+        return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """As `load_residual_state_dict`, of what `state_dict` made; ConfigError if `state` has nothing of this rank."""
+        (key,) = self.state_dict()
+        if key not in state:
+            raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
+        self.load_residual_state_dict(state[key])
+
+    def start_at(self, step: int) -> None:
+        """Go on with step number `step`, counted from 0; call it between two steps."""
+        self._is_fresh = True
+        self._begin_step(step)
+
+    def _begin_step(self, step: int) -> None:
+        self.steps = step
+        self._reduced.clear()
+        self.feedback.begin_step(step)
+
+    @torch.no_grad()
+    def reduce(self, unit: Unit, flat: Tensor) -> None:
+        """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
+
+        Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
+        what `unit` was at the start, or after a step that has failed.
+        """
+        self._begin(unit, flat)
+        slots = sorted((self._slot_of[one.name] for one in unit.slices), key=lambda slot: -slot.index)
+        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices}
+        whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
+        for group in [slots] if whole else buckets(slot for slot in slots if slot.nbytes):
+            payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            if whole:  # one all-reduce in FSDP's own memory, as it makes one without a hook
+                payloads, targets = [Payload.pack(flat, like=flat)], [flat]
+            self._under_way.send(payloads, group[0].name, targets)
+        self._under_way.receive_all()
+        if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
+            flat.mul_(self.feedback.communicator.world_size)
+        self._finish(unit)
+
+    def _begin(self, unit: Unit, flat: Tensor) -> None:
+        if self._failed:
+            raise UsageError(
+                "an earlier step failed, and replicas may have been given different averages: build model and "
+                "optimizer anew, on every rank, from a checkpoint"
+            )
+        self._failed = True  # whatever ends it half-way
+        refuse_compiled_autograd()
+        refuse_capture(flat.device)
+        unit.check(flat)
+        if not self._is_known:
+            self._compare_replicas()
+        if unit in self._reduced:  # a second backward pass, or a module that was called twice
+            self._end_step()
+        if flat.is_cuda:
+            self._hold(flat)
+
+    def _compress(self, slot: Slot, grad: Tensor) -> Payload:
+        """Return the payload of a slice; made from a copy, unless it is sent dense.
+
+        A group's residual may hold an error until its turn comes, and FSDP's memory takes the average before that.
+        """
+        own = grad.clone() if self.feedback.leaves_residual(slot.name) else grad
+        return self.feedback.compress(own, slot.name, self.steps)
+
+    def _finish(self, unit: Unit) -> None:
+        self._reduced.add(unit)
+        if len(self._reduced) == len(self.units):
+            self._end_step()
+        self._failed = False
+
+    def _end_step(self) -> None:
+        """End the step under way, if a unit has been reduced in it; one that no pass reached is left as it is."""
+        if self._reduced:
+            self.feedback.residual.end_step(self.steps)
+            self.feedback.states.commit()
+            self._begin_step(self.steps + 1)
+
+    def _compare_replicas(self) -> None:
+        """Raise ConfigError on all ranks unless replicas begin with the same parameters."""
+        mine = {f"values of {name} (a checksum)": _checksum(one) for unit in self.units for name, one in unit.shards()}
+        agree(mine, self.feedback.communicator, beside=self._shards)
+        self._is_known = True
+
+    def _hold(self, flat: Tensor) -> None:
+        """Keep memory of other streams from being given away while the hook's stream uses it."""
+        stream = torch.cuda.current_stream(flat.device)
+        flat.record_stream(stream)
+        if self._is_fresh:
+            for tensor in self.feedback.state_dict(0).values():
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
+            self._is_fresh = False
+
+
+def _checksum(values: Tensor) -> str:
+    """Return a number of the bits of `values`: those of two initialisations hardly ever have the same."""
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    return str(int(values.contiguous().view(-1).view(whole).sum(dtype=torch.int64)))
+
+
+@torch.compiler.disable
+def _reduce(hook: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
+    """Call `hook` as FSDP calls hooks: with the flat tensor alone."""
+    hook.reduce(unit, flat)

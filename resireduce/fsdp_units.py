@@ -1,0 +1,191 @@
+"""The units of a model that `fully_shard` has sharded: which slices of which gradients each reduces, in which order.
+
+A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once. What torch does not
+document of FSDP2 is read here and nowhere else.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from resireduce.errors import ConfigError, UsageError
+
+READS = "resireduce reads FSDP2's units as torch 2.9 to 2.13 have them, and not those of torch {version} ({error}); "
+
+
+@dataclass(frozen=True)
+class Slice:
+    """This rank's slice of one gradient, as it lies in what its unit reduces."""
+
+    name: str
+    """The parameter, as the model calls it."""
+    shape: torch.Size
+    """The slice's own; it may have no elements."""
+    start: int
+    """Its first element within the flat tensor; behind its last, padding may follow."""
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return the slice as a view of 1-D `flat`, contiguous."""
+        return flat[self.start : self.start + self.shape.numel()].view(self.shape)
+
+
+@dataclass(eq=False)
+class Unit:
+    """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
+
+    name: str
+    """The module, as the model calls it."""
+    module: FSDPModule
+    slices: tuple[Slice, ...]
+    """One for each trained parameter, in the order in which they lie."""
+    numel: int
+    """Elements of the flat tensor, padding included."""
+    dtype: torch.dtype
+    """In which gradients are reduced."""
+    device: torch.device
+    group: Any
+    """What torch knows of it, its FSDPParamGroup."""
+    held: tuple[Any, ...]
+    """What torch knows of each slice, an FSDPParam."""
+    divisor: object = None
+    """What `set_gradient_divide_factor` has set; None: the number of ranks."""
+
+    def set_hook(self, hook: Callable[[Tensor], None]) -> None:
+        """Have FSDP call `hook` with the flat tensor after each reduce-scatter."""
+        self.divisor = self.group.gradient_divide_factor
+        self.module.set_all_reduce_hook(hook)
+
+    def shards(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield each trained parameter's name and this rank's slice of its values, as they are now."""
+        for one, parameter in zip(self.slices, self.held, strict=True):
+            yield one.name, parameter.sharded_param.detach().to_local()
+
+    def check(self, flat: Tensor) -> None:
+        """Raise UsageError unless `flat` holds the gradients of all slices, and is to be averaged now."""
+        if not self.group.all_reduce_grads:
+            raise UsageError(
+                f"{self.name!r} is to reduce-scatter without an all-reduce, by set_requires_all_reduce(False), which "
+                "compressed gradients cannot be added up by: accumulate by set_requires_gradient_sync(False)"
+            )
+        if flat.numel() != self.numel:
+            raise UsageError(
+                f"{self.name!r} reduces {flat.numel()} elements of this rank, and not {self.numel}: a parameter of it "
+                "was not used in this step, or was frozen after resireduce.compress_fsdp(...). Freeze before; and for "
+                "parameters that a step may not use call model.set_reduce_scatter_unused_params(True) (torch 2.13)"
+            )
+        if flat.dtype != self.dtype:
+            raise UsageError(
+                f"{self.name!r} reduces gradients in {flat.dtype}, which were to be {self.dtype}: convert the model, "
+                "and choose its mixed precision, before resireduce.compress_fsdp(...)"
+            )
+        if self.group.gradient_divide_factor != self.divisor:
+            raise UsageError(
+                f"{self.name!r}: set_gradient_divide_factor({self.group.gradient_divide_factor}) came after "
+                f"resireduce.compress_fsdp(...), which knew {self.divisor}: what residuals hold was divided by that. "
+                "Call it before"
+            )
+
+
+def find_units(model: nn.Module) -> list[Unit]:
+    """Return the units of `model` that have trained parameters, in the order of the model; parameters are resharded.
+
+    Raises ConfigError for a model that `fully_shard` has not sharded, or sharded in a way that leaves no hook.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    found: dict[int, Unit] = {}
+    for module in model.modules():
+        if not isinstance(module, FSDPModule):
+            continue
+        module.reshard()
+        try:
+            for group in _groups(module, names[id(module)]):
+                if id(group) not in found:
+                    found[id(group)] = _unit(names[id(module)], module, group, model)
+        except AttributeError as error:
+            raise ConfigError(READS.format(version=torch.__version__, error=error) + "install one of those") from error
+    if not found:
+        raise ConfigError(
+            f"model: {type(model).__name__} is not sharded; call fully_shard(...) of torch.distributed.fsdp on it "
+            "first, or use resireduce.distribute(...), which needs no sharding"
+        )
+    return [unit for unit in found.values() if unit.slices]
+
+
+def _groups(module: FSDPModule, name: str) -> list[Any]:
+    """Return what FSDP reduces at once for `module`: one group; none, if its parameters are all in other units."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)  # more than one since torch 2.12
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    if len(groups) > 1:
+        raise ConfigError(
+            f"model: {name!r} is sharded over several meshes by shard_placement_fn, where FSDP has no hook; call "
+            "fully_shard on each part with its own mesh"
+        )
+    for group in groups:
+        _check_group(group, name)
+    return list(groups)
+
+
+def _check_group(group: Any, name: str) -> None:
+    """Raise ConfigError unless `group`, of module `name`, is sharded over one dimension, and has no hook."""
+    if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
+        raise ConfigError(
+            f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
+            "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
+        )
+    if group._all_reduce_hook is not None:
+        raise ConfigError(
+            f"model: {name!r} has an all-reduce hook already, and can have one only; if it is that of an earlier "
+            "compress_fsdp(...), use what that returned, or take it off by set_all_reduce_hook(None)"
+        )
+    for parameter in group.fsdp_params:
+        placements = parameter.sharded_param.placements
+        if len(placements) > 1:
+            raise ConfigError(
+                f"model: a parameter of {name!r} is split in several ways {tuple(placements)} (tensor parallelism?), "
+                "which is not supported; give a model that only fully_shard has split"
+            )
+
+
+def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    trained = [parameter for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
+    slices, start = [], 0
+    for parameter in trained:
+        info = parameter._module_info
+        slices.append(Slice(names[id(getattr(info.module, info.param_name))], parameter.sharded_size, start))
+        start += parameter.padded_sharded_param_size.numel()
+    policy = group.mp_policy
+    own = trained[0].sharded_param.dtype if trained else torch.float32
+    dtype = policy.reduce_dtype or policy.param_dtype or own
+    return Unit(name, module, tuple(slices), start, dtype, group.device, group, tuple(trained))
+
+
+def shard_group(units: list[Unit]) -> dist.ProcessGroup:
+    """Return the ranks over which `units` are sharded. Raises ConfigError if they are not the same for all."""
+    groups = [unit.group.mesh_info.shard_process_group for unit in units]
+    ranks = [tuple(dist.get_process_group_ranks(group)) for group in groups]
+    for unit, one in zip(units, ranks, strict=True):
+        if one != ranks[0]:
+            raise ConfigError(
+                f"model: {unit.name!r} is sharded over ranks {one} and {units[0].name!r} over {ranks[0]}; give all "
+                "the same mesh"
+            )
+    first: dist.ProcessGroup = groups[0]
+    return first
+
+
+def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
+    """Return a tensor like this rank's slice of each gradient of `units`, by name, without memory of its own."""
+    return {one.name: _like(unit, one) for unit in units for one in unit.slices}
+
+
+def _like(unit: Unit, one: Slice) -> nn.Parameter:
+    element = torch.empty((), dtype=unit.dtype, device=unit.device)
+    return nn.Parameter(element.expand(one.shape), requires_grad=False)

@@ -1,0 +1,56 @@
+"""Messages under way for a hook of a wrapper, which wants its gradients back before `backward()` returns."""
+
+from collections import deque
+
+from torch import Tensor
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.message import Message
+from resireduce.payload import Payload
+
+
+class UnderWay:
+    """Launches messages and receives them, the oldest first, so that gathered ones stay within a limit.
+
+    A gathered message costs world size x payload bytes until it is received. An all-reduced one has no cost: it is
+    summed in its own memory.
+
+    Args:
+        feedback: sends and receives.
+        limit_bytes: beyond so many gathered bytes the oldest messages are received before the next is launched.
+    """
+
+    def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
+        self._feedback, self._limit_bytes = feedback, limit_bytes
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget all messages."""
+        self._messages: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
+        self._gathered_bytes = 0
+
+    def send(self, payloads: list[Payload], name: str, targets: list[Tensor]) -> None:
+        """Launch one message of `payloads`, called `name`; each average goes into the target of the same place."""
+        if self._feedback.gathers(name):
+            nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
+            while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
+                self._receive()
+            self._gathered_bytes += nbytes
+        self._messages.extend(zip(self._feedback.send(payloads, name), targets, strict=True))
+
+    def receive_all(self) -> None:
+        """Put all averages into their targets."""
+        while self._messages:
+            self._receive()
+
+    def _gathered_nbytes(self, payload: Payload) -> int:
+        return payload.nbytes * self._feedback.communicator.world_size
+
+    def _receive(self) -> None:
+        message, target = self._messages.popleft()
+        if message.compressor.collective == "all_gather":
+            self._gathered_bytes -= self._gathered_nbytes(message.payload)
+        if target.is_contiguous():
+            self._feedback.receive(message, into=target)
+        else:
+            target.copy_(self._feedback.receive(message))

@@ -1,0 +1,239 @@
+"""Compression between replicas of a model under FSDP2: without any it is FSDP's own hybrid, with it error feedback."""
+
+from collections import defaultdict
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.compressors.threshold import Threshold
+from resireduce.errors import ConfigError
+from resireduce.fsdp_hook import ShardedCompressionHook
+from resireduce.fsdp_units import Unit
+from resireduce.grouping import is_small
+from tests.dist.fsdp import Sharded, compressed, mesh_of, native, replicas_equal, same_values, train, whole
+from tests.processes import on_processes
+from tests.worlds import loss_of, seeded, sgd_for
+from tests.worlds import train as train_flat
+
+NONE = {"compressor": "none", "scheme": "none"}
+HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def check_none(mesh: DeviceMesh) -> None:
+    """Without compression: the parameters of FSDP's own hybrid, bit for bit."""
+    for optimizer, steps in (("adamw", 30), ("momentum", 2)):
+        model, hook = compressed(mesh, **NONE)
+        assert same_values(train(model, optimizer, steps), train(native(mesh), optimizer, steps))
+        assert hook.steps == steps and not hook.feedback.residual.nbytes()
+
+
+def check_precisions(mesh: DeviceMesh) -> None:
+    """In whatever precision gradients are reduced, clipped by their norm over all shards; residuals have that too."""
+    for policy, dtype in ((HALF, torch.bfloat16), (MIXED, torch.float32)):
+        fsdp = {"mp_policy": policy}
+        ours, theirs = compressed(mesh, fsdp=fsdp, **NONE)[0], native(mesh, fsdp=fsdp)
+        assert same_values(train(ours, steps=2, clip=0.05), train(theirs, steps=2, clip=0.05))
+        assert not same_values(ours, train(native(mesh, fsdp=fsdp), steps=2)), "else clipping changes nothing"
+        model, hook = compressed(mesh, fsdp=fsdp, scheme="baseline")
+        train(model, steps=2)
+        assert replicas_equal(model, mesh)
+        held = hook.feedback.residual.tensors()
+        assert held and all(tensor.dtype == dtype and tensor.any() for tensor in held.values())
+
+
+def check_accumulation(mesh: DeviceMesh) -> None:
+    """Passes without synchronisation are added up before anything is reduced: one step."""
+    model, hook = compressed(mesh, **NONE)
+    assert same_values(train(model, steps=2, passes=3), train(native(mesh), steps=2, passes=3)) and hook.steps == 2
+
+
+def check_divisor(mesh: DeviceMesh) -> None:
+    """What FSDP divides by in place of the number of ranks, it divides the sum over all replicas by."""
+    models = [native(mesh), native(mesh), shard_only(mesh)]
+    for model in models[1:]:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(2.0)
+    resireduce.compress_fsdp(models[2], mesh["replicate"], **NONE)
+    plain, ours, theirs = (train(model, steps=2) for model in models)
+    assert same_values(ours, theirs) and not same_values(plain, ours)
+
+
+def shard_only(mesh: DeviceMesh) -> nn.Module:
+    return native(mesh["shard"])
+
+
+def check_columns(mesh: DeviceMesh) -> None:
+    """Tensors that are sharded by another dimension than the first."""
+
+    def even() -> nn.Module:
+        return Sharded(width=72)
+
+    fsdp = {"shard_placement_fn": lambda parameter: Shard(1) if parameter.dim() == 2 else None}
+    ours, theirs = compressed(mesh, even, fsdp, **NONE)[0], native(mesh, even, fsdp)
+    assert same_values(train(ours, steps=2), train(theirs, steps=2))
+    model, hook = compressed(mesh, even, fsdp, scheme="w+2d")
+    held = hook.feedback.residual.tensors()
+    assert held["weighted.blocks.0.up.weight"].shape == (144, 36) and replicas_equal(train(model, steps=2), mesh)
+
+
+class Twice(Sharded):
+    """Each block is called twice before the backward pass, which reduces it once."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + super().forward(x.roll(1))
+
+
+def check_several_passes(mesh: DeviceMesh) -> None:
+    """Blocks that are called twice; and two passes of which both synchronise: each is a step, averages are added up."""
+    ours, theirs = compressed(mesh, Twice, **NONE)[0], native(mesh, Twice)
+    assert same_values(train(ours, steps=2), train(theirs, steps=2))
+
+    def twice(model: nn.Module, generator: torch.Generator) -> Tensor:
+        loss_of(model, generator).backward()
+        return loss_of(model, generator)
+
+    ours, hook = compressed(mesh, **NONE)
+    assert same_values(train(ours, steps=2, loss=twice), train(native(mesh), steps=2, loss=twice))
+    assert hook.steps == 4
+    model, hook = compressed(mesh, scheme="w")
+    assert replicas_equal(train(model, steps=2, loss=twice), mesh) and hook.steps == 4
+
+
+def check_density_one(mesh: DeviceMesh) -> None:
+    """All elements, each with its place: the same sums in another order."""
+    expected = whole(train(native(mesh), "adamw", 3))
+    for compressor in ("topk", "adtopk", Threshold(0.0)):
+        model, hook = compressed(mesh, compressor=compressor, density=1.0, scheme="baseline")
+        found = whole(train(model, "adamw", 3))
+        assert not any(tensor.any() for tensor in hook.feedback.residual.tensors().values())
+        for name, tensor in expected.items():
+            torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+def check_definition(mesh: DeviceMesh) -> None:
+    """Top-k with error feedback of each slice, from its definition: a NumPy program that knows nothing of the code."""
+    model, hook = compressed(mesh, scheme="baseline", density=0.05)
+    seen: list[tuple[Unit, Tensor, Tensor]] = []
+    reduce = ShardedCompressionHook.reduce
+
+    def watched(self: ShardedCompressionHook, unit: Unit, flat: Tensor) -> None:
+        before = flat.clone()
+        reduce(self, unit, flat)
+        seen.append((unit, before, flat.clone()))
+
+    with patch.object(ShardedCompressionHook, "reduce", watched):
+        train(model, steps=3)
+    small = {name: is_small(parameter) for name, parameter in model.named_parameters()}
+    left: dict[str, list[np.ndarray]] = defaultdict(lambda: [np.float64(0.0)] * 2)  # type: ignore[list-item]
+    group = mesh["replicate"].get_group()
+    for unit, before, after in seen:
+        of_all: list[Tensor] = [torch.empty_like(before) for _ in range(2)]
+        dist.all_gather(of_all, before, group=group)
+        for one in unit.slices:
+            gradients = [one.of(flat).double().numpy().ravel() for flat in of_all]
+            expected = sum(gradients) / 2 if small[one.name] else exchanged(gradients, left[one.name])
+            np.testing.assert_allclose(one.of(after).numpy().ravel(), expected, rtol=1e-5, atol=1e-7)
+    for name, tensor in hook.feedback.residual.tensors().items():
+        expected = left[name.removeprefix("full.")][mesh["replicate"].get_local_rank()]
+        np.testing.assert_allclose(tensor.numpy().ravel(), expected, rtol=1e-5, atol=1e-7)
+    assert len(left) == len(hook.feedback.residual.tensors()) == 7
+
+
+def exchanged(gradients: list[np.ndarray], left: list[np.ndarray]) -> np.ndarray:
+    """The average of what replicas send of a slice, 0.05 of it each; what is `left` is changed."""
+    total = np.zeros_like(gradients[0])
+    for i, gradient in enumerate(gradients):
+        compensated = gradient + left[i]
+        sent = np.zeros_like(compensated)
+        largest = np.argsort(-np.abs(compensated))[: max(1, int(np.floor(0.05 * compensated.size)))]
+        sent[largest] = compensated[largest]
+        left[i] = compensated - sent
+        total += sent
+    return total / len(gradients)
+
+
+def check_bytes(mesh: DeviceMesh) -> None:
+    """A residual is a slice: those of all shards together are one residual of the whole."""
+    for scheme, dtype, size in (("baseline", None, 4), ("baseline", "bfloat16", 2), ("w", None, 4)):
+        model, hook = compressed(mesh, scheme=scheme, residual_dtype=dtype)
+        large = {name: p for name, p in model.named_parameters() if not is_small(p)}
+        own = {name: p.to_local().numel() for name, p in large.items()}  # type: ignore[attr-defined]
+        if scheme == "w":
+            own = {name: n for name, n in own.items() if not name.startswith(("blocks.1", "blocks.2"))}
+        assert hook.feedback.residual.nbytes() == size * sum(own.values())
+        together = torch.tensor(float(hook.feedback.residual.nbytes()))
+        dist.all_reduce(together, group=mesh["shard"].get_group())
+        assert int(together) == size * sum(large[name].numel() for name in own)
+
+
+def check_refused(mesh: DeviceMesh) -> None:
+    """Ranks that cannot train together are told so, all of them."""
+    rank = dist.get_rank()
+    with pytest.raises(ConfigError, match=r"replicate: ranks \[\d, \d\] have \[\d, \d\] in common with those that"):
+        resireduce.compress_fsdp(shard_only(mesh), mesh["shard"])
+    with pytest.raises(ConfigError, match=r"replicate: .* is not allowed; give a mesh of one dimension"):
+        resireduce.compress_fsdp(shard_only(mesh), mesh)
+    with pytest.raises(ConfigError, match="sharded over a mesh that has replicas too"):
+        resireduce.compress_fsdp(native(mesh), mesh["replicate"])
+    for odd in range(4):
+        with pytest.raises(ConfigError, match=r"density=0\.\d|another rank says which"):
+            resireduce.compress_fsdp(shard_only(mesh), mesh["replicate"], density=0.2 if rank == odd else 0.1)
+    model, _ = compressed(mesh)
+    if rank > 1:
+        with torch.no_grad():
+            model.first.weight.to_local().mul_(1.5)  # type: ignore[union-attr, operator]
+    with pytest.raises(ConfigError, match=r"values of first\.weight \(a checksum\)|another rank says which"):
+        loss_of(model, torch.Generator()).backward()
+
+
+CHECKS = (
+    check_none, check_precisions, check_accumulation, check_divisor, check_columns, check_several_passes,
+    check_density_one, check_definition, check_bytes, check_refused,
+)  # fmt: skip
+
+
+def check_all(communicator: Communicator) -> None:
+    mesh = mesh_of(2, 2)
+    for check in CHECKS:
+        check(mesh)
+
+
+def test_two_replicas_of_two_shards() -> None:
+    on_processes(4, check_all)
+
+
+KINDS = ("none", "fp16", "randomk", "signsgd", "dgc-momentum", "sidco-gp", "topk", "topk+packed", Threshold(0.02))
+"""Compressors that are summed or gathered, in equal sizes or not, with a draw, a vote, a velocity or a memory."""
+
+
+def check_one_shard(communicator: Communicator) -> None:
+    """Shards that are whole: bit for bit what kept gradients are without FSDP, for compressors of each kind."""
+    mesh, start = mesh_of(2, 1), seeded(Sharded)
+    cases: list[dict[str, object]] = [{"scheme": "baseline", "compressor": compressor} for compressor in KINDS]
+    cases += [{"scheme": scheme} for scheme in ("w+2d", "partial", "a")]
+    cases += [{"residual_dtype": "int8"}, {"warm_up_steps": 2}, {"dense": ["head.*", "blocks.1.up.weight"]}]
+    cases += [{"density": lambda step: 0.5 / (step + 1)}, {"residual_device": "cpu"}]
+    for options in cases:
+        flat, optimizer = train_flat(communicator, start, gradients="kept", steps=3, **options)
+        model, hook = compressed(mesh, **options)
+        train(model, sgd_for(options), steps=3)
+        found = whole(model)
+        assert all(torch.equal(found[name], tensor) for name, tensor in flat.state_dict().items()), options
+        theirs, ours = optimizer.residual_state_dict(), hook.residual_state_dict()
+        assert theirs.keys() == ours.keys() - {"shard_rank", "shard_world_size"}
+        assert all(torch.equal(theirs[name], ours[name]) for name in theirs), options
+
+
+def test_with_whole_shards_it_is_kept_gradients() -> None:
+    on_processes(2, check_one_shard)

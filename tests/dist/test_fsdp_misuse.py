@@ -1,0 +1,187 @@
+"""What a script may do to a model under FSDP2 that compressed averages do not survive, and what it is told."""
+
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Replicate, distribute_tensor
+
+import resireduce
+from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
+from resireduce.settings import Settings
+from tests.dist.fsdp import Sharded, compressed, mesh_of, native, shard, train
+from tests.worlds import loss_of, seeded
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+    """One replica of one shard: this process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield mesh_of(1, 1)
+    dist.destroy_process_group()
+
+
+def shards(mesh: DeviceMesh, build: Callable[[], nn.Module] = Sharded) -> nn.Module:
+    return shard(seeded(build), mesh["shard"])
+
+
+def backward(model: nn.Module) -> None:
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+
+
+def test_keywords_are_those_of_distribute() -> None:
+    defaults = {name: one.default for name, one in signature(resireduce.distribute).parameters.items()}
+    others = list(signature(resireduce.compress_fsdp).parameters.values())[2:]
+    assert all(defaults[one.name] == one.default for one in others)
+    ddp = list(signature(resireduce.compress_ddp).parameters)
+    assert [one.name for one in others] == ddp[1:] and Settings().warm_up_steps == 0
+
+
+def test_a_model_that_fsdp2_has_not_sharded(mesh: DeviceMesh) -> None:
+    for model, message in (
+        (3, "model: an object of type int is not allowed"),
+        (Sharded(), r"model: Sharded is not sharded; call fully_shard\(\.\.\.\)"),
+        (FullyShardedDataParallel(Sharded(), device_id=torch.device("cpu")), r"\(FSDP1\) is not allowed"),
+        (native(mesh), "sharded over a mesh that has replicas too.*mesh=mesh\\['shard'\\]"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            resireduce.compress_fsdp(model, mesh["replicate"])  # type: ignore[arg-type]
+
+
+def test_a_model_that_is_split_in_other_ways_too(mesh: DeviceMesh) -> None:
+    model = Sharded()
+    tensors = {name: distribute_tensor(p, mesh["replicate"], [Replicate()]) for name, p in model.named_parameters()}
+    for name, tensor in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
+    with pytest.raises(ConfigError, match=r"is split in several ways .*tensor parallelism"):
+        resireduce.compress_fsdp(shard(model, mesh["shard"]), mesh["replicate"])
+
+
+def test_a_second_hook(mesh: DeviceMesh) -> None:
+    model, _ = compressed(mesh)
+    with pytest.raises(ConfigError, match=r"has an all-reduce hook already.*use what that returned"):
+        resireduce.compress_fsdp(model, mesh["replicate"])
+
+
+def test_replicas_that_are_none(mesh: DeviceMesh) -> None:
+    for given in (mesh, None, "replicate", 2):
+        with pytest.raises(ConfigError, match=r"replicate: .* is not allowed; give a mesh of one dimension"):
+            resireduce.compress_fsdp(shards(mesh), given)  # type: ignore[arg-type]
+    resireduce.compress_fsdp(shards(mesh), mesh["replicate"].get_group())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheme": "w+3d"}, r"scheme: 'w\+3d' is not known"),
+        ({"density": 0}, "density: 0 is not allowed"),
+        ({"warm_up_steps": -1}, "warm_up_steps: -1 is not allowed"),
+        ({"dense": 3}, "dense: 3 is not allowed"),
+        ({"residual_dtype": "float64"}, "residual_dtype: torch.float64 is not allowed"),
+        ({"groups": {"groups": [["no.such"]]}}, "groups"),
+    ],
+)
+def test_a_setting_that_cannot_be_used(mesh: DeviceMesh, options: dict[str, object], message: str) -> None:
+    model = shards(mesh)
+    with pytest.raises(ConfigError, match=message):
+        resireduce.compress_fsdp(model, mesh["replicate"], **options)  # type: ignore[arg-type]
+    assert isinstance(model, FSDPModule)
+    resireduce.compress_fsdp(model, mesh["replicate"])  # no hook was left
+
+
+def test_what_is_trained_outside_of_all_units(mesh: DeviceMesh) -> None:
+    model = Sharded()
+    fully_shard(model.blocks[0], mesh=mesh["shard"])
+    with pytest.warns(UserWarning, match=r"'first\.weight': trained, but in no unit of fully_shard"):
+        hook = resireduce.compress_fsdp(model, mesh["replicate"], "baseline")
+    assert {slot.name.rpartition(".")[0] for slot in hook.slots} == {"blocks.0.up", "blocks.0.down"}
+    with pytest.raises(ConfigError, match="no parameter that fully_shard holds is trained"):
+        resireduce.compress_fsdp(shard(Sharded().requires_grad_(False), mesh["shard"]), mesh["replicate"])
+
+
+class Branching(Sharded):
+    """Uses its head in all passes but the second."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        return super().forward(x) if self.passes != 2 else self.first(x)
+
+
+def test_a_layer_that_a_step_does_not_use(mesh: DeviceMesh) -> None:
+    model, hook = compressed(mesh, Branching)
+    backward(model)
+    with pytest.raises(UsageError, match=r"reduces \d+ elements .* and not \d+: a parameter .*unused_params\(True\)"):
+        backward(model)
+    with pytest.raises(UsageError, match="an earlier step failed"):
+        backward(model)
+    assert hook.steps == 1
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
+def test_a_layer_that_a_step_does_not_use_is_allowed_where_fsdp_makes_zeros(mesh: DeviceMesh) -> None:
+    model, hook = compressed(mesh, Branching, scheme="baseline")
+    model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    train(model, steps=3)
+    assert hook.steps == 3
+
+
+def test_a_parameter_that_is_frozen_before_or_after(mesh: DeviceMesh) -> None:
+    before = Sharded()
+    before.first.weight.requires_grad_(False)
+    model = shard(before, mesh["shard"])
+    hook = resireduce.compress_fsdp(model, mesh["replicate"], "baseline", density=0.05)
+    train(model, steps=2)
+    assert hook.steps == 2 and "full.first.weight" not in hook.residual_state_dict()
+    model.head.weight.requires_grad_(False)  # type: ignore[union-attr, operator]
+    with pytest.raises(UsageError, match=r"was frozen after resireduce\.compress_fsdp"):
+        backward(model)
+
+
+def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
+    def divide(model: nn.Module) -> None:
+        model.set_gradient_divide_factor(2.0)  # type: ignore[operator]
+
+    def hold_back(model: nn.Module) -> None:
+        model.set_requires_all_reduce(False)  # type: ignore[operator]
+
+    for change, message in (
+        (divide, r"set_gradient_divide_factor\(2\.0\) came after"),
+        (hold_back, r"set_requires_all_reduce\(False\).*accumulate by set_requires_gradient_sync\(False\)"),
+        (nn.Module.double, r"reduces gradients in torch\.float64, which were to be torch\.float32"),
+    ):
+        model, _ = compressed(mesh)
+        change(model)  # type: ignore[operator]
+        with pytest.raises(UsageError, match=message):
+            model(torch.ones(2, 600, dtype=model.first.weight.dtype)).sum().backward()  # type: ignore[union-attr]
+
+
+def test_a_gradient_that_is_not_finite(mesh: DeviceMesh) -> None:
+    model, hook = compressed(mesh, scheme="baseline")
+    train(model, steps=2)
+    before = {name: tensor.clone() for name, tensor in hook.residual_state_dict().items()}
+    with pytest.raises(NonFiniteGradient, match=r"the gradient of 'blocks\.2\.down\.weight'"):
+        (loss_of(model, torch.Generator()) * torch.inf).backward()
+    assert all(torch.equal(before[name], tensor) for name, tensor in hook.residual_state_dict().items())
+    with pytest.raises(UsageError, match="an earlier step failed"):
+        backward(model)
+
+
+def test_a_model_on_the_meta_device(mesh: DeviceMesh) -> None:
+    with torch.device("meta"):
+        model = Sharded()
+    shard(model, mesh["shard"])
+    hook = resireduce.compress_fsdp(model, mesh["replicate"], density=0.05)
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.05)
+    train(model, steps=2)
+    assert hook.steps == 2 and hook.feedback.residual.nbytes() > 0
