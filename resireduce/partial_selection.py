@@ -42,7 +42,8 @@ def partial_selection(
     """
     check_share("density", density)
     given = tuple(getattr(model, "dense_parameters", ())) if dense is None else tuple(dense)
-    sizes = {name: parameter.numel() for name, parameter in compressible(model, None if dense is None else given).items()}
+    compressed = compressible(model, None if dense is None else given)
+    sizes = {name: parameter.numel() for name, parameter in compressed.items()}
     whole, budget, small = sum(sizes.values()), density * sum(sizes.values()), 0
     for limit in sorted(set(sizes.values())):
         taken = sum(size for size in sizes.values() if size <= limit)

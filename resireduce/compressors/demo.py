@@ -3,6 +3,7 @@ arXiv 2411.19870, section 3."""
 
 import math
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,9 @@ class DeMo(Selecting):
     one of fewer than two dimensions a row. A side that is no multiple of 64 is cut into equal parts, as few as do not
     exceed 64, and the last is filled up with zeros. A tile whose difference from what would be sent is more than the
     gradient's dtype holds is not sent in that step.
+
+    Every rank computes values from coefficients itself: by sums, which on processors of different kinds may differ in
+    their last digits, and parameters with them.
 
     The paper's algorithm is this with scheme "decayed", whose residual is its momentum, and an optimizer without one.
     """
@@ -100,18 +104,25 @@ class _Tiles:
 
     def forward(self, part: Tensor) -> Tensor:
         """Return coefficients / ROOM^2 of the tiles in `part`: [rows of tiles, columns of tiles, height, width]."""
-        return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
+        with self._exactly():
+            return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
 
     def backward(self, values: Tensor, places: Tensor) -> Tensor:
         """Return tiles from coefficients / ROOM^2, at int64 `places` of their flat form; else they are zero."""
         coefficients = values.new_zeros(*values.shape[:2], self.height * self.width).scatter_(2, places, values)
-        return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
+        with self._exactly():
+            return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
 
     def hold(self, part: Tensor, sent: Tensor) -> Tensor:
         """Return for each tile in `part` whether what is `sent` of it, and what is left, are finite there: bool."""
         rounded = sent.to(part.dtype)
         finite = rounded.isfinite() & (self._cut(part).to(part.dtype) - rounded).isfinite()
         return finite.flatten(2).all(2)
+
+    def _exactly(self) -> AbstractContextManager[object]:
+        """Multiply in the coefficients' dtype, also where a script has its backward pass or its step in autocast."""
+        device = self._matrix.device.type
+        return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 
     def _cut(self, part: Tensor) -> Tensor:
         """Return tiles of `part`, filled up with zeros, in the dtype of the coefficients."""

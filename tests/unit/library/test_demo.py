@@ -61,6 +61,15 @@ def test_large_tensors_are_the_same_in_pieces() -> None:
         torch.testing.assert_close(whole[at], DeMo(0.05).decompress(DeMo(0.05).compress(part, "w", 0)))
 
 
+def test_autocast_around_it_changes_nothing() -> None:
+    grad = gradient(130, 70)
+    payload = DeMo(0.1).compress(grad, "w", 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(DeMo(0.1).compress(grad, "w", 0).buffer, payload.buffer)
+        within = DeMo(0.1).decompress(payload)
+    assert torch.equal(DeMo(0.1).decompress(payload), within)
+
+
 def test_a_tile_whose_rest_would_overflow_stays() -> None:
     grad = torch.zeros(128, 64, dtype=torch.float16)
     grad[:64] = 65504 * gradient(64, 64).sign()
