@@ -12,28 +12,32 @@ from resireduce.scheme import COMPRESSORS
 CURVE, SELECTS, ALL = "top-k, at several densities", "sends a part", "sends all, in fewer bits"
 COLOURS = {CURVE: look.INK, SELECTS: "#0083c4", ALL: "#d55e00"}
 WIDTH, HEIGHT = 640, 420
+LARGEST = 1.5
+"""Contractions above this are not drawn: a vote's length is not the gradient's."""
 
 
 def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
     """Return the figure of `rivals_rows`: how much of a gradient is left, by what a step sends; None without any."""
-    shown = list(_points(rows, "contraction", "contraction: median of |x - Q(x)|² / |x|²"))
-    return _figure(shown, "contraction: what is left of |x|²") if shown else None
+    known = [row for row in rows if row["contraction"] is not None and row["contraction"] <= LARGEST]
+    shown = list(_points(known, "contraction", "contraction: median of |x - Q(x)|² / |x|²"))
+    return _figure(shown, "contraction: what is left of |x|²", alt.Scale(padding=look.NEAR, nice=False)) if shown else None
 
 
 def lost_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
     """Return the figure of `rivals_rows`: how much of the metric is lost, by what a step sends; None without any."""
     shown = list(_points(rows, "lost_mean", "metric lost"))
-    return _figure(shown, f"{rows[0]['metric_name']} lost against no compression") if shown else None
+    upwards = alt.Scale(type="symlog", constant=1, padding=look.NEAR, nice=False)  # some lose nearly all
+    return _figure(shown, f"{rows[0]['metric_name']} lost against no compression", upwards) if shown else None
 
 
-def _figure(shown: list[look.Row], title: str) -> look.Specification:
+def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Specification:
     """Points with names, bars where there are intervals, and a line through those of top-k with error feedback."""
     colour = (
         alt.Color("kind:N").scale(domain=list(COLOURS), range=list(COLOURS.values())).legend(orient="top", title="")
     )
     base = alt.Chart().encode(
-        x=alt.X("bytes:Q").scale(type="log", padding=30).title("bytes that a rank sends in a step"),
-        y=alt.Y("value:Q").scale(zero=False, padding=look.NEAR).title(title),
+        x=alt.X("bytes:Q").scale(type="log", padding=30, nice=False).title("bytes that a rank sends in a step"),
+        y=alt.Y("value:Q", scale=upwards, title=title),
         color=colour,
     )
     curve = base.transform_filter(alt.datum.kind == CURVE)

@@ -56,7 +56,10 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         _or_absent(row["lost_mean"], lambda mean: labels.signed_with_half(mean, row["lost_half_width"], 2)),
         f"{row['sent_bytes'] / 1024:,.1f}",
         _or_absent(row["density_sent"], labels.percent),
-        *(_or_absent(row[name], lambda value: f"{value:.3f}") for name in ("contraction", "cosine")),
+        *(
+            _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
+            for name in ("contraction", "cosine")
+        ),
         f"{row['total_bytes'] / 2**20:.2f}",
         f"{1000 * row['step_seconds']:.0f}",
     ]
