@@ -47,6 +47,10 @@ COMMANDS = {
         "benchmarks.analysis.tables.precision_table",
         "compare precisions of residuals in a run of config/precision.yaml",
     ),
+    "rivals": (
+        "benchmarks.analysis.rivals.rivals_command",
+        "compare compressors in a run of config/rivals.yaml: metric lost, bytes sent and held, contraction",
+    ),
     "intervals": (
         "benchmarks.analysis.tables.intervals",
         "how sure the metrics of a run are over its seeds, as JSON and as the table of docs/results.md",

@@ -53,13 +53,14 @@ def distribute(
         model: on its device already; its parameters and buffers are overwritten with rank 0's.
         optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
         scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
-            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half. Or a
-            `resireduce.scheme.Scheme` of residuals of your own.
-        compressor: none; topk, adtopk, adtopk-interleaved, chunked, dgc, dgc-simple, dgc-momentum, randomk (which send
-            a share of the elements), topk+packed, dgc+packed (their indices in few bits); gaussian, redsync,
-            redsync-trim, sidco-exp, sidco-gp, sidco-gamma (which aim at a share); threshold (what is greater); fp16,
-            block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd (which send all, in fewer
-            bits; signsgd brings back a vote); or a Compressor: Threshold(1e-3), one of your own, ...
+            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half;
+            decayed: all, fading from step to step. Or a `resireduce.scheme.Scheme` of residuals of your own.
+        compressor: none; topk, adtopk, adtopk-interleaved, chunked, demo, dgc, dgc-simple, dgc-momentum, randomk (which
+            send a share of the elements), topk+packed, dgc+packed (their indices in few bits); gaussian, redsync,
+            redsync-trim, sidco-exp, sidco-gp, sidco-gamma, adtopk-threshold (which aim at a share); threshold (what is
+            greater); fp16, block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd, signum
+            (which send all, in fewer bits; the last two bring back a vote); or a Compressor: Threshold(1e-3), one of
+            your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any; or a function from the
             number of the step, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
@@ -74,7 +75,8 @@ def distribute(
         dense: shell patterns of parameters to send without compression, beside the small ones (less than 10,000
             elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
         options: of the scheme's residuals, by the names of their arguments: phi and norms (w), row_ratio, column_ratio,
-            norms and choice (d, 2d), ratio (partial), norm and smallest (member). A ratio may be {pattern: ratio}.
+            norms and choice (d, 2d), ratio (partial), decay (decayed), norm and smallest (member). A ratio may be
+            {pattern: ratio}.
         max_grad_norm: averaged gradients are scaled so that their global norm is this at most, as clip_grad_norm_ does;
             `optimizer.grad_norm` has the norm; `math.inf` asks for that alone. It
             is that of what was sent, which varies more than the gradient's own.

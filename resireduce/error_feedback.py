@@ -139,9 +139,8 @@ class ErrorFeedback:
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:
-        """Add `dense` to the residual: as in a step, number `step`, that has it for a gradient, and sends nothing."""
-        compensated = self.residual.compensate_(dense, name)
-        self.residual.update(name, lambda: compensated, step)
+        """Add `dense` to the residual of tensor `name`; `step` seeds how that is rounded."""
+        self.residual.restore(name, self.residual.compensate_(dense, name), step)
 
     def put_back(self, payload: Payload, name: str, step: int) -> None:
         """Return what was sent to the residual; `step` seeds how that is rounded."""

@@ -45,10 +45,13 @@ COMPRESSORS = {
     "qsgd-max": Listed("resireduce.compressors.qsgd:QSGDMax", selects=False),
     "adtopk": Listed("resireduce.compressors.adtopk:ADTopK", selects=True),
     "adtopk-interleaved": Listed("resireduce.compressors.adtopk:ADTopKInterleaved", selects=True),
+    "adtopk-threshold": Listed("resireduce.compressors.adtopk_threshold:ADTopKThreshold", selects=True),
+    "demo": Listed("resireduce.compressors.demo:DeMo", selects=True),
     "chunked": Listed("resireduce.compressors.chunked:Chunked", selects=True),
     "topk+packed": Listed("resireduce.compressors.packed:Packed", selects=True),
     "dgc+packed": Listed("resireduce.compressors.packed:PackedDGC", selects=True),
     "signsgd": Listed("resireduce.compressors.signsgd:SignSGD", selects=False),
+    "signum": Listed("resireduce.compressors.signum:Signum", selects=False, corrects_momentum=True),
     "ef-signsgd": Listed("resireduce.compressors.ef_signsgd:EFSignSGD", selects=False),
     "onebit": Listed("resireduce.compressors.onebit:OneBit", selects=False),
     "terngrad": Listed("resireduce.compressors.terngrad:TernGrad", selects=False),
@@ -63,6 +66,7 @@ NONE = "resireduce.residuals.none:NoResidual"
 WEIGHTED = "resireduce.residuals.weighted:WeightedResidual"
 ROWS_COLUMNS = "resireduce.residuals.rows_columns:RowsColumnsResidual"
 PARTIAL = "resireduce.residuals.partial:PartialResidual"
+DECAYED = "resireduce.residuals.decayed:DecayedResidual"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,7 @@ SCHEMES = {
     "2d": Scheme(specific=ROWS_COLUMNS),
     "w+2d": Scheme(grouped=WEIGHTED, specific=ROWS_COLUMNS),
     "partial": Scheme(PARTIAL, PARTIAL, PARTIAL),
+    "decayed": Scheme(DECAYED, DECAYED, DECAYED),
 }
 """All schemes, by name."""
 

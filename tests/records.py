@@ -17,7 +17,7 @@ PARAMETERS_BYTES = {
     "bert-questions": 4_400_000,
 }
 RESIDUAL_SHARE = {"baseline": 1.0, "none": 0.0, "w": 0.6, "2d": 0.7, "w+2d": 0.3}
-RESIDUAL_SHARE |= {"a": 0.6, "member": 0.6, "d": 0.7, "partial": 0.5}
+RESIDUAL_SHARE |= {"a": 0.6, "member": 0.6, "d": 0.7, "partial": 0.5, "decayed": 1.0}
 
 
 def make_states(cell: Cell) -> dict[str, int]:

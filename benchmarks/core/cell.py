@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from benchmarks.core import scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
-from benchmarks.core.registry import OBSERVATIONS
+from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
@@ -53,7 +53,7 @@ class Cell:
     options: Any = ()
     """Options of the scheme's residuals, given as a mapping, held so that it can be hashed: `core.scheme_options`."""
     observe: tuple[str, ...] = ()
-    """What is observed beside the usual measurements: names in `benchmarks.core.registry.OBSERVATIONS`."""
+    """What is observed beside the usual: names in OBSERVATIONS and WATCHES of `benchmarks.core.registry`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -110,9 +110,9 @@ class Cell:
             )
 
     def _check_observations(self) -> None:
-        self._set_names("observe", OBSERVATIONS)
+        self._set_names("observe", OBSERVATIONS | WATCHES)
         for name in self.observe:
-            if (self.scheme, self.residual_dtype) != ("baseline", None):
+            if name in OBSERVATIONS and (self.scheme, self.residual_dtype) != ("baseline", None):
                 raise ConfigError(
                     f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
                     "residual_dtype null"

@@ -44,6 +44,12 @@ OBSERVATIONS: dict[str, str] = {
 """What a cell can observe beside its usual measurements. A function takes the trained model and its optimizer, on rank
 0 after the last step, and returns a mapping of plain values for the record. It leaves both as they are."""
 
+WATCHES: dict[str, str] = {
+    "contraction": "benchmarks.training.observe.contraction:Contraction",
+}
+"""What a cell can observe while it trains. A class takes rank 0's optimizer, before the first step, and the number of
+steps; `begin_step` tells it of each, and `end` returns a mapping of plain values for the record. It changes nothing."""
+
 DATASETS: dict[str, str] = {
     "cifar10": "benchmarks.data.cifar:CIFAR10",
     "cifar100": "benchmarks.data.cifar:CIFAR100",

@@ -60,6 +60,7 @@ CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "resireduce.residuals.rows:RowsResidual": {"row_ratio": _share, "norms": NORMS, "choice": CHOICES},
     ROWS_COLUMNS: {"row_ratio": _share, "column_ratio": _share, "norms": NORMS, "choice": CHOICES},
     "resireduce.residuals.partial:PartialResidual": {"ratio": _share},
+    "resireduce.residuals.decayed:DecayedResidual": {"decay": check_share},
 }
 """For each residual what its options must be. Those of a residual that is not here the library checks, in the cell."""
 

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.progress import Progress, to_stderr
-from benchmarks.core.registry import OBSERVATIONS
 from benchmarks.core.workloads import Schedule
 from benchmarks.training.checkpoint import State, capture, restore
 from benchmarks.training.deadline import Watch
@@ -20,11 +19,11 @@ from benchmarks.training.failures import Diverged
 from benchmarks.training.measure.phases import StepClock
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.measure.tracker import measure_memory
+from benchmarks.training.observe.observing import Observing
 from benchmarks.training.tasks.task import Batch, Task, to_device
 from resireduce.comm.base import Communicator
 from resireduce.memory import baseline_total, measure_states
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.scheme import load
 
 
 @dataclass
@@ -47,6 +46,7 @@ class Trainer:
     """What is being done."""
     step: int = 0
     """Counted from 1."""
+    observing: Observing = field(init=False)
 
     def train(self) -> None:
         """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
@@ -58,6 +58,7 @@ class Trainer:
             self.phase = "checkpoint"
             self.watch.before_step(step, steps, self.clock.step_seconds, self._state)
             self.phase, self.step = "data", step + 1
+            self.observing.begin_step(step)
             with self.probe.step(self.optimizer.feedback), self.clock.step():
                 loss = self.train_step(step, self.batch(indices, step))
             if (step + 1) % self.schedule.evaluate_every == 0 or step + 1 == steps:
@@ -70,6 +71,8 @@ class Trainer:
 
     def _begin(self) -> int:
         """Restore what the watch has of an earlier run, if anything; return the step to begin with."""
+        names = () if self.communicator.rank else self.cell.observe
+        self.observing = Observing(names, self.optimizer, self.schedule.steps)
         step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
         if shared:
             restore(self.model, self.optimizer, self.clock, shared, own)
@@ -153,7 +156,7 @@ class Trainer:
         self.probe.stop()
         self._check_parameters()
         self.probe.at_boundary(self.optimizer, self.model)
-        observations = self._observe()  # before memory is measured, which takes one more step
+        observations = self.observing.result(self.model)  # before memory is measured, which takes one more step
         memory = self._measure_memory()
         units_per_step = self.schedule.batch_per_rank * self.communicator.world_size * self.task.units_per_sample
         return Outcome(
@@ -176,12 +179,6 @@ class Trainer:
         for name, parameter in self.model.named_parameters():
             if not parameter.isfinite().all():
                 raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
-
-    def _observe(self) -> dict[str, Any]:
-        """What the cell asks for beside the usual, of rank 0."""
-        if self.communicator.rank:
-            return {}
-        return {name: load(OBSERVATIONS[name])(self.model, self.optimizer) for name in self.cell.observe}
 
     @property
     def where(self) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class QSGD(Compressor):
             norms.is_meta or norms.isfinite().all()
         ):  # squares overflow: rounding is unbiased by any norm >= max |x|
             norms = self._norms(flat, torch.inf)
+        norms.clamp_(max=torch.finfo(norms.dtype).max)  # those of float64 may be more; the rest is error
         smallest = torch.finfo(norms.dtype).tiny
         levels = torch.empty(flat.numel(), dtype=torch.int8, device=flat.device)
         for piece in pieces(flat.numel(), self.bucket or 1):
@@ -74,8 +75,10 @@ class QSGD(Compressor):
         """Add `scale` x level x norm / 127 to `dense`; return `dense`."""
         levels, norms = payload.parts()
         flat = dense.view(-1)
+        largest = min(torch.finfo(flat.dtype).max, torch.finfo(norms.dtype).max)
         for piece in pieces(flat.numel(), self.bucket or 1):
             values = levels[piece] * (self._spread(norms, piece) / LEVELS)
+            values.clamp_(-largest, largest)  # a level that was rounded up may be beyond what the dtype holds
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
 

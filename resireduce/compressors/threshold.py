@@ -10,6 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.errors import ConfigError, is_number
+from resireduce.kernels.moments import not_above
 from resireduce.kernels.reaching import reaching
 
 
@@ -39,4 +40,4 @@ class Threshold(SparseCompressor):
         """Return the flat indices of what is greater, int64, ascending; of a tensor without storage, all."""
         if flat.is_meta:
             return torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
-        return reaching(flat, self.threshold, strictly=True)
+        return reaching(flat, not_above(self.threshold, flat.dtype), strictly=True)

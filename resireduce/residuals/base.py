@@ -104,6 +104,13 @@ class Residual(ABC):
         0, seeds random choices.
         """
 
+    def restore(self, name: str, value: Tensor, step: int) -> None:
+        """Store `value` of tensor `name`, in the memory of what `compensate_` returned, outside of any step's sending.
+
+        What was not sent after all, or comes from another job. `step` seeds random choices, as in `update`.
+        """
+        self.update(name, lambda: value, step)
+
     def absorbs(self, name: str) -> bool:
         """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
         before `update`, for one gradient after the other."""

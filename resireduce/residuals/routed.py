@@ -32,6 +32,10 @@ class RoutedResidual(Residual):
         """Store the error in the responsible part."""
         self._part(name).update(name, error, step)
 
+    def restore(self, name: str, value: Tensor, step: int) -> None:
+        """Store `value` of tensor `name` in the responsible part; `step` as there."""
+        self._part(name).restore(name, value, step)
+
     def absorbs(self, name: str) -> bool:
         """Whether the responsible part adds the gradient into what is stored."""
         return self._part(name).absorbs(name)

@@ -60,6 +60,7 @@ def test_no_scheme_and_no_compressor_stands_for_another(over_torch: Outcomes) ->
     by_compressor = {name: set().union(*(trained(over_torch, s, name) for s in SCHEMES)) for name in COMPRESSORS}
     assert len(by_scheme) == len(SCHEMES), "each trains with top-k, to parameters of its own"
     packed = {name: by_compressor.pop(name) for name in COMPRESSORS if name.endswith("+packed")}
+    assert by_compressor.pop("adtopk-threshold") == trained(over_torch, ONE, "topk"), "its first steps are exact"
     seen = Counter(result for results in by_compressor.values() for result in results)
     assert all(by_compressor.values()) and set(seen.values()) == {1}
     for name, results in packed.items():

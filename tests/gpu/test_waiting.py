@@ -34,7 +34,10 @@ PACKED = {
 }
 BY_DESIGN: dict[str, dict[str, str]] = {
     "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
-    "threshold": {"few_reaching": "how many elements are sent is not known before"},
+    "threshold": {
+        "few_reaching": "how many elements are sent is not known before",
+        "not_above": FITTED["not_above"],
+    },
     "dgc": {
         "few_reaching": "candidates are counted; they are looked for anew if they are too many",
         "select": "a threshold of zero needs no second look",
@@ -43,6 +46,12 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     "dgc-simple": {"few_reaching": "as dgc", "select": "whether anything is left to be sent"},
     **dict.fromkeys(("gaussian", "redsync", "redsync-trim"), FITTED),
     **dict.fromkeys(("sidco-exp", "sidco-gp", "sidco-gamma"), SIDCO),
+    "adtopk-threshold": {
+        "few_reaching": "as threshold",
+        "compress_with": "the threshold is compared as a number of the host",
+        "select": "zeros are left out",
+    },
+    "demo": {"compress": "whether a difference could overflow, which is looked at only then"},
     "topk+packed": PACKED,
     "dgc+packed": PACKED | {"few_reaching": "as dgc", "select": "as dgc"},
     "qsgd": {"compress": "whether squares have overflowed, so that another norm is needed"},

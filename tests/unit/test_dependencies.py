@@ -16,7 +16,7 @@ LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
-    ("agreement", "compressor_state", "message", "momentum", "optim"),
+    ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "under_way", "wrapper"),
     ("attach", "step.buckets"),

@@ -33,6 +33,7 @@ SERIES = {
     "d": ("triangle-right", "#008f6b"),
     "member": (STAR, "#9a7400"),
     "partial": ("cross", "#b8579a"),
+    "decayed": ("stroke", INK),
     NO_COMPRESSION: (HEXAGON, "#7a858f"),
     PUBLISHED: ("diamond", "#cc4125"),
 }

@@ -1,1 +1,1 @@
-"""What a cell can observe, one file each; `benchmarks.core.registry.OBSERVATIONS` has their names."""
+"""What a cell can observe, one file each; OBSERVATIONS and WATCHES of `benchmarks.core.registry` have their names."""

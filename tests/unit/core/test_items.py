@@ -41,6 +41,7 @@ PARTS = {
     "2d": {"full", "rows_columns", "rows_columns.rows", "rows_columns.columns"},
     "w+2d": {"full", "weighted", "rows_columns", "rows_columns.rows", "rows_columns.columns"},
     "partial": {"partial"},
+    "decayed": {"full"},
 }
 """What residuals of each scheme are made of, stored as the gradients are."""
 SMALL_MODELS = [workload.model for workload in SMALL]

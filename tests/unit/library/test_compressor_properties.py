@@ -134,6 +134,16 @@ def test_a_threshold_sends_what_is_greater_and_nothing_if_nothing_is(grad: Tenso
     assert len(payload.parts()[0]) == (magnitudes > threshold).sum()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_threshold_is_not_rounded_to_the_dtype_of_the_gradient(dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    grad = torch.tensor([1 - eps, 1.0, 1 + eps, 1 + 2 * eps], dtype=dtype)
+    for threshold in (1 - 0.9 * eps, 1 - 0.1 * eps, 1 + 0.1 * eps, 1 + 0.9 * eps, 1 + 1.1 * eps, 1 + 1.9 * eps):
+        sent = Threshold(threshold).decompress(Threshold(threshold).compress(grad, "w", 0))
+        assert torch.equal(sent, torch.where(grad.double() > threshold, grad, 0)), threshold
+    assert len(Threshold(1e-9).compress(torch.full((5,), 6e-8).to(dtype), "w", 0).parts()[0]) == 5
+
+
 @given(grad=tensors(rows=40, columns=60), density=densities, step=st.integers(0, 5))
 def test_dgc_never_sends_more_than_k_nor_smaller_than_what_it_keeps_by_much(
     grad: Tensor, density: float, step: int

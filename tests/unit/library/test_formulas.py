@@ -92,6 +92,7 @@ KEPT: Mapping[str, Callable[[Arrays, Arrays], Arrays]] = {
     "2d": rows_and_columns,
     "w+2d": lambda r, x: rows_and_columns(weighted(r, x), x),
     "partial": random_half,
+    "decayed": lambda r, x: {name: 0.999 * values for name, values in r.items()},
 }
 
 

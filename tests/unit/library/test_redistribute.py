@@ -14,7 +14,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import SCHEMES
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
-CONSERVING = [scheme for scheme in SCHEMES if "d" not in scheme and scheme != "none"]
+CONSERVING = [scheme for scheme in SCHEMES if scheme not in ("d", "2d", "w+2d", "none")]
 
 
 def saved(world_size: int, **options: object) -> list[dict[str, Tensor]]:

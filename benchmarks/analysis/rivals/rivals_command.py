@@ -1,0 +1,69 @@
+"""`python -m benchmarks rivals`: compressors beside one another, as JSON and as a table, from records of a run."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis import labels
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.origin import provenance_rows
+from benchmarks.analysis.rivals.rivals_rows import rivals_rows
+from benchmarks.core.files import save_json, writable
+from resireduce.errors import ConfigError
+from resireduce.scheme import COMPRESSORS
+
+SETTING = ("Compressor", "Density", "Scheme", "Seeds")
+MEASURED = ("Metric", "Lost", "KiB a step", "Sent", "Contraction", "Cosine", "Model states, MiB", "ms a step")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("--run", type=Path, default=Path("results/runs/rivals"), help="a run of config/rivals.yaml")
+    parser.add_argument("--output", type=Path, help="JSON file (default: rivals.json in the run's folder)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Write the rows of all settings, and print them as a table. ConfigError if nothing is finished."""
+    run = load_run(args.run)
+    rows = rivals_rows(run)
+    if not rows:
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=rivals")
+    output = args.output or args.run / "rivals.json"
+    writable("output", output)
+    save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
+    for model in dict.fromkeys(row["model"] for row in rows):
+        print(rivals_table([row for row in rows if row["model"] == model]))
+    if run.holes:
+        print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells")
+    print(output)
+    return 0
+
+
+def rivals_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows of one model as a table of Markdown, in the order of what a step sends."""
+    ordered = sorted(rows, key=lambda row: row["sent_bytes"])
+    return labels.markdown_table((*SETTING, *MEASURED), list(map(_texts, ordered)), "lrlrrrrrrrrr")
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    return [
+        f"`{row['compressor']}`",
+        f"{row['density']:g}" if COMPRESSORS[row["compressor"]].selects else labels.ABSENT,
+        row["scheme"],
+        str(row["seeds"]),
+        labels.with_half(row["metric_mean"], row["metric_half_width"], 2),
+        _or_absent(row["lost_mean"], lambda mean: labels.signed_with_half(mean, row["lost_half_width"], 2)),
+        f"{row['sent_bytes'] / 1024:,.1f}",
+        _or_absent(row["density_sent"], labels.percent),
+        *(
+            _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
+            for name in ("contraction", "cosine")
+        ),
+        f"{row['total_bytes'] / 2**20:.2f}",
+        f"{1000 * row['step_seconds']:.0f}",
+    ]
+
+
+def _or_absent(value: float | None, text: Any) -> str:
+    return labels.ABSENT if value is None else str(text(value))

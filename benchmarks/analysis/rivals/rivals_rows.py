@@ -1,0 +1,88 @@
+"""The rows of the comparison of compressors: one for each setting of a run whose cells observed `contraction`."""
+
+from collections.abc import Sequence
+from statistics import median
+from typing import Any
+
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.statistics import Interval, interval, paired
+from benchmarks.analysis.table import by_seed
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
+from resireduce.errors import ConfigError
+
+OBSERVED = "contraction"
+SEEN = {"contraction": "contraction", "cosine": "cosine", "density": "density_sent"}
+"""What is observed of each step, and the name of its column: of the median over steps the mean over seeds."""
+HELD = ("residuals_bytes", "optimizer_states_bytes", "total_bytes", "peak_states_bytes")
+
+
+def rivals_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row for each setting that has finished. ConfigError if a cell did not observe what rows are made of.
+
+    model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean and its
+    half_width; lost_mean, lost_half_width and pairs, by how much the metric is worse than that of training without
+    compression, seed by seed (None where that has not finished); sent_bytes of a rank's step, dense_bytes of them of
+    small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
+    """
+    found = run.settings().items()
+    dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
+    return [
+        {**_setting(setting), **_metric(results, dense.get(setting.model, {})), **_observed(results), **_cost(results)}
+        for setting, results in run.settings().items()
+        if results
+    ]
+
+
+def _setting(setting: Cell) -> dict[str, Any]:
+    return {name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density")}
+
+
+def _metric(results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
+    metrics, sign = by_seed(results), 1 if results[0].higher_is_better else -1
+    value = interval(list(metrics.values()))
+    lost = interval([sign * one for one in paired(dense, metrics)]) or Interval(float("nan"), None, 0)
+    assert value is not None
+    return {
+        "seeds": len(metrics),
+        "metric_name": results[0].metric_name,
+        "higher_is_better": results[0].higher_is_better,
+        "metrics": metrics,
+        "metric_mean": value.mean,
+        "metric_half_width": value.half_width,
+        "lost_mean": lost.mean if lost.n else None,
+        "lost_half_width": lost.half_width,
+        "pairs": lost.n,
+    }
+
+
+def _observed(results: Sequence[CellResult]) -> dict[str, Any]:
+    """Return what was seen, the median of the steps of each seed, and its mean over seeds."""
+    seen = [_points(result) for result in results]
+    found: dict[str, Any] = {
+        "sent_bytes": _mean([median(point["bytes"] for point in points) for points in seen]),
+        "dense_bytes": results[0].observations[OBSERVED]["dense_bytes"],
+    }
+    for name, column in SEEN.items():
+        known = [[point[name] for point in points if point[name] is not None] for points in seen]
+        found[column] = _mean([median(values) for values in known]) if all(known) else None
+    return found
+
+
+def _points(result: CellResult) -> list[dict[str, Any]]:
+    """Return the steps that a cell observed. Raises ConfigError if it observed none."""
+    seen = result.observations.get(OBSERVED, {})
+    if not seen.get("points"):
+        name = result.cell.name
+        raise ConfigError(f"{name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config")
+    points: list[dict[str, Any]] = seen["points"]
+    return points
+
+
+def _cost(results: Sequence[CellResult]) -> dict[str, Any]:
+    held = {name: max(getattr(result, name) for result in results) for name in HELD}
+    return held | {"step_seconds": _mean([median(result.step_seconds) for result in results])}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,143 @@
+"""What compression does to gradients along training: how much of each is left, which way the rest points, what is sent.
+
+Of the compensated gradient x of a tensor, and what is sent of it, Q(x), the contraction is |x - Q(x)|^2 / |x|^2 (Stich,
+Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018, definition 2.1): 0 where all is sent, 1 where nothing.
+Beside it their cosine, and the share of elements of which anything was sent. All are of the tensors of one step that
+are compressed, taken for one vector.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resireduce.blocks import pieces
+from resireduce.optimizer import DistributedOptimizer
+
+POINTS = 40
+"""About so many steps are looked at."""
+LEAST = 4
+"""At most one step of so many, so that the median step is one that nobody looked at."""
+
+
+class Contraction:
+    """Looks at the steps of this rank, from its making to `end`: one in `every`, beginning with the first.
+
+    In these a copy of each compensated gradient is held while it is compressed, and what is left is computed even if
+    the scheme drops it. Nothing that is trained changes.
+
+    Args:
+        optimizer: made by `resireduce.distribute`; its residual and its communicator are looked at in their places.
+        steps: of the whole training.
+    """
+
+    def __init__(self, optimizer: DistributedOptimizer, steps: int):
+        self.every = max(LEAST, steps // POINTS)
+        self._feedback = optimizer.feedback
+        self._places = optimizer.feedback.residual, optimizer.feedback.communicator
+        self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
+        self._points: list[dict[str, Any]] = []
+        self._looks = False
+        self._sums = torch.zeros(0)
+        self._bytes = 0
+        residual, communicator = self._places
+        optimizer.feedback.residual = _Residual(residual, self)  # type: ignore[assignment]
+        optimizer.feedback.communicator = _Communicator(communicator, self)  # type: ignore[assignment]
+
+    def begin_step(self, step: int) -> None:
+        """Look at step number `step`, counted from 0, if it is one of those; the one before it is over."""
+        self._note()
+        self._looks = step % self.every == 0
+        if self._looks:
+            self._step, self._sums, self._bytes = step, torch.zeros(5, dtype=torch.float64), 0
+
+    def end(self) -> dict[str, Any]:
+        """Look no more; return what was seen: `every`, `dense_bytes`, and `points`, a mapping for each step seen.
+
+        Of each: `step`, from 1; `bytes` that this rank handed to collectives; `elements` that were compressed; and
+        `contraction`, `cosine` and `density`, None where there is nothing to divide by. dense_bytes: how many of the
+        bytes are of tensors that are sent as they are.
+        """
+        self._note()
+        self._looks = False
+        self._feedback.residual, self._feedback.communicator = self._places
+        return {"every": self.every, "dense_bytes": self._dense_bytes, "points": self._points}
+
+    def compressed(self, whole: Tensor, left: Tensor) -> None:
+        """Count a tensor of which `whole` was to be sent, and `left` was not."""
+        flat, rest = whole.view(-1), left.view(-1)
+        for piece in pieces(flat.numel()):
+            x, r = flat[piece].double(), rest[piece].double()
+            sums = torch.stack((x.dot(x), r.dot(r), x.dot(r), (x != r).sum().double()))
+            self._sums[:4] += sums.cpu()
+        self._sums[4] += flat.numel()
+
+    def sent(self, message: Tensor) -> None:
+        """Count a `message` of this rank."""
+        self._bytes += message.nbytes
+
+    @property
+    def looks(self) -> bool:
+        """Whether the step under way is looked at."""
+        return self._looks
+
+    def _note(self) -> None:
+        if not self._looks:
+            return
+        whole, left, both, changed, elements = self._sums.tolist()
+        sent = max(0.0, whole - 2 * both + left)
+        self._points.append(
+            {
+                "step": self._step + 1,
+                "bytes": self._bytes,
+                "elements": int(elements),
+                "contraction": left / whole if whole else None,
+                "cosine": (whole - both) / (whole * sent) ** 0.5 if whole * sent else None,
+                "density": changed / elements if elements else None,
+            }
+        )
+
+
+class _InPlaceOf:
+    """Stands in the place of an object, and does what it does."""
+
+    def __init__(self, inner: Any, watch: Contraction):
+        self._inner, self._watch = inner, watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class _Residual(_InPlaceOf):
+    """Sees each gradient when it is compensated, and what is left of it."""
+
+    def __init__(self, inner: Any, watch: Contraction):
+        super().__init__(inner, watch)
+        self._whole: dict[str, Tensor] = {}
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        whole: Tensor = self._inner.compensate_(grad, name)
+        if self._watch.looks:
+            self._whole[name] = whole.clone()
+        return whole
+
+    def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
+        if name not in self._whole:
+            self._inner.update(name, error, step)
+            return
+        left = error()
+        self._watch.compressed(self._whole.pop(name), left)
+        self._inner.update(name, lambda: left, step)
+
+
+class _Communicator(_InPlaceOf):
+    """Sees what is handed to collectives."""
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Any:
+        self._watch.sent(tensor)
+        return self._inner.all_reduce(tensor, name)
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Any:
+        self._watch.sent(tensor)
+        return self._inner.all_gather(tensor, name, equal_sizes)

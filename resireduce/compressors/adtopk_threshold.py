@@ -1,0 +1,81 @@
+"""AD-Topk's form with thresholds: Ming et al., "ADTopk: All-dimension top-k compression for high-performance
+data-parallel DNN training", HPDC 2024, as its released code means it."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors.adtopk import ADTopK
+from resireduce.compressors.base import Selecting, State
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.reaching import reaching
+from resireduce.payload import Payload
+from resireduce.share import share
+
+LAST = 0.75
+"""Share of the training after which rows may be selected from."""
+
+
+@dataclass(frozen=True)
+class ADTopKThreshold(Selecting, SparseCompressor):
+    """Sends what reaches the least magnitude of an earlier top-k, which is taken anew every `every` steps.
+
+    In the first `warm_up` steps, and in each whose number `every` divides, the k largest are sent, k = max(1,
+    floor(density x n)), and the least of them is the threshold until the next time. It is this compressor's state, each
+    tensor's own. Between, as much is sent as reaches it: none, some or all; zeros never are. In the last quarter of
+    `steps` all-dimension top-k is sent of a tensor whose threshold last changed by `stable` of itself or less. A plan
+    reckons with k.
+    """
+
+    equal_sizes: ClassVar[bool] = False
+
+    warm_up: int = 15
+    every: int = 10
+    """The released scripts have 5, 10 or 20, by model."""
+    steps: int | None = None
+    """Of the training; None: it is not known, and rows are never selected from."""
+    stable: float = 0.1
+    """Ours: the released code compares the threshold with itself."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that cannot be used."""
+        super().__post_init__()
+        for field, least in (("warm_up", 0), ("every", 1), ("steps", 1)):
+            value = getattr(self, field)
+            if not (is_count(value) and value >= least) and (field, value) != ("steps", None):
+                raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, {least} or more")
+        if not is_number(self.stable) or not 0 <= self.stable < math.inf:
+            raise ConfigError(f"stable: {self.stable!r} is not allowed; give a number, 0 or more")
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return the threshold, below zero before the first, and its last relative change: float64, [2]."""
+        return {"threshold": torch.tensor([-1.0, math.inf], dtype=torch.float64, device=like.device)}
+
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the flat indices of the k largest but for zeros, as at the start: int64, ascending."""
+        indices = largest_magnitudes(flat, share(self.density, flat.numel()))
+        return indices if flat.is_meta else indices[flat[indices] != 0]
+
+    def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
+        """Return what this step sends: the k largest, after which `state` is theirs, what reaches it, or rows'."""
+        flat, memory = grad.view(-1), state["threshold"]
+        if grad.is_meta:
+            return self.compress(grad, name, step)
+        threshold, change = memory.tolist()
+        if self.steps is not None and step >= LAST * self.steps and change <= self.stable:
+            rows = ADTopK(self.density)
+            indices = rows.sent_indices(rows.compress(grad, name, step)).sort().values
+            return self.packed(grad, indices[flat[indices] != 0])
+        if step >= self.warm_up and step % self.every and threshold >= 0:
+            return self.packed(grad, reaching(flat, threshold))
+        indices = self.select(flat, name, step)
+        if len(indices):
+            least = float(flat[indices].abs().min())
+            change = abs(least - threshold) / threshold if threshold > 0 else math.inf
+            memory.copy_(torch.tensor([least, change], dtype=torch.float64, device="cpu"))
+        return self.packed(grad, indices)

@@ -1,0 +1,146 @@
+"""DeMo's extraction of fast components: Peng, Quesnelle and Kingma, "DeMo: Decoupled momentum optimization", 2024,
+arXiv 2411.19870, section 3."""
+
+import math
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from resireduce.blocks import PIECES, SMALLEST, slices
+from resireduce.compressors.base import Selecting
+from resireduce.errors import ConfigError, is_count
+from resireduce.payload import Payload
+from resireduce.share import share
+
+LARGEST_SIDE = 181
+"""181 x 181 places are the most that 16 bits tell apart."""
+ROOM = 16
+"""Coefficients are held divided by the square of this, so that no sum of the largest numbers overflows."""
+
+
+@dataclass(frozen=True)
+class DeMo(Selecting):
+    """Sends of each tile of 64 x 64 elements the k largest coefficients of its cosine transform, k = max(1,
+    floor(density x elements of a tile)), with 16 bits for the place of each.
+
+    The transform is the orthonormal DCT-II along both sides. A tensor is a matrix of its first dimension by all others,
+    one of fewer than two dimensions a row. A side that is no multiple of 64 is cut into equal parts, as few as do not
+    exceed 64, and the last is filled up with zeros. A tile whose difference from what would be sent is more than the
+    gradient's dtype holds is not sent in that step.
+
+    Every rank computes values from coefficients itself: by sums, which on processors of different kinds may differ in
+    their last digits, and parameters with them.
+
+    The paper's algorithm is this with scheme "decayed", whose residual is its momentum, and an optimizer without one.
+    """
+
+    side: int = 64
+    """Most elements of a tile's side, 1 to 181."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a density or a side that cannot be used."""
+        super().__post_init__()
+        if not is_count(self.side) or not 1 <= self.side <= LARGEST_SIDE:
+            raise ConfigError(f"side: {self.side!r} is not allowed; give a number of elements, 1 to {LARGEST_SIDE}")
+
+    @property
+    def exact(self) -> bool:
+        """False: what is sent are coefficients, from which values are computed."""
+        return False
+
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """Return coefficients, in float32 (float64 of float64), and their places in the tiles, in 16 bits."""
+        tiles = _Tiles(grad, self.side)
+        shape = (*tiles.counts, share(self.density, tiles.height * tiles.width))
+        values = torch.empty(shape, dtype=tiles.dtype, device=grad.device)
+        places = torch.empty(shape, dtype=torch.int16, device=grad.device)
+        bound = torch.finfo(grad.dtype).max / (1 + math.sqrt(tiles.height * tiles.width))
+        near = not grad.is_meta and bool(torch.linalg.vector_norm(grad, torch.inf) > bound)
+        for at, part in tiles.parts():
+            coefficients = tiles.forward(part).flatten(2)
+            chosen = coefficients.abs().topk(shape[2], 2, sorted=False).indices
+            values[at] = coefficients.gather(2, chosen)
+            if near:
+                values[at] *= tiles.hold(part, tiles.backward(values[at], chosen))[..., None]
+            places[at] = chosen
+        return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x what the coefficients are transformed back to, to `dense`; return `dense`."""
+        tiles = _Tiles(dense, self.side)
+        values, places = (part.view(*tiles.counts, -1) for part in payload.parts())
+        for at, part in tiles.parts():
+            found = tiles.backward(values[at], places[at].long()).transpose(1, 2).flatten(2).flatten(0, 1)
+            part.add_(found[: part.shape[0], : part.shape[1]].to(dense.dtype), alpha=scale)
+        return dense
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Take off `grad` what was sent; return it."""
+        return self.add_(grad, payload, scale=-1.0)
+
+
+class _Tiles:
+    """Contiguous `dense` as a matrix in tiles of the same size, of at most `side` x `side` elements."""
+
+    def __init__(self, dense: Tensor, side: int):
+        self._matrix = dense.view(dense.shape[0], -1) if dense.dim() > 1 else dense.view(1, -1)
+        (rows, self.height), (columns, self.width) = (_divided(size, side) for size in self._matrix.shape)
+        self.counts, self.dtype = (rows, columns), torch.promote_types(dense.dtype, torch.float32)
+        self._left, self._right = (_cosines(size, self.dtype, dense.device) for size in (self.height, self.width))
+
+    def parts(self) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+        """Yield some tiles at a time, at most about a sixteenth: which those are, and a view of what is in them."""
+        tiles = max(1, max(SMALLEST, self._matrix.numel() // PIECES) // (self.height * self.width))
+        wide = min(tiles, self.counts[1])
+        for rows in slices(self.counts[0], max(1, tiles // wide)):
+            for columns in slices(self.counts[1], wide):
+                down = slice(rows.start * self.height, rows.stop * self.height)
+                across = slice(columns.start * self.width, columns.stop * self.width)
+                yield (rows, columns), self._matrix[down, across]
+
+    def forward(self, part: Tensor) -> Tensor:
+        """Return coefficients / ROOM^2 of the tiles in `part`: [rows of tiles, columns of tiles, height, width]."""
+        with self._exactly():
+            return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
+
+    def backward(self, values: Tensor, places: Tensor) -> Tensor:
+        """Return tiles from coefficients / ROOM^2, at int64 `places` of their flat form; else they are zero."""
+        coefficients = values.new_zeros(*values.shape[:2], self.height * self.width).scatter_(2, places, values)
+        with self._exactly():
+            return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
+
+    def hold(self, part: Tensor, sent: Tensor) -> Tensor:
+        """Return for each tile in `part` whether what is `sent` of it, and what is left, are finite there: bool."""
+        rounded = sent.to(part.dtype)
+        finite = rounded.isfinite() & (self._cut(part).to(part.dtype) - rounded).isfinite()
+        return finite.flatten(2).all(2)
+
+    def _exactly(self) -> AbstractContextManager[object]:
+        """Multiply in the coefficients' dtype, also where a script has its backward pass or its step in autocast."""
+        device = self._matrix.device.type
+        return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+    def _cut(self, part: Tensor) -> Tensor:
+        """Return tiles of `part`, filled up with zeros, in the dtype of the coefficients."""
+        missing = -part.shape[1] % self.width, -part.shape[0] % self.height
+        whole = pad(part.to(self.dtype), (0, missing[0], 0, missing[1]))
+        return whole.unflatten(1, (-1, self.width)).unflatten(0, (-1, self.height)).transpose(1, 2)
+
+
+def _divided(size: int, side: int) -> tuple[int, int]:
+    """Return how many equal parts of at most `side` elements make up `size`, and how many elements each has."""
+    count = -(-size // side)
+    return count, -(-size // count)
+
+
+def _cosines(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the matrix of the orthonormal DCT-II, [frequency, place]."""
+    frequency, place = (torch.arange(size, dtype=torch.float64, device=device) for _ in range(2))
+    angles = torch.outer(frequency, place + 0.5).mul_(math.pi / size)
+    matrix = angles.cos_().mul_(math.sqrt(2 / size))
+    matrix[0] /= math.sqrt(2)
+    return matrix.to(dtype)

@@ -1,0 +1,59 @@
+"""AD-Topk's thresholds, what is theirs alone; test_algorithms.py has whole trainings."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from resireduce.compressors.adtopk_threshold import ADTopKThreshold
+from resireduce.errors import ConfigError
+
+
+def gradient(*shape: int, seed: int = 7) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sent(compressor: ADTopKThreshold, grads: list[Tensor]) -> list[Tensor]:
+    """What is sent of one gradient after the other."""
+    state = compressor.state(grads[0].shape, grads[0])
+    return [compressor.decompress(compressor.compress_with(grad, "w", step, state)) for step, grad in enumerate(grads)]
+
+
+def test_negative_values_are_sent_too_and_the_threshold_is_each_tensors_own() -> None:
+    compressor, grads = ADTopKThreshold(0.1, warm_up=1, every=5), [gradient(40, 50, seed=step) for step in range(3)]
+    for scale in (1.0, 1e-6):
+        found = sent(compressor, [scale * grad for grad in grads])
+        for step, (one, grad) in enumerate(zip(found, grads, strict=True)):
+            least = (scale * grads[0]).abs().view(-1).topk(200).values.min()
+            assert torch.equal(one, torch.where((scale * grad).abs() >= least, scale * grad, 0)), step
+            assert (one < 0).any() and (one > 0).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_threshold_itself_is_reached(dtype: torch.dtype) -> None:
+    grad = gradient(40, 50).to(dtype)
+    first, again = sent(ADTopKThreshold(0.1, warm_up=0, every=5), [grad, grad])
+    assert torch.equal(again, torch.where(grad.abs() >= first[first != 0].abs().min(), grad, 0))
+
+
+def test_of_zeros_nothing_is_sent_and_nothing_is_learnt() -> None:
+    zeros, grad, compressor = torch.zeros(40, 50), gradient(40, 50), ADTopKThreshold(0.1, warm_up=0, every=50)
+    found = sent(compressor, [zeros, zeros, grad, zeros, grad])
+    assert [int((one != 0).sum()) for one in found] == [0, 0, 200, 0, 200]
+    few = torch.zeros(40, 50).index_fill_(0, torch.tensor([3]), 1.0)
+    assert [int((one != 0).sum()) for one in sent(compressor, [few, 2 * few, few / 2])] == [50, 50, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"warm_up": -1}, "warm_up: -1 is not allowed; give a number of steps, 0 or more"),
+        ({"every": 0}, "every: 0 is not allowed; give a number of steps, 1 or more"),
+        ({"every": None}, "every: None is not allowed"),
+        ({"steps": 0}, "steps: 0 is not allowed"),
+        ({"stable": -1}, "stable: -1 is not allowed; give a number, 0 or more"),
+        ({"density": 0}, "density: 0 is not allowed"),
+    ],
+)
+def test_settings_that_cannot_be_used(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ADTopKThreshold(**{"density": 0.1, **options})  # type: ignore[arg-type]

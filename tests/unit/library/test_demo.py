@@ -1,0 +1,167 @@
+"""What is DeMo's own: tiles of cosines, and a residual that fades."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.compressors.demo import DeMo
+from resireduce.compressors.topk import TopK
+from resireduce.errors import ConfigError
+from resireduce.grouping import Grouping
+from resireduce.residuals.decayed import DecayedResidual
+from resireduce.scheme import RESIDUAL_DTYPES, build_residual
+from tests.worlds import Net, distributed, loss_of, same, seeded, train
+
+SHAPES = [(), (1,), (130,), (64, 64), (65, 3), (200, 129), (7, 5, 3, 3), (1, 5000)]
+
+
+def gradient(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_with_all_coefficients_everything_is_sent(shape: tuple[int, ...]) -> None:
+    grad, compressor = gradient(*shape), DeMo(1.0)
+    payload = compressor.compress(grad, "w", 0)
+    torch.testing.assert_close(compressor.decompress(payload), grad, rtol=0, atol=1e-5)
+    assert payload.nbytes <= 6 * (1.2 * grad.numel() + 64) + 7, "tiles are filled up by little"
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_what_is_left_is_smaller_by_what_the_coefficients_have(shape: tuple[int, ...]) -> None:
+    grad, compressor = gradient(*shape).double(), DeMo(0.1)
+    payload = compressor.compress(grad, "w", 0)
+    energy = (256 * payload.parts()[0]).square().sum()
+    left = compressor.error_(grad.clone(), payload).square().sum()
+    assert left <= grad.square().sum() - energy + 1e-9, "a part of what is sent may lie where a tile was filled up"
+    if all(size % 64 == 0 for size in shape):
+        assert left == pytest.approx(float(grad.square().sum() - energy))
+
+
+def test_a_wave_takes_one_coefficient() -> None:
+    wave = torch.outer(torch.ones(64), torch.cos((torch.arange(64) + 0.5) * math.pi / 64 * 5))
+    payload = DeMo(1 / 4096).compress(wave, "w", 0)
+    torch.testing.assert_close(DeMo(1 / 4096).decompress(payload), wave, rtol=0, atol=1e-5)
+    values, places = payload.parts()
+    assert places.tolist() == [5] and float(values) == pytest.approx(math.sqrt(64 * 32) / 256, rel=1e-5)
+
+
+def test_large_tensors_are_the_same_in_pieces() -> None:
+    grad = gradient(300, 2000)
+    whole = DeMo(0.05).decompress(DeMo(0.05).compress(grad, "w", 0))
+    for at, size in ((slice(0, 60), 60), (slice(240, 300), 60)):
+        part = grad[at].contiguous()
+        assert part.shape[0] == size
+        torch.testing.assert_close(whole[at], DeMo(0.05).decompress(DeMo(0.05).compress(part, "w", 0)))
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    grad = gradient(130, 70)
+    payload = DeMo(0.1).compress(grad, "w", 0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(DeMo(0.1).compress(grad, "w", 0).buffer, payload.buffer)
+        within = DeMo(0.1).decompress(payload)
+    assert torch.equal(DeMo(0.1).decompress(payload), within)
+
+
+def test_a_tile_whose_rest_would_overflow_stays() -> None:
+    grad = torch.zeros(128, 64, dtype=torch.float16)
+    grad[:64] = 65504 * gradient(64, 64).sign()
+    grad[64:] = gradient(64, 64)
+    payload = DeMo(0.5).compress(grad, "w", 0)
+    sent = DeMo(0.5).decompress(payload)
+    assert not sent[:64].any() and sent[64:].any()
+    assert torch.equal(DeMo(0.5).error_(grad.clone(), payload)[:64], grad[:64])
+    constant = torch.full((64, 64), 65504.0, dtype=torch.float16)
+    assert torch.equal(DeMo(0.5).decompress(DeMo(0.5).compress(constant, "w", 0)), constant), "nothing is left of it"
+
+
+def test_settings_that_cannot_be_used() -> None:
+    for bad in (0, 182, 2.5, True):
+        with pytest.raises(ConfigError, match=r"side: .* is not allowed; give a number of elements, 1 to 181"):
+            DeMo(0.1, bad)
+    for bad in (0, 1.5, -1, "a", True, math.nan):
+        with pytest.raises(ConfigError, match=r"decay: .* is not allowed; give a number more than 0 and at most 1"):
+            DecayedResidual(grouping=Grouping(), decay=bad)
+
+
+# --- the residual ---
+
+
+@pytest.mark.parametrize("dtype", [None, *RESIDUAL_DTYPES])
+def test_what_is_never_sent_fades(dtype: str | None) -> None:
+    residual = build_residual("decayed", Grouping(), dtype, options={"decay": 0.5})
+    grad = gradient(50, 60).double()
+    residual.register("w", grad)
+    for step, kept in enumerate((0.5, 0.75, 0.875)):
+        whole = residual.compensate_(grad.clone(), "w")
+        residual.update("w", lambda whole=whole: whole, step)
+        left = residual.compensate_(torch.zeros_like(grad), "w").clone()
+        residual.restore("w", left, step)
+        far = (left - kept * grad).norm() / grad.norm()
+        assert far < {"int4": 0.3, "int8": 0.02, "float8_e4m3": 0.1}.get(dtype or "", 0.01), step
+
+
+def test_without_decay_it_is_the_baseline() -> None:
+    def rank(communicator: Communicator) -> bool:
+        start, options = seeded(Net), {"compressor": TopK(0.05), "steps": 5}
+        plain, _ = train(communicator, start, scheme="baseline", **options)
+        one, _ = train(communicator, start, scheme="decayed", options={"decay": 1}, **options)
+        other, _ = train(communicator, start, scheme="decayed", options={"decay": 0.5}, **options)
+        return same(plain, one) and not same(plain, other)
+
+    assert all(LocalWorld(2).run(rank))
+
+
+def test_a_step_that_is_skipped_fades_nothing_kept() -> None:
+    model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
+    options = {"decay": 0.5}
+    optimizer = distributed(model, scheme="decayed", options=options, gradients="kept", grad_scaler=scaler)
+    for broken in (False, True):
+        optimizer.zero_grad()
+        before = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+        hook = model.first.weight.register_hook(lambda grad, broken=broken: grad * torch.inf if broken else grad)
+        scaler.scale(loss_of(model, torch.Generator())).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        hook.remove()
+    after = optimizer.residual_state_dict()
+    assert optimizer.overflowed and all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+def test_streamed_what_a_skipped_step_had_sent_is_put_back_whole() -> None:
+    start, left = seeded(Net), []
+    for density in (1.0, 1e-9):
+        model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=4.0)
+        options = {"decay": 0.5}
+        optimizer = distributed(model, scheme="decayed", options=options, density=density, grad_scaler=scaler)
+        hook = model.first.weight.register_hook(lambda grad: grad * torch.inf)
+        scaler.scale(loss_of(model, torch.Generator().manual_seed(0))).backward()
+        scaler.step(optimizer)
+        hook.remove()
+        assert optimizer.overflowed and same(model, start)
+        left.append(optimizer.residual_state_dict())
+    for name, everything in left[0].items():
+        if name.startswith("full.blocks"):
+            differ = left[1][name] != everything / 2
+            assert everything.any() and differ.sum() == 1, "one element was sent, and comes back whole"
+
+
+def test_another_number_of_ranks_takes_over_the_whole_of_it() -> None:
+    start, options = seeded(Net), {"scheme": "decayed", "options": {"decay": 0.5}, "compressor": TopK(0.05)}
+    states = [
+        optimizer.residual_state_dict()
+        for _, optimizer in LocalWorld(2).run(lambda one: train(one, start, steps=3, **options))
+    ]
+    model = seeded(Net)
+    optimizer = distributed(model, **options)
+    resireduce.redistribute(optimizer, states)
+    for name, tensor in optimizer.residual_state_dict().items():
+        if name.startswith("full."):
+            np.testing.assert_allclose(tensor, (states[0][name] + states[1][name]) / 2, rtol=1e-5, atol=1e-7)
