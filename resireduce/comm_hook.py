@@ -12,7 +12,7 @@ from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.message import Message
+from resireduce.message import Message, Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, Stage, make_slots
@@ -43,7 +43,7 @@ class CompressionHook:
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
 
     def _restart(self) -> None:
-        self._under_way: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
+        self._under_way: deque[tuple[Message | Round, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
         self._results: list[tuple[Future[Tensor], Tensor]] = []
         self.feedback.begin_step(self.steps)
@@ -78,11 +78,11 @@ class CompressionHook:
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
         slots.sort(key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         for group in [slots] if whole else buckets(slots):
-            payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
             if whole:  # one all-reduce in the bucket's own memory, as without a hook
-                payloads, targets = [Payload.pack(buffer, like=buffer)], [buffer]
-            self._make_room(payloads, group[0])
-            self._under_way.extend(zip(self.feedback.send(payloads, group[0].name), targets, strict=True))
+                made, targets = [Payload.pack(buffer, like=buffer)], [buffer]
+            self._make_room(made, group[0])
+            self._under_way.extend(zip(self.feedback.send(made, group[0].name), targets, strict=True))
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -101,11 +101,11 @@ class CompressionHook:
             raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
         return known
 
-    def _compress(self, slot: Slot, grad: Tensor) -> Payload:
-        """Return the payload of a gradient; of zeros, which leave the residual as it is, if this step had none here.
+    def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
+        """Return the payload of a gradient, or its first round.
 
-        Made from a copy: a group's residual may hold an error until its turn comes, and the bucket takes averages
-        before that.
+        Of zeros, which leave the residual as it is, if this step had none here. Made from a copy: a group's residual
+        may hold an error until its turn comes, and the bucket takes averages before that.
         """
         if not slot.is_taken:
             grad.zero_()
@@ -117,10 +117,10 @@ class CompressionHook:
         )
         return self.feedback.compress(own, slot.name, self.steps)
 
-    def _make_room(self, payloads: list[Payload], first: Slot) -> None:
-        """Receive the oldest messages if all ranks' `payloads` would make more than the limit."""
+    def _make_room(self, made: list[Payload | Round], first: Slot) -> None:
+        """Receive the oldest messages if all ranks' payloads, as `made` here, would make more than the limit."""
         if self.feedback.gathers(first.name):
-            nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
+            nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
             while self._under_way and self._gathered_bytes + nbytes > self._gathered_limit:
                 self._receive()
             self._gathered_bytes += nbytes
@@ -128,8 +128,17 @@ class CompressionHook:
     def _gathered_nbytes(self, payload: Payload) -> int:
         return payload.nbytes * self.feedback.communicator.world_size
 
+    def _end_rounds(self) -> None:
+        """Make the payloads that ranks make in rounds, of all tensors in the same order, and launch them."""
+        while any(isinstance(one, Round) for one, _ in self._under_way):
+            for place, (one, target) in enumerate(self._under_way):
+                if isinstance(one, Round):
+                    (following,) = self.feedback.send([self.feedback.end_round(one)], one.name)
+                    self._under_way[place] = following, target
+
     def _receive(self) -> None:
         message, target = self._under_way.popleft()
+        assert isinstance(message, Message)
         if message.compressor.collective == "all_gather":
             self._gathered_bytes -= self._gathered_nbytes(message.payload)
         if target.is_contiguous():
@@ -138,6 +147,7 @@ class CompressionHook:
             target.copy_(self.feedback.receive(message))
 
     def _finish(self) -> None:
+        self._end_rounds()
         self.feedback.residual.end_step(self.steps)
         self.steps += 1
         while self._under_way:
