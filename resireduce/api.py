@@ -59,8 +59,9 @@ def distribute(
             send a share of the elements), topk+packed, dgc+packed (their indices in few bits); gaussian, redsync,
             redsync-trim, sidco-exp, sidco-gp, sidco-gamma, adtopk-threshold (which aim at a share); threshold (what is
             greater); fp16, block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd, signum
-            (which send all, in fewer bits; the last two bring back a vote); or a Compressor: Threshold(1e-3), one of
-            your own, ...
+            (which send all, in fewer bits; the last two bring back a vote); powersgd (matrices of low rank), l1-chunks
+            (a share, in chunks), on which ranks agree first; or a Compressor: Threshold(1e-3), PowerSGD(rank=4), one
+            of your own, ...
         density: share of each tensor's elements that is sent, where the compressor selects any; or a function from the
             number of the step, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
@@ -132,7 +133,8 @@ def build_feedback(
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0.
     """
-    compressed = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
+    large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
+    compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
     grouping = find_grouping(model, settings.groups, compressed)
     residual = build_residual(
         settings.scheme,

@@ -11,6 +11,7 @@ from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
+from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, Stage, make_slots
@@ -76,10 +77,10 @@ class CompressionHook:
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
         slots.sort(key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         for group in [slots] if whole else buckets(slots):
-            payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
             if whole:  # one all-reduce in the bucket's own memory, as without a hook
-                payloads, targets = [Payload.pack(buffer, like=buffer)], [buffer]
-            self._under_way.send(payloads, group[0].name, targets)
+                made, targets = [Payload.pack(buffer, like=buffer)], [buffer]
+            self._under_way.send(made, group[0].name, targets)
         future: Future[Tensor] = Future(devices=[buffer.device] if buffer.is_cuda else None)
         self._results.append((future, buffer))
         if bucket.is_last():
@@ -98,11 +99,11 @@ class CompressionHook:
             raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
         return known
 
-    def _compress(self, slot: Slot, grad: Tensor) -> Payload:
-        """Return the payload of a gradient; of zeros, which leave the residual as it is, if this step had none here.
+    def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
+        """Return the payload of a gradient, or its first round.
 
-        Made from a copy: a group's residual may hold an error until its turn comes, and the bucket takes averages
-        before that.
+        Of zeros, which leave the residual as it is, if this step had none here. Made from a copy: a group's residual
+        may hold an error until its turn comes, and the bucket takes averages before that.
         """
         if not slot.is_taken:
             grad.zero_()
@@ -115,6 +116,7 @@ class CompressionHook:
         return self.feedback.compress(own, slot.name, self.steps)
 
     def _finish(self) -> None:
+        self._under_way.end_rounds()
         self.feedback.residual.end_step(self.steps)
         self.steps += 1
         self._under_way.receive_all()

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.compressor_state import CompressorStates
-from resireduce.compressors.base import Compressor, State
+from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
-from resireduce.message import Message, Part, Shared
+from resireduce.message import Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
@@ -109,23 +109,32 @@ class ErrorFeedback:
         return self.compressor_of(name).collective == "all_gather"
 
     @timed("compress")
-    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
         """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
+        Or the first of the rounds in which ranks make it; `grad` is needed, and the residual updated, until the last.
         Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
         """
         check_finite(grad, name)
-        compressor = self.compressor_of(name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
-        if compressor.lossless:
-            return self._compress(grad, name, step)
-        compensated = self.residual.compensate_(grad, name)
-        payload = self._compress(compensated, name, step, self.states.working(name))
+        if self.compressor_of(name).lossless:
+            return go_on(name, self._rounds(grad, name, step))
+        return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+
+    def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
+        """Make the payload of a gradient with its residual, and update that."""
+        compressor = self.compressor_of(name)
+        payload = yield from self._rounds(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
         self.residual.update(name, lambda: compressor.error_(compensated, payload), step)
         return payload
+
+    @timed("compress")
+    def end_round(self, under_way: Round) -> Payload | Round:
+        """Wait for the sum of a round; return the payload that follows, or the next round, neither launched."""
+        return under_way.end()
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -146,27 +155,37 @@ class ErrorFeedback:
         """Return what was sent to the residual; `step` seeds how that is rounded."""
         self.keep(self.compressor_of(name).decompress(payload), name, step)
 
-    def _compress(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Payload:
+    def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
         compressor = self.compressor_of(name)
         drawn_from = name if compressor.same_draw else f"{name}/{self.communicator.rank}"
-        if not state:
-            return compressor.compress(grad, drawn_from, step)
-        return compressor.compress_with(grad, drawn_from, step, state)
+        return compressor.agree(grad, drawn_from, step, state or {})
 
     @timed("compress")
-    def absent(self, parameter: Tensor, name: str, step: int) -> Payload:
-        """What a rank sends for a tensor without a gradient in this step: zeros. Residual, state stay as they are."""
+    def absent(self, parameter: Tensor, name: str, step: int) -> Payload | Round:
+        """What a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
+
+        So does its state, but for what it learns of the others' gradients.
+        """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        return self._compress(zeros, name, step, self.states.copied(name))
+        return go_on(name, self._rounds(zeros, name, step, self.states.copied(name)))
 
     @timed("communicate")
-    def send(self, payloads: list[Payload], name: str) -> list[Message]:
-        """Launch the collective of tensor `name`, or one for several lossless ones of which it is the first."""
+    def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
+        """Launch the collective of tensor `name`, or one for several lossless ones of which it is the first.
+
+        Of what `compress` has `made`: a payload, or a round, which then is itself what is under way.
+        """
+        if isinstance(made[0], Round):
+            made[0].launch(self.communicator)
+            return [made[0]]
+        return self._send([payload for payload in made if isinstance(payload, Payload)], name)
+
+    def _send(self, payloads: list[Payload], name: str) -> list[Message | Round]:
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
             (payload,) = payloads
             gathered = self.communicator.all_gather(payload.buffer, name, compressor.equal_sizes)
-            return [Message(payload, compressor, Shared(gathered))]
+            return [Message(name, payload, compressor, Shared(gathered))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:
@@ -175,7 +194,7 @@ class ErrorFeedback:
         stops = list(accumulate(payload.buffer.numel() for payload in payloads))
         parts = [Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
         return [
-            Message(replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
+            Message(name, replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
             for payload, part in zip(payloads, parts, strict=True)
         ]
 
@@ -194,6 +213,8 @@ class ErrorFeedback:
             if into is None or into.data_ptr() == averaged.data_ptr():
                 return averaged
             return into.copy_(averaged)
+        if (state := self.states.working(message.name)) is not None:
+            message.compressor.learn_(state, payload.received(received))
         return self._average(message, [received], into)
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:

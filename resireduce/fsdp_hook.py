@@ -12,6 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError
 from resireduce.fsdp_units import Unit, likes
+from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
@@ -120,10 +121,10 @@ class ShardedCompressionHook:
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices}
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
         for group in [slots] if whole else buckets(slot for slot in slots if slot.nbytes):
-            payloads, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
+            made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
             if whole:  # one all-reduce in FSDP's own memory, as it makes one without a hook
-                payloads, targets = [Payload.pack(flat, like=flat)], [flat]
-            self._under_way.send(payloads, group[0].name, targets)
+                made, targets = [Payload.pack(flat, like=flat)], [flat]
+            self._under_way.send(made, group[0].name, targets)
         self._under_way.receive_all()
         if unit.divisor is not None:  # FSDP has divided by it, in place of the number of ranks
             flat.mul_(self.feedback.communicator.world_size)
@@ -146,8 +147,8 @@ class ShardedCompressionHook:
         if flat.is_cuda:
             self._hold(flat)
 
-    def _compress(self, slot: Slot, grad: Tensor) -> Payload:
-        """Return the payload of a slice; made from a copy, unless it is sent dense.
+    def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
+        """Return the payload of a slice, or its first round; made from a copy, unless it is sent dense.
 
         A group's residual may hold an error until its turn comes, and FSDP's memory takes the average before that.
         """

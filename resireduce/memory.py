@@ -89,7 +89,8 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
 
     Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
     reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
-    behind it: messages then wait for `step()`. With
+    behind it: messages then wait for `step()`. Where ranks make payloads in rounds, gradients wait too that no residual
+    takes up. With
     `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
     """
     queue, feedback = optimizer.queue, optimizer.feedback

@@ -1,4 +1,4 @@
-"""Messages under way, each of which has its own handle on a collective that several may share."""
+"""Messages under way, each with its own handle on a collective that several may share; and rounds before them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
-from resireduce.comm.base import Handle
-from resireduce.compressors.base import Compressor
+from resireduce.comm.base import Communicator, Handle
+from resireduce.compressors.base import Compressor, Rounds
 from resireduce.payload import Payload
 
 T = TypeVar("T")
@@ -44,6 +44,43 @@ class Part:
 class Message:
     """A payload on its way to all ranks."""
 
+    name: str
+    """Name of its tensor, or of the first of several that share the collective."""
     payload: Payload
     compressor: Compressor
     handle: Handle[Tensor] | Handle[Sequence[Tensor]]
+
+
+@dataclass
+class Round:
+    """What this rank puts into a sum over all ranks, by which its payload is made, or the next round is."""
+
+    name: str
+    """Name of the tensor."""
+    number: int
+    """Which of the tensor's rounds in this step it is, from 1."""
+    asked: Tensor
+    """What is summed, in its own memory."""
+    rest: Rounds
+    """Goes on with the sum."""
+    handle: Handle[Tensor] | None = None
+    """The sum under way, once it has been launched."""
+
+    def launch(self, communicator: Communicator) -> None:
+        """Launch the sum, by a name that no other collective of the tensor has."""
+        self.handle = communicator.all_reduce(self.asked, f"{self.name}#{self.number}")
+
+    def end(self) -> "Payload | Round":
+        """Wait for the sum; return the payload that follows, or the next round."""
+        assert self.handle is not None
+        return go_on(self.name, self.rest, self.number, self.handle.wait())
+
+
+def go_on(name: str, rounds: Rounds, number: int = 0, total: Tensor | None = None) -> Payload | Round:
+    """Return the payload of tensor `name`, or the round that follows number `number`, whose sum is `total`."""
+    try:
+        asked = next(rounds) if total is None else rounds.send(total)
+    except StopIteration as made:
+        payload: Payload = made.value
+        return payload
+    return Round(name, number + 1, asked, rounds)

@@ -26,24 +26,35 @@ class Payload:
     """What a random choice was made from, name and step."""
     ragged: bool = False
     """Whether other ranks may have sent another number of elements."""
+    known: Tensor | None = None
+    """What all ranks know by rounds that came before, and is not sent again."""
+    rounds_bytes: int = 0
+    """Bytes that these rounds have sent."""
 
     @classmethod
     def pack(
-        cls, *parts: Tensor, like: Tensor, source: tuple[str, int] | None = None, ragged: bool = False
+        cls,
+        *parts: Tensor,
+        like: Tensor,
+        source: tuple[str, int] | None = None,
+        ragged: bool = False,
+        known: Tensor | None = None,
+        rounds_bytes: int = 0,
     ) -> "Payload":
         """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
 
         source: what a random choice was made from. ragged: other ranks may send another number of elements, the same of
-        each part; the buffer is not padded then, so that the number follows from its size.
+        each part; the buffer is not padded then, so that the number follows from its size. known: what all ranks know
+        by rounds that came before, which have sent `rounds_bytes`.
         """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
-            return cls(parts[0], layout, like.shape, like.dtype, source)
+            return cls(parts[0], layout, like.shape, like.dtype, source, known=known, rounds_bytes=rounds_bytes)
         nbytes = sum(part.nbytes for part in parts)
         size = nbytes if ragged else -(-nbytes // ALIGNMENT) * ALIGNMENT
         buffer = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
         buffer[nbytes:].zero_()
-        payload = cls(buffer, layout, like.shape, like.dtype, source, ragged)
+        payload = cls(buffer, layout, like.shape, like.dtype, source, ragged, known, rounds_bytes)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
         return payload
@@ -74,5 +85,5 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire for one rank."""
-        return self.buffer.nbytes
+        """Bytes on the wire for one rank, in all rounds."""
+        return self.buffer.nbytes + self.rounds_bytes

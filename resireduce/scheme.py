@@ -58,6 +58,8 @@ COMPRESSORS = {
     "natural": Listed("resireduce.compressors.natural:Natural", selects=False),
     "block8": Listed("resireduce.compressors.block:Block8", selects=False),
     "block4": Listed("resireduce.compressors.block:Block4", selects=False),
+    "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False),
+    "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True),
 }
 """All compressors, by name."""
 

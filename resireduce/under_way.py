@@ -5,7 +5,7 @@ from collections import deque
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.message import Message
+from resireduce.message import Message, Round
 from resireduce.payload import Payload
 
 
@@ -26,20 +26,32 @@ class UnderWay:
 
     def drop(self) -> None:
         """Forget all messages."""
-        self._messages: deque[tuple[Message, Tensor]] = deque()  # and where its average belongs
+        self._messages: deque[tuple[Message | Round, Tensor]] = deque()  # and where its average belongs
         self._gathered_bytes = 0
 
-    def send(self, payloads: list[Payload], name: str, targets: list[Tensor]) -> None:
-        """Launch one message of `payloads`, called `name`; each average goes into the target of the same place."""
+    def send(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
+        """Launch one message of the payloads `made`, called `name`, or the first round of one.
+
+        Each average goes into the target of the same place.
+        """
         if self._feedback.gathers(name):
-            nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
+            nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
             while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
                 self._receive()
             self._gathered_bytes += nbytes
-        self._messages.extend(zip(self._feedback.send(payloads, name), targets, strict=True))
+        self._messages.extend(zip(self._feedback.send(made, name), targets, strict=True))
+
+    def end_rounds(self) -> None:
+        """Make the payloads that ranks make in rounds, of all tensors in the same order, and launch them."""
+        while any(isinstance(one, Round) for one, _ in self._messages):
+            for place, (one, target) in enumerate(self._messages):
+                if isinstance(one, Round):
+                    (following,) = self._feedback.send([self._feedback.end_round(one)], one.name)
+                    self._messages[place] = following, target
 
     def receive_all(self) -> None:
-        """Put all averages into their targets."""
+        """End all rounds, and put all averages into their targets."""
+        self.end_rounds()
         while self._messages:
             self._receive()
 
@@ -48,6 +60,7 @@ class UnderWay:
 
     def _receive(self) -> None:
         message, target = self._messages.popleft()
+        assert isinstance(message, Message)
         if message.compressor.collective == "all_gather":
             self._gathered_bytes -= self._gathered_nbytes(message.payload)
         if target.is_contiguous():

@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from resireduce.api import build_feedback, find_compressor
 from resireduce.comm.local import LocalCommunicator
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
+from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS
 from resireduce.settings import Settings
@@ -114,7 +116,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
         def step(gradients: Sequence[Tensor], number: int) -> list[Payload]:
             feedback.begin_step(number)
             pairs = zip(reversed(parameters), reversed(gradients), strict=True)
-            sent = [feedback.compress(gradient, name, number) for name, gradient in pairs]
+            sent = [_payload(feedback, gradient, name, number) for name, gradient in pairs]
             feedback.residual.end_step(number)
             feedback.states.commit()
             return sent
@@ -122,3 +124,12 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
         return step
 
     return make
+
+
+def _payload(feedback: ErrorFeedback, gradient: Tensor, name: str, number: int) -> Payload:
+    """What is sent of a gradient, after all rounds in which that is found."""
+    made = feedback.compress(gradient, name, number)
+    while isinstance(made, Round):
+        feedback.send([made], name)
+        made = feedback.end_round(made)
+    return made

@@ -1,7 +1,7 @@
 """What a compressor promises."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
@@ -15,6 +15,9 @@ Collective = Literal["all_reduce", "all_gather"]
 """How payloads of several ranks meet: summed element by element, or gathered."""
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
+Rounds = Generator[Tensor, Tensor, Payload]
+"""A payload in the making: yields what is to be summed over all ranks, one contiguous tensor after the other, is sent
+each sum, formed in the tensor's own memory, and returns the payload."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,10 @@ class Compressor(ABC):
         """This compressor as it must be for `world_size` ranks."""
         return self
 
+    def compresses(self, shape: torch.Size) -> bool:
+        """Whether tensors of `shape` are worth compressing; others are sent as they are, and have no residual."""
+        return True
+
     @abstractmethod
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the payload of contiguous `grad`, of any shape and floating dtype, which is left as it is.
@@ -100,6 +107,23 @@ class Compressor(ABC):
         decompressed without it.
         """
         return self.compress(grad, name, step)
+
+    def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
+        """Make the payload of `grad` as `compress_with` does, after rounds in which all ranks learn what it depends on.
+
+        Most need none, as here. `grad` is left as it is until the last round is over. All ranks of a tensor have as
+        many rounds in a step, of tensors alike; those without a gradient take part with zeros. Then the payload meets
+        the others by an all-reduce, and `compress` is what one rank alone would send. `name`, `step`: as in `compress`.
+        """
+        yield from ()
+        return self.compress_with(grad, name, step, state) if state else self.compress(grad, name, step)
+
+    def learn_(self, state: State, payload: Payload) -> None:
+        """Change `state`, in place, by what an all-reduce has made of the `payload`s of all ranks.
+
+        It may be called more than once in a step, with the same, and also where this rank had no gradient.
+        """
+        return
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return which elements of the flat gradient the payload holds, 1-D int64; None if it holds all."""

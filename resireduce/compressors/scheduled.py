@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor, Momentum, State
+from resireduce.compressors.base import Collective, Compressor, Momentum, Rounds, State
 from resireduce.errors import ConfigError
 from resireduce.payload import Payload
 
@@ -82,6 +82,18 @@ class Scheduled(Compressor):
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
         """Return the payload of the kind with the density of this step; `state` goes on."""
         return self._at(step).compress_with(grad, name, step, state)
+
+    def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
+        """Make the payload of `grad`, in the rounds of the kind, with the density of this step; `state` goes on."""
+        return self._at(step).agree(grad, name, step, state)
+
+    def learn_(self, state: State, payload: Payload) -> None:
+        """Change `state` as the kind does, by what the `payload`s of all ranks, of one step, have come to."""
+        self._of(payload).learn_(state, payload)
+
+    def compresses(self, shape: torch.Size) -> bool:
+        """Whether the kind compresses tensors of `shape`."""
+        return self._any.compresses(shape)
 
     def sent_indices(self, payload: Payload) -> Tensor | None:
         """Return the flat indices that the payload holds, 1-D int64; None if it holds all."""

@@ -37,7 +37,8 @@ class Exchange:
         settings: Settings,
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
-        self.queue = LaunchQueue(slots, feedback, sum(slot.nbytes for slot in slots) // 16)
+        limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
+        self.queue = LaunchQueue(slots, feedback, limit, remembers)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides)
@@ -126,7 +127,6 @@ class Exchange:
             self.intake.take(slot, step)
             self.queue.launch(step)
         self._uncover()
-        self.feedback.residual.end_step(step)
         return True
 
     def finish(self, step: int, loss: Tensor | float | None) -> bool:
@@ -137,6 +137,7 @@ class Exchange:
         """
         error = self.intake.non_finite
         self.queue.launch(step, complete=True)
+        self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
         self.updater.finish(step, error is not None, loss)
         self.queue.finish(self.intake.arrived)
         if self.queue.flagged:

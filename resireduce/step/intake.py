@@ -68,8 +68,6 @@ class Intake:
             self.has_begun = True
             slot.go(Stage.TAKEN)
             self.arrived.append(slot)
-        if self.streamed and self.scaler is not None and self.feedback.leaves_residual(slot.name):
-            slot.remember_sent(self.feedback.gathers(slot.name))
         if self.hides:
             slot.hide(keep=not self.streamed)
         elif self.streamed:

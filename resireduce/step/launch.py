@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
+from resireduce.message import Message, Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import arrange, buckets
 from resireduce.step.slot import Slot
@@ -21,10 +22,21 @@ class LaunchQueue:
     Before the first step the order is the reverse of the model's; from the second step on it is the order in which
     rank 0's gradients arrived in the first. Messages that are gathered cost world size x payload bytes from launch to
     receipt: beyond `gathered_limit` bytes of them the next waits (a single larger one goes alone).
+
+    Where ranks make payloads in rounds, the first takes a message's place. The others come in `step()`, when the first
+    of all tensors have been launched: each of all tensors in the same order, before any message is received. In the
+    backward pass a rank would wait there for others, which may be in a collective of the user's.
+
+    Args:
+        slots: one for each parameter.
+        feedback: compresses and averages.
+        gathered_limit: in bytes.
+        remembers: whether a copy of what is sent is kept, for a step that is skipped.
     """
 
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int):
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int, remembers: bool = False):
         self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
+        self._remembers = remembers
         self.keeps_messages = False
         """Whether a message may be delivered again."""
         self.flagged = False
@@ -66,18 +78,32 @@ class LaunchQueue:
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
             self._send(bucket)
+            self._under_way.extend(bucket)
             self._gathered_bytes += nbytes
             self._launched += 1
+        if complete:
+            self._end_rounds()
 
     def _send(self, bucket: list[Slot]) -> None:
-        messages = self.feedback.send([slot.payload for slot in bucket if slot.payload], bucket[0].name)
-        for slot, message in zip(bucket, messages, strict=True):
+        made = [slot.payload for slot in bucket if slot.payload]
+        for slot in bucket if self._remembers else ():
+            if slot.is_taken and self.feedback.leaves_residual(slot.name):
+                slot.remember_sent(self.feedback.gathers(slot.name))
+        for slot, message in zip(bucket, self.feedback.send(made, bucket[0].name), strict=True):
             slot.payload, slot.message = None, message
-        self._under_way.extend(bucket)
 
-    def gathered_nbytes(self, slot: Slot, payload: Payload) -> int:
+    def _end_rounds(self) -> None:
+        while waiting := [slot for slot in self._under_way if isinstance(slot.message, Round)]:
+            for slot in waiting:
+                assert isinstance(slot.message, Round) and not self.feedback.gathers(slot.name)
+                slot.payload = self.feedback.end_round(slot.message)
+                self._send([slot])
+
+    def gathered_nbytes(self, slot: Slot, payload: Payload | Round) -> int:
         """Bytes of all ranks' payloads of a tensor, if they are received; an all-reduce works in place."""
-        return payload.nbytes * self.feedback.communicator.world_size if self.feedback.gathers(slot.name) else 0
+        if isinstance(payload, Round) or not self.feedback.gathers(slot.name):
+            return 0
+        return payload.nbytes * self.feedback.communicator.world_size
 
     def next(self) -> Slot | None:
         """Return the slot whose message is the oldest under way, if any is."""
@@ -89,7 +115,7 @@ class LaunchQueue:
         A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks.
         """
         slot = self._under_way.popleft()
-        assert slot.message is not None
+        assert isinstance(slot.message, Message)
         self._gathered_bytes -= self.gathered_nbytes(slot, slot.message.payload)
         if slot.is_taken:
             self.deliver(slot)
@@ -99,7 +125,7 @@ class LaunchQueue:
 
     def deliver(self, slot: Slot) -> None:
         """Decompress a received message into its parameter's `.grad`."""
-        assert slot.message is not None
+        assert isinstance(slot.message, Message)
         kept = slot.parameter.grad
         if kept is None:
             slot.parameter.grad = slot.laid_out(self.feedback.receive(slot.message))

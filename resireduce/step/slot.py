@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.message import Message
+from resireduce.message import Message, Round
 from resireduce.payload import Payload
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
@@ -69,10 +69,10 @@ class Slot:
     """How far the gradient has come in this step."""
     sent: Payload | None = None
     """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
-    payload: Payload | None = None
-    """This rank's message, from its compression to its launch."""
-    message: Message | None = None
-    """The message under way, from its launch to its receipt."""
+    payload: Payload | Round | None = None
+    """This rank's message, from its compression to its launch; or the round before it, until that is launched."""
+    message: Message | Round | None = None
+    """The message under way, from its launch to its receipt; or the round before it."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
     """Dtype, device and shape that the parameter had at the start."""
 
@@ -171,7 +171,7 @@ class Slot:
 
     def remember_sent(self, gathered: bool) -> None:
         """Keep what is about to be sent: unless it is `gathered`, a copy, since ranks' messages are summed in place."""
-        if self.payload is not None:
+        if isinstance(self.payload, Payload):
             own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
 

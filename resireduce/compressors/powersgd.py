@@ -1,0 +1,137 @@
+"""PowerSGD: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient compression for distributed
+optimization", NeurIPS 2019."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from resireduce.blocks import pieces
+from resireduce.compressors.agreeing import Agreeing
+from resireduce.compressors.base import Rounds, State
+from resireduce.draw import generator
+from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.kernels.orthonormal import orthonormal
+from resireduce.payload import Payload
+
+
+@dataclass(frozen=True)
+class PowerSGD(Agreeing):
+    """Sends two narrow matrices, P = M Q and then M^T P, which all-reduces sum: M is the gradient, Q the last of them.
+
+    Algorithm 1, with warm start: P and M^T P have `rank` columns, and those of P are made orthonormal when it has been
+    summed, so that what comes back, P x the average of P^T M, is the average gradient projected onto them. M has
+    shape[0] rows. A rank keeps M - P P^T M, which is 0 where M has no more than `rank` dimensions. Sums are formed in
+    float32 at least. A column of Q that a step leaves zero, as that of a gradient of zeros does, stays what it was.
+    """
+
+    rank: int = 2
+    """Columns of each matrix, or the smaller side of the gradient, if that is less."""
+    warm_start: bool = True
+    """Whether Q is what the last step has sent, which each rank remembers; else it is drawn anew in each step."""
+    min_compression_rate: float = 2.0
+    """How many times as large as what is sent a tensor must be; others are sent as they are, and have no residual."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that cannot be used."""
+        if not is_count(self.rank) or self.rank < 1:
+            raise ConfigError(f"rank: {self.rank!r} is not allowed; give a number of columns, 1 or more")
+        if not isinstance(self.warm_start, bool):
+            raise ConfigError(f"warm_start: {self.warm_start!r} is not allowed; give True or False")
+        if not is_number(self.min_compression_rate) or self.min_compression_rate <= 0:
+            raise ConfigError(
+                f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
+            )
+
+    @property
+    def exact(self) -> bool:
+        """False: what is sent is a projection."""
+        return False
+
+    @classmethod
+    def from_density(cls, density: float) -> Self:
+        """Return the compressor with its defaults: `density` means nothing to it."""
+        return cls()
+
+    def compresses(self, shape: torch.Size) -> bool:
+        """Whether a tensor of `shape` is more than `min_compression_rate` times as large as what is sent of it."""
+        rows, columns = _sides(shape)
+        return (rows + columns) * self._width(shape) * self.min_compression_rate < rows * columns
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return Q as it is at the start, drawn from a normal distribution: columns of the gradient x rank, float32 at
+        least; nothing without warm start."""
+        return {"q": self._drawn(shape, like, type(self).__name__, 0)} if self.warm_start else {}
+
+    def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
+        """Sum P over all ranks; return P^T M of this `grad`, with P, which all ranks know by then."""
+        matrix = grad.view(_sides(grad.shape))
+        q = orthonormal(state["q"] if self.warm_start else self._drawn(grad.shape, grad, name, step))
+        asked = torch.empty(len(matrix), q.shape[1], dtype=q.dtype, device=q.device)
+        for rows in _pieces(matrix):
+            asked[rows].addmm_(matrix[rows].to(q.dtype), q, beta=0)
+        p = orthonormal((yield asked))
+        own = torch.zeros_like(q)
+        for rows in _pieces(matrix):
+            own.addmm_(matrix[rows].to(q.dtype).T, p[rows])
+        return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
+
+    def learn_(self, state: State, payload: Payload) -> None:
+        """Remember the sum of all ranks' `payload`s in `state`, as Q of the next step."""
+        if self.warm_start:
+            _, q = _factors(payload)
+            state["q"].copy_(torch.where(q.any(0), q, state["q"]))
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x P x the transpose of what the `payload` holds to `dense`, a few rows at a time; return it."""
+        p, q = _factors(payload)
+        matrix, limit = dense.view(_sides(dense.shape)), torch.finfo(dense.dtype).max
+        for rows in _pieces(matrix):
+            product = torch.empty(matrix[rows].shape, dtype=q.dtype, device=q.device).addmm_(p[rows], q.T, beta=0)
+            matrix[rows].add_(product.clamp_(-limit, limit).to(dense.dtype), alpha=scale)
+        return dense
+
+    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
+        """Take off `grad` this rank's part of what is sent; return it."""
+        return self.add_(grad, payload, scale=-1.0)
+
+    def _width(self, shape: torch.Size) -> int:
+        return min(self.rank, *_sides(shape))
+
+    def _drawn(self, shape: torch.Size, like: Tensor, name: str, step: int) -> Tensor:
+        """Return a new Q: drawn on the host, so that it is the same on all devices."""
+        size, dtype = (_sides(shape)[1], self._width(shape)), torch.promote_types(like.dtype, torch.float32)
+        if like.is_meta:
+            return torch.empty(size, dtype=dtype, device=like.device)
+        host = torch.device("cpu")
+        return torch.randn(size, dtype=dtype, device=host, generator=generator(host, name, step)).to(like.device)
+
+
+def _sides(shape: torch.Size) -> tuple[int, int]:
+    """Rows and columns of the matrix that a tensor of `shape` is taken for."""
+    return shape[0], shape[1:].numel()
+
+
+def _pieces(matrix: Tensor) -> Iterator[slice]:
+    """Slices of rows, so many that what is computed of them is small beside the matrix."""
+    columns = matrix.shape[1]
+    for piece in pieces(matrix.numel(), columns):
+        yield slice(piece.start // columns, piece.stop // columns)
+
+
+def _factors(payload: Payload) -> tuple[Tensor, Tensor]:
+    """Return P and what the payload holds, a matrix of as many columns."""
+    assert payload.known is not None
+    return payload.known, payload.buffer.view(-1, payload.known.shape[1])
+
+
+def _fitting(own: Tensor, p: Tensor, grad: Tensor) -> Tensor:
+    """Return `own`, in float16 made so small that no element of what is sent or kept of `grad` is beyond its range."""
+    if grad.dtype != torch.float16:
+        return own
+    least, most = grad.aminmax()
+    room = torch.finfo(grad.dtype).max - torch.maximum(-least, most).to(own.dtype)
+    reach = torch.linalg.vector_norm(p, dim=1).amax() * torch.linalg.vector_norm(own, dim=1).amax()
+    return own.mul_(torch.where(reach > room, room / reach, 1))

@@ -1,0 +1,414 @@
+"""Payloads that ranks make together, PowerSGD's and chunks by L1 norm: against their definitions, and in every step
+that does not go as it should."""
+
+import copy
+import io
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.l1_chunks import L1Chunks
+from resireduce.compressors.powersgd import PowerSGD
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.kernels.orthonormal import orthonormal
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.plan import plan
+from tests.tensors import tensors
+from tests.worlds import Net, same, seeded, train, train_world
+
+SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}
+"""A matrix, a kernel, and one that hardly shrinks. None is a whole number of chunks."""
+BOTH = [PowerSGD(min_compression_rate=0.4), L1Chunks(0.1)]
+Gradients = Mapping[str, Tensor]
+
+
+class Given(nn.Module):
+    """Weights of zero, in float64, whose gradients are what they are multiplied by."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, shape in SHAPES.items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape, dtype=torch.float64)))
+
+    def forward(self, gradients: Gradients) -> Tensor:
+        return sum((self.get_parameter(name) * grad).sum() for name, grad in gradients.items())  # type: ignore[return-value]
+
+
+def drawn(rank: int, step: int, kinds: str = "abc") -> Gradients:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    return {name: torch.randn(SHAPES[name], generator=generator, dtype=torch.float64) for name in kinds}
+
+
+def distributed(communicator: Communicator, **options: object) -> tuple[Given, DistributedOptimizer]:
+    """Each step moves the weights by the average, and back."""
+    model = Given()
+    wrapped = torch.optim.SGD(model.parameters(), 1.0)
+    return model, resireduce.distribute(model, wrapped, backend=communicator, **{"scheme": "baseline", **options})  # type: ignore[arg-type]
+
+
+def averages(model: Given, optimizer: DistributedOptimizer, gradients: Gradients) -> dict[str, Tensor]:
+    """What a step brings back of these gradients of this rank."""
+    before = copy.deepcopy(model)
+    optimizer.zero_grad()
+    model(gradients).backward()
+    optimizer.step()
+    return {name: before.get_parameter(name).detach() - model.get_parameter(name).detach() for name in SHAPES}
+
+
+def residuals(optimizer: DistributedOptimizer) -> dict[str, Tensor]:
+    held = optimizer.residual_state_dict()
+    return {name.removeprefix("full."): t.clone() for name, t in held.items() if name.startswith("full.")}
+
+
+# --- the definitions ---
+
+
+def power_iteration(rank: int) -> Callable[[str, Sequence[np.ndarray]], tuple[np.ndarray, list[np.ndarray]]]:
+    """Vogels et al., algorithms 1 and 2, of all ranks at once: the average that comes back, and what each keeps."""
+    start = {
+        name: PowerSGD(rank).state(torch.Size(shape), torch.empty(0, dtype=torch.float64))
+        for name, shape in SHAPES.items()
+    }
+    qs = {name: state["q"].numpy().copy() for name, state in start.items()}
+
+    def step(name: str, compensated: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        matrices = [one.reshape(len(one), -1) for one in compensated]
+        mean = sum(matrices) / len(matrices)
+        p, _ = np.linalg.qr(mean @ qs[name])
+        qs[name] = mean.T @ p
+        kept = [(one - p @ (p.T @ one)).reshape(SHAPES[name]) for one in matrices]
+        return (p @ qs[name].T).reshape(SHAPES[name]), kept
+
+    return step
+
+
+def largest_chunks(
+    density: float, size: int
+) -> Callable[[str, Sequence[np.ndarray]], tuple[np.ndarray, list[np.ndarray]]]:
+    """Sun et al.: chunks whose magnitudes, added up over all ranks, are the largest."""
+
+    def step(name: str, compensated: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        of_element = np.arange(compensated[0].size) // size
+        norms = sum(np.bincount(of_element, np.abs(one).ravel()) for one in compensated)
+        chosen = np.argsort(-norms, kind="stable")[: max(1, int(density * len(norms)))]
+        sent = np.isin(of_element, chosen).reshape(SHAPES[name])
+        average = sum(np.where(sent, one, 0) for one in compensated) / len(compensated)
+        return average, [np.where(sent, 0, one) for one in compensated]
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("compressor", "definition"),
+    [
+        (PowerSGD(1, min_compression_rate=0.5), power_iteration(1)),
+        (PowerSGD(4, min_compression_rate=0.4), power_iteration(4)),
+        (L1Chunks(0.1), largest_chunks(0.1, 256)),
+        (L1Chunks(0.3, size=100), largest_chunks(0.3, 100)),
+    ],
+    ids=["powersgd-1", "powersgd-4", "chunks-256", "chunks-100"],
+)
+def test_three_ranks_do_as_it_is_defined(compressor: Compressor, definition: Callable) -> None:  # type: ignore[type-arg]
+    world, steps = 3, 4
+
+    def rank(communicator: Communicator) -> list[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        return [
+            (averages(model, optimizer, drawn(communicator.rank, step)), residuals(optimizer)) for step in range(steps)
+        ]
+
+    found = LocalWorld(world).run(rank)
+    kept = {name: [np.zeros(shape)] * world for name, shape in SHAPES.items()}
+    for step in range(steps):
+        for name in SHAPES:
+            compensated = [drawn(i, step)[name].numpy() + kept[name][i] for i in range(world)]
+            average, kept[name] = definition(name, compensated)
+            for i in range(world):
+                theirs, left = found[i][step]
+                np.testing.assert_allclose(theirs[name], average, atol=1e-9, err_msg=f"{name}, step {step}, rank {i}")
+                np.testing.assert_allclose(left[name], kept[name][i], atol=1e-9)
+
+
+@given(grad=tensors((torch.float64,)), rank=st.integers(1, 5))
+def test_what_powersgd_sends_is_an_orthogonal_projection(grad: Tensor, rank: int) -> None:
+    payload = PowerSGD(rank).compress(grad, "w", 0)
+    sent, error = PowerSGD(rank).decompress(payload), PowerSGD(rank).error_(grad.clone(), payload)
+    size = float(grad.norm())
+    assert abs(float((sent * error).sum())) <= 1e-9 * size**2
+    assert float(sent.norm()) <= size * (1 + 1e-9)
+    if rank >= min(grad.shape):
+        assert float(error.norm()) <= 1e-6 * size, "nothing is left of what has no more dimensions"
+
+
+@given(columns=tensors((torch.float32, torch.float64), 30, 6), scale=st.sampled_from([1e-30, 1.0, 1e30]))
+def test_columns_become_orthonormal_or_zero(columns: Tensor, scale: float) -> None:
+    columns = columns * scale
+    basis = orthonormal(columns).double()
+    lengths = basis.norm(dim=0)
+    assert ((lengths == 0) | ((lengths - 1).abs() < 1e-5)).all()
+    assert (basis.T @ basis - torch.diag(lengths**2)).abs().max() < 1e-5
+    left = columns.double() / scale - basis @ (basis.T @ (columns.double() / scale))
+    assert float(left.norm()) <= 1e-4 * float(columns.double().norm()) / scale, "they span the same"
+
+
+# --- what PowerSGD remembers ---
+
+
+def test_gradients_of_zeros_and_of_low_rank_leave_no_column_dead() -> None:
+    model, optimizer = distributed(LocalCommunicator(), compressor=PowerSGD(2), scheme="none")
+    zeros = {name: torch.zeros_like(grad) for name, grad in drawn(0, 0).items()}
+    assert not any(average.any() for average in averages(model, optimizer, zeros).values())
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randn(130, 1, generator=generator, dtype=torch.float64) @ torch.ones(1, 90, dtype=torch.float64)
+    torch.testing.assert_close(averages(model, optimizer, {"a": one})["a"], one)
+    for step in range(3):
+        found = averages(model, optimizer, {"a": drawn(0, step)["a"]})["a"]
+        assert torch.linalg.matrix_rank(found) == 2, "both columns send again"
+
+
+def test_without_warm_start_nothing_is_remembered_and_each_step_begins_anew() -> None:
+    cold = PowerSGD(warm_start=False)
+    model, optimizer = distributed(LocalCommunicator(), compressor=cold, scheme="none")
+    first, second = (averages(model, optimizer, drawn(0, 0)) for _ in range(2))
+    assert not optimizer.feedback.states.tensors() and not torch.equal(first["a"], second["a"])
+    model, optimizer = distributed(LocalCommunicator(), compressor=PowerSGD(), scheme="none")
+    errors = [float((averages(model, optimizer, drawn(0, 0))["a"] - drawn(0, 0)["a"]).norm()) for _ in range(20)]
+    assert errors == sorted(errors, reverse=True), "of the same gradient each step sends more"
+
+
+def test_it_is_saved_and_goes_on_bit_for_bit() -> None:
+    def rank(communicator: Communicator) -> bool:
+        model, optimizer = distributed(communicator, compressor=PowerSGD())
+        other, again = distributed(communicator, compressor=PowerSGD())
+        for step in range(3):
+            averages(model, optimizer, drawn(communicator.rank, step))
+        file = io.BytesIO()
+        torch.save((optimizer.residual_state_dict(), model.state_dict()), file)
+        file.seek(0)
+        state, parameters = torch.load(file, weights_only=True)
+        other.load_state_dict(parameters)
+        again.load_residual_state_dict(state)
+        for step in range(3, 6):
+            averages(model, optimizer, drawn(communicator.rank, step))
+            averages(other, again, drawn(communicator.rank, step))
+        return same(model, other)
+
+    assert all(LocalWorld(2).run(rank))
+
+
+def test_what_would_not_shrink_is_sent_as_it_is_and_has_no_residual() -> None:
+    for compressor, shrinks in ((PowerSGD(1), "ab"), (PowerSGD(1, min_compression_rate=1), "abc"), (PowerSGD(60), "")):
+        model, optimizer = distributed(LocalCommunicator(), compressor=compressor)
+        found, grads = averages(model, optimizer, drawn(0, 0)), drawn(0, 0)
+        assert set(residuals(optimizer)) == set(shrinks), compressor
+        assert {name for name in SHAPES if not torch.equal(found[name], grads[name])} == set(shrinks)
+
+
+# --- bytes ---
+
+
+def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
+    grad = torch.randn(300, 40, generator=torch.Generator().manual_seed(0))
+    assert PowerSGD(3).compress(grad, "w", 0).nbytes == 4 * 3 * (300 + 40)
+    assert PowerSGD(3).compress(grad.bfloat16(), "w", 0).nbytes == 4 * 3 * (300 + 40), "summed in float32"
+    chunks = -(-12_000 // 256)
+    assert L1Chunks(0.1).compress(grad, "w", 0).nbytes == 4 * (256 * (chunks // 10) + chunks)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_what_is_remembered_is_planned_to_the_byte(gradients: str) -> None:
+    options = {"scheme": "w+2d", "gradients": gradients}
+    planned, without = (plan(Net, world_size=2, compressor=name, **options) for name in ("powersgd", "topk"))
+    compressed = {"first": 600, "up": 72, "down": 144}
+    held = [compressed[layer] for layer in ("first", *["up", "down"] * 3)]
+    assert planned["residuals"] - without["residuals"] == sum(4 * 2 * columns for columns in held)
+
+
+def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
+    flight = {scheme: plan(Net, compressor="powersgd", scheme=scheme)["in_flight"] for scheme in ("baseline", "w+2d")}
+    held = sum(p.nbytes for name, p in Net().named_parameters() if p.dim() > 1 and "head" not in name)
+    assert flight["baseline"] < held < flight["w+2d"]
+
+
+# --- steps that do not go as they should ---
+
+
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_a_rank_without_a_gradient_keeps_its_residual_and_learns_what_the_others_have_sent(
+    compressor: Compressor,
+) -> None:
+    def rank(communicator: Communicator) -> tuple[Gradients, list[Gradients], Gradients, Gradients]:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        averages(model, optimizer, drawn(communicator.rank, 0))
+        before = residuals(optimizer)
+        found = averages(model, optimizer, drawn(communicator.rank, 1, "ab" if communicator.rank else "a"))
+        return before, found, residuals(optimizer), optimizer.feedback.states.tensors()
+
+    (one, found, left, state), (_, other, _, learnt) = LocalWorld(2).run(rank)
+    assert all(torch.equal(found[name], other[name]) for name in SHAPES)
+    assert all(torch.equal(state[name], learnt[name]) for name in state)
+    assert torch.equal(left["b"], one["b"]) and found["b"].any(), "rank 1 alone had a gradient of it"
+    assert torch.equal(left["c"], one["c"]) and not found["c"].any(), "none had"
+
+
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_nothing_is_lost_between_the_ranks(compressor: Compressor) -> None:
+    """Also where one has no gradient: what all hold and have found is what came back, as often as there are ranks."""
+
+    def rank(communicator: Communicator) -> list[Gradients]:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        averages(model, optimizer, drawn(communicator.rank, 0))
+        before, mine = residuals(optimizer), drawn(communicator.rank, 1, "abc" if communicator.rank else "bc")
+        return [before, mine, averages(model, optimizer, mine), residuals(optimizer)]
+
+    ranks = LocalWorld(3).run(rank)
+    for name in SHAPES:
+        had = sum(before[name] + mine[name] if name in mine else before[name] for before, mine, _, _ in ranks)
+        has = 3 * ranks[0][2][name] + sum(left[name] for *_, left in ranks)
+        torch.testing.assert_close(has, had)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_gradients_may_come_in_another_order_on_each_rank_and_none_waits_for_another_in_backward(
+    compressor: Compressor, gradients: str
+) -> None:
+    first_is_done = threading.Event()
+
+    def rank(communicator: Communicator, order: str) -> Given:
+        model, optimizer = distributed(communicator, compressor=compressor, gradients=gradients)
+        for step in range(3):
+            optimizer.zero_grad()
+            mine = drawn(communicator.rank, step)
+            if communicator.rank == 1 and step == 2:
+                assert first_is_done.wait(30), "rank 0 must come to the end of its backward pass alone"
+            model({name: mine[name] for name in order}).backward()
+            if communicator.rank == 0 and step == 2:
+                first_is_done.set()
+            optimizer.step()
+        return model
+
+    usual = LocalWorld(2).run(lambda communicator: rank(communicator, "abc"))
+    first_is_done.clear()
+    other = LocalWorld(2).run(lambda communicator: rank(communicator, "bca" if communicator.rank else "acb"))
+    assert same(usual[0], other[0]) and same(other[0], other[1])
+
+
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_a_step_that_is_skipped_gives_back_what_each_rank_has_sent(compressor: Compressor) -> None:
+    def rank(communicator: Communicator) -> None:
+        scaler = resireduce.GradScaler("cpu", init_scale=4.0)
+        model, optimizer = distributed(communicator, compressor=compressor, grad_scaler=scaler)
+        for step in range(2):
+            before = residuals(optimizer), copy.deepcopy(optimizer.feedback.states.tensors())
+            mine = dict(drawn(communicator.rank, step))
+            if step and communicator.rank:
+                mine["b"] = mine["b"] * torch.inf
+            optimizer.zero_grad()
+            scaler.scale(model(mine)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.overflowed
+        for name, left in residuals(optimizer).items():
+            added = 0 if communicator.rank and name == "b" else mine[name]
+            torch.testing.assert_close(left, before[0][name] + added)
+        states = optimizer.feedback.states.tensors()
+        assert all(torch.equal(value, states[name]) for name, value in before[1].items())
+
+    LocalWorld(2).run(rank)
+
+
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_residual(compressor: Compressor) -> None:
+    def rank(communicator: Communicator) -> None:
+        model, optimizer = distributed(communicator, compressor=compressor)
+        averages(model, optimizer, drawn(communicator.rank, 0))
+        before, states = residuals(optimizer), copy.deepcopy(optimizer.feedback.states.tensors())
+        mine = dict(drawn(communicator.rank, 1))
+        if communicator.rank:
+            mine["b"] = mine["b"] * torch.nan
+        with pytest.raises(NonFiniteGradient):
+            averages(model, optimizer, mine)
+        left = optimizer.feedback.residual.tensors()
+        assert all(tensor.isfinite().all() for tensor in left.values())
+        assert torch.equal(left["full.b"], before["b"]) == bool(communicator.rank)
+        now = optimizer.feedback.states.tensors()
+        assert all(torch.equal(now[name], value) for name, value in states.items())
+
+    LocalWorld(2).run(rank)
+
+
+@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+def test_an_autocast_around_the_backward_pass_rounds_nothing_of_it(compressor: Compressor) -> None:
+    trained = []
+    for within in (False, True):
+        model, optimizer = distributed(LocalCommunicator(), compressor=compressor)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss = model(drawn(0, step))
+            with torch.autocast("cpu", torch.bfloat16, enabled=within):
+                loss.backward()
+                optimizer.step()
+        trained.append(model)
+    assert same(*trained)
+
+
+@pytest.mark.parametrize("options", [{"residual_dtype": "int8"}, {"scheme": "none"}, {"warm_up_steps": 2}], ids=str)
+@pytest.mark.parametrize("compressor", ["powersgd", "l1-chunks"])
+def test_streamed_is_kept_and_ranks_agree(compressor: str, options: dict[str, object]) -> None:
+    start, options = seeded(Net), {"compressor": compressor, "steps": 4, "scheme": "baseline"} | options
+    (kept, _), _ = train_world(2, start, gradients="kept", **options)
+    (streamed, _), (second, _) = train_world(2, start, gradients="streamed", **options)
+    assert same(kept, streamed) and same(streamed, second) and not same(kept, start)
+
+
+# --- chunks ---
+
+
+def test_of_equal_norms_the_first_chunks_are_sent_and_the_last_may_be_short() -> None:
+    grad, compressor = torch.ones(10, 10), L1Chunks(0.5, size=30)
+    payload = compressor.compress(grad, "w", 0)
+    assert compressor.sent_indices(payload).tolist() == list(range(60))
+    grad.view(-1)[90:] = 100.0
+    payload = compressor.compress(grad, "w", 0)
+    assert compressor.sent_indices(payload).tolist() == [*range(30), *range(90, 100)]
+    assert payload.buffer.numel() == 60 and not payload.buffer[40:].any()
+    assert torch.equal(compressor.decompress(payload) + compressor.error_(grad.clone(), payload), grad)
+
+
+def test_a_density_that_changes_is_that_of_the_step() -> None:
+    start = seeded(Net)
+    options = {"compressor": "l1-chunks", "scheme": "baseline", "steps": 3}
+    fixed, _ = train(LocalCommunicator(), start, density=0.2, **options)
+    scheduled, _ = train(LocalCommunicator(), start, density=lambda step: 0.2, **options)
+    other, _ = train(LocalCommunicator(), start, density=lambda step: 0.1 * (step + 1), **options)
+    assert same(fixed, scheduled) and not same(fixed, other)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: PowerSGD(0), "rank: 0 is not allowed; give a number of columns, 1 or more"),
+        (lambda: PowerSGD(1.5), "rank: 1.5 is not allowed"),  # type: ignore[arg-type]
+        (lambda: PowerSGD(warm_start=1), "warm_start: 1 is not allowed; give True or False"),  # type: ignore[arg-type]
+        (
+            lambda: PowerSGD(min_compression_rate=0),
+            "min_compression_rate: 0 is not allowed; give a number greater than 0",
+        ),
+        (lambda: L1Chunks(2.0), r"density: 2\.0 is not allowed"),
+        (lambda: L1Chunks(0.1, size=0), "size: 0 is not allowed; give a number of elements, 1 or more"),
+    ],
+)
+def test_settings_that_cannot_be_used(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
