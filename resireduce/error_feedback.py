@@ -16,7 +16,7 @@ from resireduce.message import Message, Part, Shared
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.saved_state import check_place, check_state
+from resireduce.saved_state import check_levels, check_place, check_state
 from resireduce.timeline import Timeline, timed
 
 
@@ -35,11 +35,14 @@ class ErrorFeedback:
         communicator: Communicator,
         dense: frozenset[str],
         warm_up_steps: int = 0,
+        place: Mapping[str, int] | None = None,
     ):
         self.warm_up_steps = warm_up_steps
         """In the first so many steps all tensors are sent dense; residuals stay empty."""
         self.compressor = compressor.for_world(communicator.world_size)
         self.residual, self.communicator = residual, communicator
+        self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
+        """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
         self._dense = dense
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
@@ -63,14 +66,13 @@ class ErrorFeedback:
 
         And the number of the next `step`, and which rank of how many it is.
         """
-        place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
             self.residual.tensors()
             | self.states.tensors()
             | {"steps": torch.tensor(step, device="cpu")}
             | velocities
-            | {key: torch.tensor(value, device="cpu") for key, value in place.items()}
+            | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
         )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
@@ -79,6 +81,7 @@ class ErrorFeedback:
         ConfigError, before anything is changed, if it is of something else.
         """
         held = self.state_dict(0)
+        check_levels(held, state)
         check_state(held, state)
         check_place(held, state)
         self.residual.load(state)
@@ -149,7 +152,7 @@ class ErrorFeedback:
 
     def _compress(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Payload:
         compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.communicator.rank}"
+        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
         if not state:
             return compressor.compress(grad, drawn_from, step)
         return compressor.compress_with(grad, drawn_from, step, state)
