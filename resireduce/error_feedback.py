@@ -1,6 +1,7 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
 
@@ -41,6 +42,7 @@ class ErrorFeedback:
         """In the first so many steps all tensors are sent dense; residuals stay empty."""
         self.compressor = compressor.for_world(communicator.world_size)
         self.residual, self.communicator = residual, communicator
+        self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
         self._dense = dense
@@ -89,6 +91,11 @@ class ErrorFeedback:
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
             velocity.copy_(state[name])
         return int(state["steps"])
+
+    def reader(self, place: Mapping[str, int]) -> "ErrorFeedback":
+        """Return a pipeline like this one, of the rank at `place`, with nothing registered: to load what that saved."""
+        residual = deepcopy(self._blank)
+        return ErrorFeedback(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)
 
     def begin_step(self, step: int) -> None:
         """Choose compressors for step number `step`, counted from 0, which begins; one that was not taken is undone."""
