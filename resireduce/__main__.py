@@ -68,6 +68,10 @@ def parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     plan.add_argument(
+        "--hierarchy", default=DEFAULTS.hierarchy, help="flat or node: ranks of a node share residuals (default: flat)"
+    )
+    plan.add_argument("--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many share one")
+    plan.add_argument(
         "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
     )
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")

@@ -1,7 +1,7 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +10,7 @@ from torch import nn
 from resireduce.agreement import check_agreement, check_optimizer_agreement
 from resireduce.checks import check_beside_optimizer, check_settings, check_types, optimized
 from resireduce.comm.base import Communicator
+from resireduce.comm.levels import Levels
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
@@ -23,6 +24,7 @@ from resireduce.start import broadcast_start
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 def distribute(
@@ -46,6 +48,7 @@ def distribute(
     overlap: bool | None = None,
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
+    hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -96,6 +99,12 @@ def distribute(
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
             their messages go through another one, made for this optimizer.
         warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
+        hierarchy: flat: each rank compresses its gradients. node: those of a machine's ranks are summed there, without
+            compression; each rank then owns a slice of the mean, compresses that, and holds the residual of that alone:
+            a node sends what one rank does, and residuals take one rank's bytes a node. Which ranks share a machine is
+            found, by Slurm's numbers or host names; or given: the ranks of each node as lists, or, with backend
+            "torch", the ProcessGroup of this rank's node, or a DeviceMesh, of which the last dimension is a node.
+            `compress_ddp` has none: its buckets hold whole gradients.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
@@ -110,8 +119,8 @@ def distribute(
     check_beside_optimizer(settings, lossy, optimizer)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
-    feedback = build_feedback(model, parameters, lossy, communicator, settings)
-    distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings)
+    feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
+    distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
     broadcast_start(model, optimizer, communicator)
     return distributed
 
@@ -128,8 +137,10 @@ def build_feedback(
     compressor: Compressor,
     communicator: Communicator,
     settings: Settings,
-) -> ErrorFeedback:
+) -> tuple[ErrorFeedback, Levels]:
     """Return the pipeline for `parameters`, those of `model` that are trained, by name, as `settings` ask for it.
+
+    And the levels of the ranks of `communicator`, by the last of which it sends what `compressor` makes.
 
     Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0.
     """
@@ -148,7 +159,8 @@ def build_feedback(
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
     check_agreement(settings.agreed(compressor=compressor, groups=grouping, dense=named), parameters, communicator)
-    return ErrorFeedback(compressor, residual, communicator, dense, settings.warm_up_steps)
+    levels = Levels.of(communicator, settings.hierarchy)
+    return ErrorFeedback(compressor, residual, levels.between, dense, settings.warm_up_steps, levels.place), levels
 
 
 def find_grouping(

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.attach import is_distributed
+from resireduce.comm.nodes import HIERARCHIES
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
@@ -48,6 +49,7 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
     check_scaler(settings.grad_scaler, model)
     check_steps("warm_up_steps", settings.warm_up_steps)
     check_overlap(settings)
+    check_hierarchy(settings)
 
 
 def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
@@ -82,6 +84,17 @@ def check_overlap(settings: Settings) -> None:
         raise ConfigError(
             f"overlap: True is not allowed with {field} and kept gradients, which needs the whole gradient before "
             "anything is sent; leave overlap out"
+        )
+
+
+def check_hierarchy(settings: Settings) -> None:
+    """Raise ConfigError for a name of no hierarchy, and for one that other `settings` do not allow."""
+    if isinstance(settings.hierarchy, str) and choose("hierarchy", settings.hierarchy, HIERARCHIES) == "flat":
+        return
+    if settings.in_backward:
+        raise ConfigError(
+            "update: 'in_backward' is not allowed with a hierarchy of nodes, whose ranks gather averages together, in "
+            "step(); give update='in_step', where slices wait, or hierarchy='flat'"
         )
 
 

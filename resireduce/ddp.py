@@ -57,7 +57,7 @@ def compress_ddp(
     parameters = _parameters(model)
     lossy = find_compressor(settings)
     communicator = TorchCommunicator(model.process_group, shares=True)
-    feedback = build_feedback(model.module, parameters, lossy, communicator, settings)
+    feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(parameters, feedback)
     model.register_comm_hook(hook, _reduce)
     return hook

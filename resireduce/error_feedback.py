@@ -1,6 +1,7 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
 
@@ -16,7 +17,7 @@ from resireduce.message import Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.saved_state import check_place, check_state
+from resireduce.saved_state import check_levels, check_place, check_state
 from resireduce.timeline import Timeline, timed
 
 
@@ -35,11 +36,15 @@ class ErrorFeedback:
         communicator: Communicator,
         dense: frozenset[str],
         warm_up_steps: int = 0,
+        place: Mapping[str, int] | None = None,
     ):
         self.warm_up_steps = warm_up_steps
         """In the first so many steps all tensors are sent dense; residuals stay empty."""
         self.compressor = compressor.for_world(communicator.world_size)
         self.residual, self.communicator = residual, communicator
+        self._blank = deepcopy(residual)  # nothing is registered yet
+        self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
+        """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
         self._dense = dense
         self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
@@ -63,14 +68,13 @@ class ErrorFeedback:
 
         And the number of the next `step`, and which rank of how many it is.
         """
-        place = {"rank": self.communicator.rank, "world_size": self.communicator.world_size}
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
             self.residual.tensors()
             | self.states.tensors()
             | {"steps": torch.tensor(step, device="cpu")}
             | velocities
-            | {key: torch.tensor(value, device="cpu") for key, value in place.items()}
+            | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
         )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
@@ -79,6 +83,7 @@ class ErrorFeedback:
         ConfigError, before anything is changed, if it is of something else.
         """
         held = self.state_dict(0)
+        check_levels(held, state)
         check_state(held, state)
         check_place(held, state)
         self.residual.load(state)
@@ -86,6 +91,11 @@ class ErrorFeedback:
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
             velocity.copy_(state[name])
         return int(state["steps"])
+
+    def reader(self, place: Mapping[str, int]) -> "ErrorFeedback":
+        """Return a pipeline like this one, of the rank at `place`, with nothing registered: to load what that saved."""
+        residual = deepcopy(self._blank)
+        return ErrorFeedback(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)
 
     def begin_step(self, step: int) -> None:
         """Choose compressors for step number `step`, counted from 0, which begins; one that was not taken is undone."""
@@ -157,7 +167,7 @@ class ErrorFeedback:
 
     def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
         compressor = self.compressor_of(name)
-        drawn_from = name if compressor.same_draw else f"{name}/{self.communicator.rank}"
+        drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
         return compressor.agree(grad, drawn_from, step, state or {})
 
     @timed("compress")

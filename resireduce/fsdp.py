@@ -71,7 +71,8 @@ def compress_fsdp(
     across = _replicas(replicate, ranks)
     shards, replicas = TorchCommunicator(ranks, shares=True), TorchCommunicator(across)
     _agree(settings.agreed(compressor=lossy), units, parameters, shards, replicas)
-    return ShardedCompressionHook(units, build_feedback(model, parameters, lossy, replicas, settings), shards)
+    feedback, _ = build_feedback(model, parameters, lossy, replicas, settings)
+    return ShardedCompressionHook(units, feedback, shards)
 
 
 def _check_model(model: object) -> None:

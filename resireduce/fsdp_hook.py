@@ -63,10 +63,10 @@ class ShardedCompressionHook:
         ConfigError if they are those of another model, scheme, residual_dtype, shard or replica.
         """
         (own,) = self.of_this_shard([state])
-        self.start_at(self.feedback.load_state_dict({key: own[key] for key in own if key not in SHARD}))
+        self.start_at(self.feedback.load_state_dict(own))
 
-    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
-        """Return those of `states`, each what a rank saved, that are of the shard that this rank holds.
+    def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
+        """Return those of `states`, each what a rank saved, that are of this rank's shard, without its number.
 
         ConfigError if there is none, or if they were saved by a job of another number of shards.
         """
@@ -80,7 +80,11 @@ class ShardedCompressionHook:
                 f"residual state: it is of {other[1]} shards, and this model has {world_size}; slices of residuals are "
                 "not cut anew: go on with as many shards (the number of replicas may change: resireduce.redistribute)"
             )
-        found = [state for state, place in zip(states, places, strict=True) if place[0] == rank]
+        found = [
+            {key: state[key] for key in state if key not in SHARD}
+            for state, place in zip(states, places, strict=True)
+            if place[0] == rank
+        ]
         if not found:
             raise ConfigError(f"residual state: none is that of shard {rank}, which this rank holds; load its own")
         return found

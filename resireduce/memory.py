@@ -75,7 +75,7 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
 def waiting_bytes(optimizer: DistributedOptimizer) -> int:
     """Bytes of gradients that `optimizer` sends without compression, streamed, and so wait for `step()` as they are."""
     waits = optimizer.streamed and not optimizer.updates_in_backward
-    return sum(slot.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
+    return sum(slot.template.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
 
 
 def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
@@ -96,7 +96,7 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     queue, feedback = optimizer.queue, optimizer.feedback
     payloads = {}
     for slot in queue.slots:
-        like = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype, device="meta")
+        like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
         payloads[slot] = feedback.compressor_of(slot.name).compress(like, slot.name, 0)
     gathered = [queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
     small = sum(slot.nbytes for slot in queue.slots if slot.small)

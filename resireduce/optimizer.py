@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 
 from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
+from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
@@ -27,7 +28,7 @@ from resireduce.step.launch import LaunchQueue
 from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
-FREED = ("feedback", "slots", "grad_scaler", "_exchange", "_attachment", "_steps")
+FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_attachment", "_steps")
 """What a DistributedOptimizer that is closed no longer has."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
@@ -46,6 +47,7 @@ class DistributedOptimizer(OptimizerWrapper):
         parameters: those that are averaged, by name, in the order of the model.
         feedback: compresses and averages.
         settings: what `resireduce.distribute` was given, checked.
+        levels: the ranks.
     """
 
     def __init__(
@@ -55,17 +57,19 @@ class DistributedOptimizer(OptimizerWrapper):
         parameters: Mapping[str, nn.Parameter],
         feedback: ErrorFeedback,
         settings: Settings,
+        levels: Levels,
     ):
         super().__init__(optimizer)
+        self.levels = levels
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
         self.backward_passes_per_step = settings.backward_passes_per_step
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._in_backward, self._syncing, self._closed, self._steps = False, True, False, 0
-        self.slots = make_slots(parameters, feedback)
-        self._exchange = Exchange(optimizer, self.slots, feedback, settings)
+        self.slots = make_slots(parameters, feedback, levels.node)
+        self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
-            feedback.register(slot.name, slot.parameter)
+            feedback.register(slot.name, slot.template)
         self._outside = Outside(model, parameters)
         self._attach(model, settings.overlaps)  # only now that nothing is refused any more
         self._restart()
@@ -201,7 +205,7 @@ class DistributedOptimizer(OptimizerWrapper):
         own = not self._closed and (
             self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
         )
-        if own and self.feedback.communicator.world_size > 1:
+        if own and self.levels.world.world_size > 1:
             raise UsageError(
                 f"{method.__name__}() between backward() and step() would find gradients of this rank alone, and ranks "
                 "would differ: call it after step(), or train without resireduce.distribute(...)"
@@ -278,7 +282,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._closed:
             return
         self._attachment.end()
-        self.feedback.communicator.close()
+        self.levels.close()
         self._closed = True
         for name in FREED:
             delattr(self, name)

@@ -1,5 +1,6 @@
 """The bytes that a training step will need, found by running the real code on tensors without storage."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,8 @@ from torch import nn
 from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
-from resireduce.errors import ConfigError, is_count
+from resireduce.comm.nodes import HIERARCHIES
+from resireduce.errors import ConfigError, choose, is_count
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
@@ -34,6 +36,7 @@ def plan(
     world_size: int = 8,
     compiled: bool = False,
     itemised: bool = False,
+    ranks_per_node: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
@@ -47,6 +50,9 @@ def plan(
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
         itemised: whether to list the tensors, too.
+        ranks_per_node: with hierarchy="node", which must have it: how many ranks share a node, a divisor of
+            `world_size`. What is planned is the first of them, which holds most: others may have a row less of tensors
+            whose rows they do not divide evenly.
         settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...), but for those of
             UNPLANNED, a TypeError. Several passes hold the gradients that no residual can absorb: they are in flight.
 
@@ -64,7 +70,8 @@ def plan(
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
     if unknown := settings.keys() & set(UNPLANNED):
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
-    given = Settings(**settings, backend=PretendCommunicator(world_size))
+    nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
+    given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
     check_passes(given.backward_passes_per_step)
     model = _build(build)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -77,7 +84,9 @@ def plan(
     wrapped = make_optimizer(optimizer, trainable, arguments)
     # From the third on, passes find what the second has found.
     passes = min(given.backward_passes_per_step, 2)
-    distributed = distribute(model, wrapped, **vars(replace(given, backward_passes_per_step=passes)))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="hierarchy: ")  # of the ranks that are pretended
+        distributed = distribute(model, wrapped, **vars(replace(given, backward_passes_per_step=passes)))
     waiting = waiting_bytes(distributed)
     with without_storage(wrapped, optimizer if isinstance(optimizer, str) else type(wrapped).__name__):
         items, peak = _two_steps(model, distributed, compiled)
@@ -95,6 +104,20 @@ def plan(
         "peak_normalised": peak / baseline,
         **({"items": items} if itemised else {}),
     }
+
+
+def _nodes(hierarchy: object, world_size: int, ranks_per_node: Any) -> Any:
+    """Return the ranks of each node, or "flat". Raises ConfigError for what does not go together."""
+    if choose("hierarchy", hierarchy, HIERARCHIES) == "flat":
+        if ranks_per_node is not None:
+            raise ConfigError(f"ranks_per_node: {ranks_per_node!r} means nothing to a flat hierarchy; give 'node'")
+        return hierarchy
+    if not is_count(ranks_per_node) or not ranks_per_node or world_size % ranks_per_node:
+        raise ConfigError(
+            f"ranks_per_node: {ranks_per_node!r} is not allowed with hierarchy='node' and {world_size} ranks; give a "
+            "divisor of their number"
+        )
+    return [[*range(first, first + ranks_per_node)] for first in range(0, world_size, ranks_per_node)]
 
 
 def _build(build: Callable[[], nn.Module]) -> nn.Module:

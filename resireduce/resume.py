@@ -6,25 +6,32 @@ import torch
 from torch import Tensor
 
 from resireduce.comm_hook import CompressionHook
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.saved_state import check_state
+from resireduce.saved_state import RANKS_PER_NODE, check_state, told_place
+from resireduce.slices import Slices
+from resireduce.step.slot import Slot
+
+State = Mapping[str, Tensor]
+PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
 
 Holder = DistributedOptimizer | CompressionHook | ShardedCompressionHook
 """What holds residuals."""
 
 
 @torch.no_grad()
-def redistribute(optimizer: Holder, states: Sequence[Mapping[str, Tensor]]) -> None:
+def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
     """Load, in place of `load_residual_state_dict`, this rank's share of what all ranks of a job of any size saved.
 
     Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
     j = i modulo N. They are scaled by M / N, so that their average over the ranks, which is what the model would still
     be moved by, stays what it was, but for rounding, in every scheme except `d` and `2d`: where several ranks' rows
     and columns meet, only those of the largest norms can be stored, as after any step. What a compressor remembers of
-    tensors is taken from the first of the ranks whose residuals go here. For the time of the call one more copy of the
-    model is held.
+    tensors is taken from the first of the ranks whose residuals go here. With hierarchy="node", then or now, nodes take
+    the place of ranks: a node's slices are put together, and cut anew. For the time of the call two more copies of the
+    model are held.
 
     Args:
         optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`, or of
@@ -40,34 +47,52 @@ def redistribute(optimizer: Holder, states: Sequence[Mapping[str, Tensor]]) -> N
     if isinstance(optimizer, ShardedCompressionHook):
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
-    for state in states:
-        check_state(held, state)
-    by_rank = _by_rank(states)
-    rank, world_size = feedback.communicator.rank, feedback.communicator.world_size
-    mine = {i: share for i in range(len(by_rank)) if (share := _share(i, rank, len(by_rank), world_size))}
-    dense = _left_over(optimizer, by_rank, mine)
-    residual, step = feedback.residual, int(by_rank[0]["steps"])
-    for tensor in residual.tensors().values():
+    nodes = _by_node(held, states)
+    readers = [_reader(optimizer, state) for state in nodes[0]]
+    for node in nodes:
+        for reader, state in zip(readers, node, strict=True):
+            check_state(reader.state_dict(0), state)
+    number, count = feedback.communicator.rank, feedback.communicator.world_size
+    mine = {i: share for i in range(len(nodes)) if (share := _share(i, number, len(nodes), count))}
+    first = nodes[min(mine)][min(feedback.place.get("place", 0), len(readers) - 1)]
+    check_state(feedback.states.tensors(), {name: first.get(name) for name in feedback.states.tensors()})  # type: ignore[misc]
+    left, velocities = _left_over(optimizer, readers, nodes, mine)
+    _put(optimizer, left, velocities, int(first["steps"]))
+    feedback.states.load(first)
+    optimizer.start_at(int(first["steps"]))
+
+
+def _put(
+    optimizer: Holder,
+    left: Mapping[str, Tensor],
+    velocities: Mapping[str, Tensor],
+    step: int,
+) -> None:
+    """Store what is `left` of each tensor as this rank's residuals, and its velocities."""
+    feedback = optimizer.feedback
+    for tensor in feedback.residual.tensors().values():
         tensor.zero_()
-    for name, left in dense.items():
-        feedback.keep(left, name, step)
-    residual.end_step(step)
+    for name, dense in left.items():
+        feedback.keep(dense, name, step)
+    feedback.residual.end_step(step)
     for name, velocity in ({} if feedback.momentum is None else feedback.momentum.tensors()).items():
-        velocity.zero_()
-        for source, share in mine.items():
-            velocity.add_(by_rank[source][name].to(velocity.device), alpha=share)
-    feedback.states.load(by_rank[min(mine)])
-    optimizer.start_at(step)
+        velocity.copy_(velocities[name])
 
 
-def _by_rank(states: Sequence[Mapping[str, Tensor]]) -> list[Mapping[str, Tensor]]:
-    """Return the states in the order of their ranks, all of one job and step."""
-    ordered = sorted(states, key=lambda state: int(state["rank"]))
-    kinds = {(int(state["world_size"]), int(state["steps"])) for state in ordered}
-    if len(kinds) != 1 or [int(state["rank"]) for state in ordered] != list(range(kinds.pop()[0])):
-        given = [f"rank {int(s['rank'])} of {int(s['world_size'])} at step {int(s['steps'])}" for s in ordered]
+def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
+    """Return the states of each node, in the order of places in it, all of one job and step; of one level, a rank is a
+    node. `held`: what a state of this model looks like."""
+    for state in states:
+        if not isinstance(state, Mapping) or not {"rank", "world_size", "steps"} <= state.keys():
+            check_state(held, state)
+    ordered = sorted(states, key=lambda state: (int(state.get("node", state["rank"])), int(state.get("place", 0))))
+    kinds = {(int(one["world_size"]), int(one["steps"]), int(one.get(RANKS_PER_NODE, 1))) for one in ordered}
+    ranks = sorted(int(state["rank"]) for state in ordered)
+    if len(kinds) != 1 or ranks != list(range(next(iter(kinds))[0])):
+        given = [f"{told_place(state)} at step {int(state['steps'])}" for state in ordered]
         raise ConfigError(f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step")
-    return ordered
+    size = kinds.pop()[2]
+    return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
 
 def _share(source: int, rank: int, sources: int, world_size: int) -> float:
@@ -78,17 +103,60 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
     return world_size / sources / heirs
 
 
+def _reader(optimizer: Holder, state: State) -> ErrorFeedback:
+    """Return the pipeline of a rank at the place of which `state` was saved, to load such a state."""
+    reader = optimizer.feedback.reader({key: int(state[key]) for key in PLACE if key in state})
+    for slot in optimizer.slots:
+        reader.register(slot.name, _like(slot, int(state.get("place", 0)), int(state.get(RANKS_PER_NODE, 1))))
+    return reader
+
+
+def _like(slot: Slot, place: int, count: int) -> Tensor:
+    """Return an empty tensor like the slice that the rank at `place` of `count` has of the parameter of `slot`."""
+    if count == 1:
+        return slot.parameter
+    return slot.parameter.detach().new_zeros(()).expand(Slices(slot.parameter.shape, count).shape_of(place))
+
+
 def _left_over(
     optimizer: Holder,
-    states: Sequence[Mapping[str, Tensor]],
+    readers: Sequence[ErrorFeedback],
+    nodes: Sequence[Sequence[State]],
     shares: Mapping[int, float],
-) -> dict[str, Tensor]:
-    """Return the dense residual of each tensor, summed over the ranks that this rank has `shares` of."""
-    feedback, dense = optimizer.feedback, dict[str, Tensor]()
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return this rank's part of residuals, dense, and of velocities, summed over the nodes that it has `shares` of."""
+    left: dict[str, Tensor] = {}
+    velocities: dict[str, Tensor] = {}
     for source, share in shares.items():
-        feedback.residual.load(states[source])
+        for reader, state in zip(readers, nodes[source], strict=True):
+            reader.place = {key: int(state[key]) for key in PLACE if key in state}
+            reader.load_state_dict(state)
         for slot in optimizer.slots:
-            if feedback.keeps_residual(slot.name):
-                left = feedback.residual.compensate_(torch.zeros_like(slot.parameter), slot.name) * share
-                dense[slot.name] = left if slot.name not in dense else dense[slot.name].add_(left)
-    return dense
+            key = f"momentum.{slot.name}"
+            if optimizer.feedback.keeps_residual(slot.name):
+                parts = [reader.residual.compensate_(_zeros(slot, reader), slot.name) for reader in readers]
+                _add(left, slot.name, _own(slot, parts) * share)
+            if optimizer.feedback.momentum is not None:
+                parts = [reader.momentum.tensors()[key] for reader in readers if reader.momentum is not None]
+                _add(velocities, key, _own(slot, parts) * share)
+    return left, velocities
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    sums[name] = value if name not in sums else sums[name].add_(value)
+
+
+def _zeros(slot: Slot, reader: ErrorFeedback) -> Tensor:
+    like = _like(slot, reader.place.get("place", 0), reader.place.get(RANKS_PER_NODE, 1))
+    return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+
+
+def _own(slot: Slot, parts: Sequence[Tensor]) -> Tensor:
+    """Return this rank's slice of the tensor whose slices are `parts`."""
+    whole = parts[0]
+    if len(parts) > 1:
+        cut = Slices(slot.parameter.shape, len(parts))
+        whole = cut.joined(torch.stack([cut.padded(part) for part in parts]))
+    if slot.slices is None:
+        return whole
+    return slot.slices.own(slot.slices.spread(whole.contiguous())[slot.place], slot.place)

@@ -7,6 +7,9 @@ from torch import Tensor
 
 from resireduce.errors import ConfigError
 
+RANKS_PER_NODE = "ranks_per_node"
+"""What a state has only if its residuals are slices."""
+
 
 def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `state` is what `held` looks like: the same tensors, and finite."""
@@ -24,13 +27,36 @@ def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
 
 
 def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of the same size."""
-    theirs, ours = ((int(one["rank"]), int(one["world_size"])) for one in (state, held))
+    """Raise ConfigError unless `state` was saved by the rank that holds `held`, in a job of the same size.
+
+    Of two levels, also if that was at another place, or in another node.
+    """
+    theirs, ours = (told_place(one) for one in (state, held))
     if theirs != ours:
         raise ConfigError(
-            f"residual state: it is that of rank {theirs[0]} of {theirs[1]}, this is rank {ours[0]} of {ours[1]}; load "
-            "this rank's own, or give those of all ranks to resireduce.redistribute(optimizer, states)"
+            f"residual state: it is that of {theirs}, this is {ours}; load this rank's own, or give those of all ranks "
+            "to resireduce.redistribute(optimizer, states)"
         )
+
+
+def check_levels(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `state` and `held` are of as many ranks a node: of slices of the same shapes."""
+    if not isinstance(state, Mapping):
+        return
+    theirs, ours = (int(one.get(RANKS_PER_NODE, 1)) for one in (state, held))
+    if theirs != ours:
+        raise ConfigError(
+            f"residual state: it was saved with {theirs} ranks a node, and here are {ours} (1: hierarchy='flat', whole "
+            "residuals); load it with the hierarchy that it was saved with, or give the states of all ranks to "
+            "resireduce.redistribute(optimizer, states)"
+        )
+
+
+def told_place(state: Mapping[str, Tensor]) -> str:
+    """Return which rank a state is of, in words."""
+    place = {key: int(state[key]) for key in ("rank", "world_size", "place", RANKS_PER_NODE, "node") if key in state}
+    within = f" (number {place['place']} of {place[RANKS_PER_NODE]} in node {place['node']})" if "node" in place else ""
+    return f"rank {place['rank']} of {place['world_size']}{within}"
 
 
 def _alike(first: Tensor, second: object) -> bool:

@@ -3,12 +3,13 @@
 Imports no torch.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
 
     from resireduce.comm.base import Communicator
     from resireduce.compressors.base import Compressor
@@ -46,6 +47,7 @@ class Settings:
     overlap: bool | None = None
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
+    hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
 
     @property
     def streamed(self) -> bool:
@@ -70,6 +72,8 @@ class Settings:
     def agreed(self, **found: object) -> dict[str, object]:
         """Return what all ranks must have alike, by field; `found` takes the place of names that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
-        clear = {"options": dict(self.options or {}), "overlap": self.overlaps}
+        is_plain = isinstance(self.hierarchy, str | list | tuple)
+        levels = self.hierarchy if is_plain else type(self.hierarchy).__name__  # each rank has its own node's
+        clear = {"options": dict(self.options or {}), "overlap": self.overlaps, "hierarchy": levels}
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it

@@ -8,8 +8,12 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from resireduce.errors import ConfigError
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Partition = tuple[tuple[int, ...], ...]
+"""All ranks of a communicator, each in one part; those of a part ascend."""
 
 
 class Handle(Protocol[T_co]):
@@ -19,12 +23,31 @@ class Handle(Protocol[T_co]):
         """Wait for the result, and return it."""
 
 
+class Polled(Handle[T_co], Protocol):
+    """A collective that has been launched, and can be asked whether it is over."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `wait` returns without waiting for another rank."""
+
+
+def _at_once() -> bool:
+    return True
+
+
 @dataclass
 class Deferred(Generic[T]):
     """A handle whose result is made when it is waited for."""
 
     finish: Callable[[], T]
     """Makes the result; called once for each `wait`."""
+    ready: Callable[[], bool] = _at_once
+    """Says whether that can be done without waiting for another rank."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `wait` returns without waiting for another rank."""
+        return self.ready()
 
     def wait(self) -> T:
         """Make the result, and return it."""
@@ -60,6 +83,36 @@ class Communicator(ABC):
     @abstractmethod
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Every rank's 1-D `tensor`: all of one size or, without `equal_sizes`, each of its own, which may be zero."""
+
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Every rank's 1-D `tensor`, all of one size, as one new tensor: that of rank 0 first."""
+        rows = self.all_gather(tensor, name)
+        return Deferred(lambda: torch.cat(list(rows.wait())))
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Sum 1-D `tensor` over all ranks, of which each gets its own part of the sum: a new tensor, 1-D.
+
+        Parts are equal, so `world_size` must divide the size of `tensor`, whose memory is used and then let go.
+        """
+        whole = self.all_reduce(tensor, name)
+        return Deferred(lambda: self._own(whole.wait()))
+
+    def _own(self, whole: Tensor) -> Tensor:
+        return whole.view(self.world_size, -1)[self.rank].clone()
+
+    def split(self, *partitions: Partition) -> "list[Communicator]":
+        """Return for each of `partitions` the communicator of those ranks that this rank is among, in their order.
+
+        All ranks call it together, with the same ones. Raises ConfigError for a communicator that cannot be divided.
+        """
+        raise ConfigError(
+            f"hierarchy: only 'flat' is allowed over {type(self).__name__}, which has no method split(); "
+            "give backend='torch' or 'horovod'"
+        )
+
+    def ranks_of(self, group: object) -> list[int] | None:
+        """Return the numbers here of the ranks of `group`, ascending; None if it is no group of this backend's."""
+        return None
 
     @abstractmethod
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:

@@ -1,13 +1,13 @@
 """Horovod: Gloo or MPI on CPUs, NCCL on GPUs."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle
+from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.errors import ConfigError
 
 
@@ -20,25 +20,53 @@ class HorovodCommunicator(Communicator):
 
     _made = itertools.count()
 
-    def __init__(self) -> None:
+    def __init__(self, ranks: Sequence[int] | None = None) -> None:
+        """Join those `ranks`, ascending, this one among them, that are a process set of Horovod's; None: all."""
         self._prefix = f"{next(self._made)}."
         self._hvd = _initialised()
-        self.rank, self.world_size = self._hvd.rank(), self._hvd.size()
+        self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
+        self._first = 0 if ranks is None else ranks[0]
+        self.rank, self.world_size = self._set.rank(), self._set.size()
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` this rank's communicator with the ranks of its part.
+
+        ConfigError, with the cure, if they are no process sets: these must be made when Horovod is initialised.
+        """
+        parts = [part for partition in partitions for part in partition]
+        if not all(map(_process_set, parts)):
+            raise ConfigError(
+                "hierarchy: only 'flat' is allowed over Horovod without process sets of each node and of the ranks of "
+                "each place in all nodes, which are made at its start: horovod.torch.init(process_sets=["
+                + ", ".join(f"hvd.ProcessSet({list(part)})" for part in parts)
+                + "])"
+            )
+        return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
         """Launch a sum; bfloat16, which Horovod does not know, is summed by way of float32."""
+        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
-            handle = self._hvd.allreduce_async_(tensor, op=self._hvd.Sum, name=self._prefix + name)
-            return Deferred(lambda: self._hvd.synchronize(handle))
-        wide = self._hvd.allreduce_async(tensor.float(), op=self._hvd.Sum, name=self._prefix + name)
-        return Deferred(lambda: tensor.copy_(self._hvd.synchronize(wide)))
+            return self._deferred(self._hvd.allreduce_async_(tensor, **how))
+        return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Launch a sum of which this rank gets its part; bfloat16 is summed by way of float32."""
+        how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
+        if tensor.dtype != torch.bfloat16:
+            return self._deferred(self._hvd.reducescatter_async(tensor, **how))
+        return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
+
+    def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Deferred[Tensor]:
+        return Deferred(lambda: finish(self._hvd.synchronize(handle)), lambda: self._hvd.poll(handle))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
-        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name)
+        data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         numels = None
         if not equal_sizes:
-            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=f"{self._prefix}{name}.sizes")
+            sizes_name = f"{self._prefix}{name}.sizes"
+            numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=sizes_name, process_set=self._set)
 
         def finish() -> Sequence[Tensor]:
             whole = self._hvd.synchronize(data)
@@ -48,9 +76,15 @@ class HorovodCommunicator(Communicator):
 
         return Deferred(finish)
 
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Launch a gather of tensors of one size into one, as bytes."""
+        whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
+        return Deferred(lambda: self._hvd.synchronize(whole).view(tensor.dtype))
+
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with the bytes that it has on rank 0, whatever they stand for; return it."""
-        self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), root_rank=0, name=self._prefix + name)
+        how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
+        self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), **how)
         return tensor
 
 
@@ -68,3 +102,12 @@ def _initialised() -> Any:
     if not hvd.is_initialized():
         raise ConfigError("backend: 'horovod' needs horovod.torch.init() first; start the script with horovodrun")
     return hvd
+
+
+def _process_set(ranks: tuple[int, ...]) -> Any:
+    """Return the process set of these ranks that Horovod was initialised with; None if there is none."""
+    from horovod.common import process_sets  # 0.28.1, its last release, has no public way to find one
+
+    made = process_sets._basics._get_process_set_ids_and_ranks()
+    number = next((number for number, members in made.items() if tuple(members) == ranks), None)
+    return None if number is None else process_sets._temp_process_set_object(number)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle
+from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.errors import UsageError
 
 T = TypeVar("T")
@@ -35,6 +35,7 @@ class LocalWorld:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _collectives: dict[int, _Collective] = field(default_factory=dict)
     _broken: bool = False
+    _parts: dict[tuple[int, tuple[int, ...]], "LocalWorld"] = field(default_factory=dict)
 
     def run(self, work: Callable[["LocalCommunicator"], T]) -> list[T]:
         """What `work(communicator)` returns on each rank. The first exception of a rank is raised, the others stop."""
@@ -49,10 +50,26 @@ class LocalWorld:
         try:
             return work(LocalCommunicator(rank, self))
         except BaseException:
-            with self._changed:
-                self._broken = True
-                self._changed.notify_all()
+            self.end()
             raise
+
+    def end(self) -> None:
+        """Have all that wait for a rank give up, in this world and in its parts."""
+        with self._changed:
+            self._broken, parts = True, list(self._parts.values())
+            self._changed.notify_all()
+        for part in parts:
+            part.end()
+
+    def part(self, number: int, ranks: tuple[int, ...]) -> "LocalWorld":
+        """Return the world of `ranks`, the same for all that ask with this number."""
+        with self._changed:
+            return self._parts.setdefault((number, ranks), LocalWorld(len(ranks), _broken=self._broken))
+
+    def has_all(self, number: int) -> bool:
+        """Whether all ranks have launched collective `number`, or one never will."""
+        with self._changed:
+            return self._broken or len(self._collectives[number].inputs) == self.size
 
     def launch(self, number: int, rank: int, name: str, tensor: Tensor) -> None:
         """Rank `rank` enters its collective number `number`, called `name`, with `tensor`; the others may read it.
@@ -87,14 +104,14 @@ class LocalCommunicator(Communicator):
     def __init__(self, rank: int = 0, world: LocalWorld | None = None):
         self._world = world or LocalWorld(1)
         self.rank, self.world_size = rank, self._world.size
-        self._launched = 0
+        self._launched = self._splits = 0
 
-    def _exchange(self, tensor: Tensor, name: str) -> Callable[[], list[Tensor]]:
+    def _exchange(self, tensor: Tensor, name: str) -> Deferred[list[Tensor]]:
         number, self._launched = self._launched, self._launched + 1
         self._world.launch(number, self.rank, name, tensor)
-        return lambda: self._world.wait(number)
+        return Deferred(lambda: self._world.wait(number), lambda: self._world.has_all(number))
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
         """Launch a sum, formed in the order of ranks."""
         if self.world_size == 1:
             return Deferred(lambda: tensor)
@@ -102,26 +119,38 @@ class LocalCommunicator(Communicator):
         inputs = self._exchange(tensor.clone(), name)
 
         def finish() -> Tensor:
-            first, *others = inputs()
+            first, *others = inputs.wait()
             tensor.copy_(first)
             for other in others:
                 tensor.add_(other)
             return tensor
 
-        return Deferred(finish)
+        return Deferred(finish, inputs.ready)
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Launch a sum, formed in the order of ranks, of which this rank gets its part."""
+        whole = self.all_reduce(tensor, name)
+        return Deferred(lambda: self._own(whole.wait()), lambda: whole.is_ready)
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` this rank's communicator with the ranks of its part."""
+        own = [next(part for part in parts if self.rank in part) for parts in partitions]
+        first, self._splits = self._splits, self._splits + len(own)
+        worlds = [self._world.part(first + number, part) for number, part in enumerate(own)]
+        return [LocalCommunicator(part.index(self.rank), world) for part, world in zip(own, worlds, strict=True)]
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather: of copies, or, of one rank alone, of the tensor itself."""
         if self.world_size == 1:
             return Deferred(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
-        return Deferred(lambda: list(torch.stack(inputs())) if equal_sizes else inputs())
+        return Deferred(lambda: list(torch.stack(inputs.wait())) if equal_sizes else inputs.wait())
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with rank 0's; return it."""
         if self.world_size == 1:
             return tensor
-        return tensor.copy_(self._exchange(tensor.clone(), name)()[0])
+        return tensor.copy_(self._exchange(tensor.clone(), name).wait()[0])
 
 
 class PretendCommunicator(Communicator):
@@ -140,6 +169,10 @@ class PretendCommunicator(Communicator):
         """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
         gathered = tensor.repeat(self.world_size, 1)
         return Deferred(lambda: list(gathered))
+
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""
+        return [PretendCommunicator(next(len(part) for part in parts if 0 in part)) for parts in partitions]
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Return `tensor` as it is: this is rank 0."""

@@ -4,6 +4,7 @@ Each holds sockets and threads until the program ends, so they are not made anew
 use never share one: their collectives would be taken for each other's.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -22,7 +23,8 @@ class Pooled:
     """Whether no optimizer of this rank uses it."""
 
 
-_pools: dict[tuple[int, ...], list[Pooled]] = {}  # by ranks, in the order in which all these have made them
+_Key = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
+_pools: dict[_Key, list[Pooled]] = {}  # by ranks and how they are divided, in the order in which all have made them
 _world: list[dist.ProcessGroup] = []
 
 
@@ -35,10 +37,23 @@ def acquire(base: dist.ProcessGroup | None) -> Pooled:
         _world[:] = [world]
     over = world if base is None else base
     ranks = tuple(dist.get_process_group_ranks(over))
-    pool = _pools.setdefault(ranks, [])
+    return _acquire((ranks, ()), over, lambda: _new_group(base, ranks))
+
+
+def acquire_part(over: dist.ProcessGroup, parts: tuple[tuple[int, ...], ...]) -> Pooled:
+    """Return a group, that no optimizer uses, of those `parts` of the ranks of `over` that this rank is among.
+
+    All ranks of `over` must call it together; `parts` have numbers of the whole job, and each rank once.
+    """
+    own = next(part for part in parts if dist.get_rank() in part)
+    return _acquire((tuple(dist.get_process_group_ranks(over)), parts), over, lambda: _new_group(over, own))
+
+
+def _acquire(key: _Key, over: dist.ProcessGroup, make: Callable[[], dist.ProcessGroup]) -> Pooled:
+    pool = _pools.setdefault(key, [])
     found = _free_everywhere(pool, over)
     if found is None:
-        pool.append(found := Pooled(_new_group(base, ranks)))
+        pool.append(found := Pooled(make()))
     found.free = False
     return found
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Handle
+from resireduce.comm.base import Polled
 
 
 def to_host(tensor: Tensor) -> Tensor:
@@ -21,8 +21,13 @@ def to_host(tensor: Tensor) -> Tensor:
 class Unstaged:
     """The handle of a collective whose result in the host's memory belongs into `target`."""
 
-    handle: Handle[Tensor]
+    handle: Polled[Tensor]
     target: Tensor
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the result has come to the host's memory."""
+        return self.handle.is_ready
 
     def wait(self) -> Tensor:
         """Wait for the result, copy it into `target`, and return that."""

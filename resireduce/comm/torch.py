@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.comm.base import Communicator, Handle
-from resireduce.comm.pool import Pooled, acquire, release
+from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
+from resireduce.comm.pool import Pooled, acquire, acquire_part, release
 from resireduce.comm.staged import Unstaged, to_host
 from resireduce.errors import ConfigError
 from resireduce.payload import ALIGNMENT
@@ -20,6 +20,11 @@ from resireduce.payload import ALIGNMENT
 class _Launched:
     work: dist.Work
     result: Tensor
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the sum is there; on a GPU, where only its stream waits, always."""
+        return self.result.is_cuda or self.work.is_completed()
 
     def wait(self) -> Tensor:
         self.work.wait()
@@ -39,6 +44,17 @@ class _Rows:
         self.work.wait()
         rows = self.result.to(self.device, non_blocking=True).unbind()
         return [row[:size] for row, size in zip(rows, self.sizes, strict=True)]
+
+
+@dataclass
+class _Whole:
+    """A gather of equal sizes, as one tensor."""
+
+    rows: _Rows
+
+    def wait(self) -> Tensor:
+        self.rows.work.wait()
+        return self.rows.result.to(self.rows.device, non_blocking=True).view(-1)
 
 
 class _Ragged:
@@ -88,9 +104,12 @@ class TorchCommunicator(Communicator):
             )
         if group is not None and not isinstance(group, dist.ProcessGroup):
             raise ConfigError(f"group: {group!r} is not allowed; give a ProcessGroup that this rank is in, or None")
-        self._pooled = Pooled(group) if group is not None and shares else acquire(group)
+        self._use(Pooled(group) if group is not None and shares else acquire(group))
+
+    def _use(self, pooled: Pooled) -> None:
+        self._pooled = pooled
         self._release = weakref.finalize(self, release, self._pooled)
-        self.group = group = self._pooled.group
+        self.group = group = pooled.group
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())
@@ -106,7 +125,23 @@ class TorchCommunicator(Communicator):
         """Let another optimizer use this process group."""
         self._release()
 
-    def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+    def split(self, *partitions: Partition) -> list[Communicator]:
+        """Return for each of `partitions` this rank's communicator, over a process group of its own."""
+        numbers, made = dist.get_process_group_ranks(self.group), []
+        for parts in partitions:
+            part = TorchCommunicator.__new__(TorchCommunicator)
+            part._use(acquire_part(self.group, tuple(tuple(numbers[rank] for rank in one) for one in parts)))
+            made.append(part)
+        return [*made]
+
+    def ranks_of(self, group: object) -> list[int] | None:
+        """Return the numbers here of the ranks of `group`, ascending; None if it is no process group of this rank's."""
+        if not isinstance(group, dist.ProcessGroup):
+            return None
+        numbers, members = dist.get_process_group_ranks(self.group), dist.get_process_group_ranks(group)
+        return [rank for rank, number in enumerate(numbers) if number in members]
+
+    def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
         """Launch a sum."""
         self._finish_ragged()
         self._pooled.launched += 1
@@ -121,6 +156,21 @@ class TorchCommunicator(Communicator):
             return self.gather_rows(tensor, [tensor.numel()] * self.world_size)
         self._ragged = _Ragged(self, tensor)
         return self._ragged
+
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Launch a gather of tensors of one size into one."""
+        self._finish_ragged()
+        return _Whole(self.gather_rows(tensor, [tensor.numel()] * self.world_size))
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Launch a sum of which this rank gets its part. Gloo's own sums a copy of everything, and so is not used."""
+        if dist.get_backend(self.group) != "nccl":
+            whole = self.all_reduce(tensor, name)
+            return Deferred(lambda: self._own(whole.wait()), lambda: whole.is_ready)
+        self._finish_ragged()
+        self._pooled.launched += 1
+        own = tensor.new_empty(tensor.numel() // self.world_size)
+        return _Launched(dist.reduce_scatter_tensor(own, tensor, group=self.group, async_op=True), own)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with that of rank 0 of the group; return it."""

@@ -37,6 +37,16 @@ def select(norms: Tensor, count: int, choice: str, source: torch.Generator | Non
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
 
 
+def matrix_shape(name: str, tensor: Tensor) -> tuple[int, int]:
+    """Return rows and columns of tensor `name`: its first dimension and all others. Raises ConfigError if it is 1-D."""
+    if tensor.dim() < 2:
+        raise ConfigError(
+            f"scheme: rows of {name!r} cannot be stored, since its slice has none: it has fewer rows than a node has "
+            "ranks; leave it out of the specific layers (groups=...), or give hierarchy='flat'"
+        )
+    return tensor.shape[0], tensor.shape[1:].numel()
+
+
 class Ratio:
     """A share of each tensor that is stored, in (0, 1]: one for all, or by name.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import choose
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, named, norm_dtype, select
+from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
@@ -45,7 +45,7 @@ class RowsResidual(Residual):
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate zeros for the first rows: the bytes are the same from the first step on."""
-        n_rows, n_columns = parameter.flatten(1).shape
+        n_rows, n_columns = matrix_shape(name, parameter)
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows)
 

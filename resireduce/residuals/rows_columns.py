@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.blocks import PIECES
 from resireduce.errors import choose
 from resireduce.kernels.norms import l1_norms
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, named, norm_dtype, select
+from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
@@ -67,7 +67,7 @@ class RowsColumnsResidual(Residual):
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
-        n_rows, n_columns = parameter.flatten(1).shape
+        n_rows, n_columns = matrix_shape(name, parameter)
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         columns = torch.arange(share(self.column_ratio.of(name), n_columns), dtype=torch.int32, device=parameter.device)
         self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns)

@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
+from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.settings import Settings
 from resireduce.step.intake import Intake
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -27,6 +29,7 @@ class Exchange:
         slots: one for each parameter.
         feedback: compresses and averages.
         settings: what `resireduce.distribute` was given.
+        levels: the ranks.
     """
 
     def __init__(
@@ -35,13 +38,15 @@ class Exchange:
         slots: list[Slot],
         feedback: ErrorFeedback,
         settings: Settings,
+        levels: Levels,
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, remembers)
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers)
+        self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides)
+        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
         self.updater = Updater(optimizer, slots, self.queue, settings)
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
@@ -52,6 +57,8 @@ class Exchange:
         """Forget the last step; the next is number `step`, counted from 0."""
         self._lay_before = {}
         self.intake.restart()
+        if self._scatter is not None:
+            self._scatter.restart()
         self.updater.restart()
         self.feedback.begin_step(step)
 
@@ -111,10 +118,17 @@ class Exchange:
         """Compress a gradient that is complete, and launch what is ready."""
         self.queue.prefetch_after(slot)
         self.intake.take(slot, step)
-        self.queue.launch(step)
+        self._launch(step)
         # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
         if self.updater.in_backward and not self.intake.holds:
             self.updater.update_early(slot)
+
+    def _launch(self, step: int) -> None:
+        """Launch what is ready: within the node first, if there are two levels, and what has come there beyond it."""
+        if self._scatter is not None:
+            for slot, mean in self._scatter.advance(self.queue.messages):
+                self.intake.take_slice(slot, mean, step)
+        self.queue.launch(step)
 
     def send_rest(self, step: int) -> bool:
         """Compress the gradients that have not been. False: the step was skipped for overflow, and nothing was sent."""
@@ -125,8 +139,12 @@ class Exchange:
             return False
         for slot in self.intake.pending():
             self.intake.take(slot, step)
-            self.queue.launch(step)
+            self._launch(step)
         self._uncover()
+        if self._scatter is not None:
+            for slot, mean in self._scatter.complete(self.queue.messages):
+                self.intake.take_slice(slot, mean, step)
+                self.queue.launch(step)
         return True
 
     def finish(self, step: int, loss: Tensor | float | None) -> bool:

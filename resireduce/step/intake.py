@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.clip import clip_factor
+from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.settings import Settings
@@ -20,10 +21,13 @@ class Intake:
         feedback: compresses them.
         settings: what `resireduce.distribute` was given.
         hides: whether a guard stands in `.grad` once a gradient has been taken.
+        world: all ranks.
     """
 
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, hides: bool):
-        self.slots, self.feedback, self.hides = slots, feedback, hides
+    def __init__(
+        self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, hides: bool, world: Communicator
+    ):
+        self.slots, self.feedback, self.hides, self.world = slots, feedback, hides, world
         self.streamed, self.overlap = settings.streamed, settings.overlaps
         self.max_norm, self.scaler = settings.max_local_grad_norm, settings.scaler
         self.restart()
@@ -42,7 +46,8 @@ class Intake:
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
         grad = slot.parameter.grad
-        if not (self.streamed and self.feedback.absorbs(slot.name)) or grad is None or grad.layout != torch.strided:
+        absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
+        if not absorbs or grad is None or grad.layout != torch.strided:
             self.holds = True
             return
         slot.check_kind()
@@ -57,11 +62,18 @@ class Intake:
         slot.hide()
 
     def take(self, slot: Slot, step: int) -> None:
-        """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it."""
+        """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it.
+
+        With slices it is held for the ranks of the node to share it out.
+        """
         slot.check_kind()
         grad = self._gradient(slot)
         try:
-            slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
+            if slot.slices is None:
+                slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
+            else:
+                check_finite(grad, slot.name)
+                slot.whole = grad.contiguous()
         except NonFiniteGradient as error:
             self._drop(slot, error, Stage.DROPPED)
         else:
@@ -72,6 +84,21 @@ class Intake:
             slot.hide(keep=not self.streamed)
         elif self.streamed:
             slot.parameter.grad = None
+
+    def take_slice(self, slot: Slot, mean: Tensor | None, step: int) -> None:
+        """Compress this rank's slice of the `mean` of `slot`'s gradients over its node; None: no rank there has one.
+
+        A sum that overflowed, of gradients that are finite, is kept out like a gradient that is not.
+        """
+        if slot.elsewhere:
+            self.arrived.append(slot)
+        try:
+            if mean is not None:
+                slot.payload = self.feedback.compress(mean, slot.name, step)
+                return
+        except NonFiniteGradient as error:
+            self.non_finite = self.non_finite or error
+        slot.payload = self.feedback.absent(slot.template, slot.name, step)
 
     def pending(self) -> list[Slot]:
         """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
@@ -133,6 +160,5 @@ class Intake:
 
     def _anywhere(self, here: bool) -> bool:
         """Whether `here` is true on any rank. No message is under way yet, so all ranks ask at the same place."""
-        communicator = self.feedback.communicator
-        count = torch.tensor([int(here)], device=communicator.control_device)
-        return bool(communicator.all_reduce(count, "resireduce.overflow").wait())
+        count = torch.tensor([int(here)], device=self.world.control_device)
+        return bool(self.world.all_reduce(count, "resireduce.overflow").wait())

@@ -7,11 +7,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.message import Message, Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import arrange, buckets
+from resireduce.step.gather import Gather
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 
@@ -21,7 +23,8 @@ class LaunchQueue:
 
     Before the first step the order is the reverse of the model's; from the second step on it is the order in which
     rank 0's gradients arrived in the first. Messages that are gathered cost world size x payload bytes from launch to
-    receipt: beyond `gathered_limit` bytes of them the next waits (a single larger one goes alone).
+    receipt: beyond `gathered_limit` bytes of them the next waits (a single larger one goes alone). With two `levels`
+    messages are those of slices, and what comes back is gathered within the node.
 
     Where ranks make payloads in rounds, the first takes a message's place. The others come in `step()`, when the first
     of all tensors have been launched: each of all tensors in the same order, before any message is received. In the
@@ -31,17 +34,28 @@ class LaunchQueue:
         slots: one for each parameter.
         feedback: compresses and averages.
         gathered_limit: in bytes.
+        levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether a copy of what is sent is kept, for a step that is skipped.
     """
 
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, gathered_limit: int, remembers: bool = False):
-        self.slots, self.feedback, self.gathered_limit = slots, feedback, gathered_limit
+    def __init__(
+        self,
+        slots: Sequence[Slot],
+        feedback: ErrorFeedback,
+        gathered_limit: int,
+        levels: Levels,
+        remembers: bool = False,
+    ):
+        self.slots, self.feedback, self.gathered_limit, self.world = slots, feedback, gathered_limit, levels.world
+        self._gather = None if levels.node is None else Gather(levels.node, feedback)
         self._remembers = remembers
         self.keeps_messages = False
         """Whether a message may be delivered again."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
-        self._buckets, self._order_is_learnt = list(buckets(reversed(slots))), False
+        self.messages, self._order_is_learnt = list(buckets(reversed(slots))), False
+        """Which tensors travel together, in the order of their launch."""
+        self._message_of = {slot: message for message in self.messages for slot in message}
         self._next: dict[Slot, Slot] = {}
         self._restart()
 
@@ -58,17 +72,17 @@ class LaunchQueue:
     def prefetch_after(self, slot: Slot) -> None:
         """Begin to bring the residual that will be needed next, now that the gradient of `slot` is there."""
         if not self._next:
-            slots = [slot for bucket in self._buckets for slot in bucket]
+            slots = [slot for bucket in self.messages for slot in bucket]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             self.feedback.residual.prefetch(self._next[slot].name)
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
-        while self._launched < len(self._buckets):
+        while self._launched < len(self.messages):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's, and come to this one in step() only
-            bucket = self._buckets[self._launched]
+            bucket = self.messages[self._launched]
             missing = [slot for slot in bucket if slot.payload is None]
             if missing and not complete:
                 return
@@ -127,14 +141,17 @@ class LaunchQueue:
         """Decompress a received message into its parameter's `.grad`."""
         assert isinstance(slot.message, Message)
         kept = slot.parameter.grad
-        if kept is None:
+        if self._gather is not None:
+            average = self._gather.average(slot, self._message_of[slot])
+            slot.parameter.grad = slot.laid_out(average) if kept is None else kept.copy_(average)
+        elif kept is None:
             slot.parameter.grad = slot.laid_out(self.feedback.receive(slot.message))
         elif kept.is_contiguous():
             self.feedback.receive(slot.message, into=kept)
         else:
             kept.copy_(self.feedback.receive(slot.message))
         if not self.keeps_messages:
-            slot.message = None
+            slot.message = slot.average = None
 
     def settle(self, flag: bool) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
@@ -159,7 +176,7 @@ class LaunchQueue:
         velocity of it would neither be sent nor decay."""
         if self.feedback.momentum is None:
             return
-        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.feedback.communicator.world_size]
+        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.world.world_size]
         if some:
             raise UsageError(
                 f"{some[0].name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
@@ -169,17 +186,16 @@ class LaunchQueue:
     @timed("communicate")
     def _agree(self, here: list[int]) -> list[int]:
         """Return the sums over all ranks of the numbers that are `here`."""
-        communicator = self.feedback.communicator
-        sums = torch.tensor(here, device=communicator.control_device)
-        found: list[int] = communicator.all_reduce(sums, "resireduce.presence").wait().tolist()
+        sums = torch.tensor(here, device=self.world.control_device)
+        found: list[int] = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
         return found
 
     def finish(self, arrived: list[Slot]) -> None:
         """End the step in which this rank's gradients came in the order `arrived`."""
         if not self._order_is_learnt:
             indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
-            order: Tensor = torch.tensor(indices, device=self.feedback.communicator.control_device)
-            self.feedback.communicator.broadcast_(order, "resireduce.order")
-            self._buckets = list(arrange(self._buckets, [self.slots[index] for index in order.tolist()]))
+            order: Tensor = torch.tensor(indices, device=self.world.control_device)
+            self.world.broadcast_(order, "resireduce.order")
+            self.messages = list(arrange(self.messages, [self.slots[index] for index in order.tolist()]))
             self._order_is_learnt, self._next = True, {}
         self._restart()

@@ -7,11 +7,13 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
+from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.message import Message, Round
 from resireduce.payload import Payload
+from resireduce.slices import Slices
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
 DROPPED = (
@@ -59,6 +61,18 @@ class Slot:
     """Whether the gradient may share a message with others."""
     guard: StreamedAway
     """What stands in `.grad` while the gradient is under way."""
+    slices: Slices | None = None
+    """How the ranks of a node share it; None: each compresses all of it."""
+    place: int = 0
+    """Which of the slices is this rank's."""
+    template: Tensor = field(init=False)
+    """Shaped like what is compressed of it on this rank: the parameter itself, or an empty tensor like its slice."""
+    whole: Tensor | None = None
+    """With slices: this rank's gradient, from its arrival to the launch of its message within the node."""
+    elsewhere: bool = False
+    """With slices: whether ranks of the node have a gradient of it, and this one has none."""
+    average: Tensor | None = None
+    """With slices: the average that came with those of others in one message, until it is used."""
     hidden: Tensor | None = None
     """Kept: the tensor in whose place the guard stands, which takes the average."""
     passes: int = 0
@@ -77,7 +91,10 @@ class Slot:
     """Dtype, device and shape that the parameter had at the start."""
 
     def __post_init__(self) -> None:
-        self.kind = self._kind()
+        self.kind, self.template = self._kind(), self.parameter
+        if self.slices is not None:
+            element = torch.zeros((), dtype=self.parameter.dtype, device=self.parameter.device)
+            self.template = element.expand(self.slices.shape_of(self.place))
 
     def _kind(self) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
         return self.parameter.dtype, self.parameter.device, tuple(self.parameter.shape)
@@ -99,8 +116,8 @@ class Slot:
 
     @property
     def is_taken(self) -> bool:
-        """Whether this rank has taken a gradient of it in this step."""
-        return self.stage in (Stage.TAKEN, Stage.GUARDED)
+        """Whether this rank, or with slices another of its node, has taken a gradient of it in this step."""
+        return self.elsewhere or self.stage in (Stage.TAKEN, Stage.GUARDED)
 
     def go(self, stage: Stage) -> None:
         """Enter `stage`, one of those AFTER the present one."""
@@ -112,6 +129,7 @@ class Slot:
         if self.is_guarded:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
+        self.whole, self.elsewhere, self.average = None, False, None
         self.stage = Stage.OPEN
 
     def hide(self, keep: bool = False) -> None:
@@ -176,11 +194,18 @@ class Slot:
             self.sent = replace(self.payload, buffer=own)
 
 
-def make_slots(parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback) -> list[Slot]:
-    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them."""
+def make_slots(
+    parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback, node: Communicator | None = None
+) -> list[Slot]:
+    """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
+
+    node: the ranks that share each gradient, of which this one compresses its slice; None: it compresses all.
+    """
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
         dense = not feedback.keeps_residual(name)
-        slots.append(Slot(index, name, parameter, dense, dense and is_small(parameter), guard[name]))
+        slices = None if node is None else Slices(parameter.shape, node.world_size)
+        place = 0 if node is None else node.rank
+        slots.append(Slot(index, name, parameter, dense, dense and is_small(parameter), guard[name], slices, place))
     return slots

@@ -13,14 +13,15 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "slices", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "under_way", "wrapper"),
     ("attach", "step.buckets"),
-    ("left_out", "step.launch", "wrapped_step"),
+    ("left_out", "step.gather", "step.scatter", "wrapped_step"),
+    ("step.launch",),
     ("step.intake", "step.watch"),
     ("step.update",),
     ("step.exchange",),

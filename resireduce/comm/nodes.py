@@ -1,0 +1,138 @@
+"""Which ranks share a node: found from what each rank knows of its machine, or given."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from resireduce.comm.base import Communicator, Partition
+from resireduce.errors import ConfigError
+
+HIERARCHIES = ("flat", "node")
+"""Ways to average by name: every rank by itself, or nodes as wholes."""
+WRONG = "hierarchy: "
+"""How a rank begins that has been given what is no node."""
+ALLOWED = (
+    "give 'flat', 'node', the ranks of each node as lists or, with backend='torch', a DeviceMesh or ProcessGroup of "
+    "this rank's node"
+)
+"""What there is instead, for messages."""
+
+
+def find_nodes(
+    communicator: Communicator,
+    hierarchy: object,
+    environment: Mapping[str, str] | None = None,
+    host: str | None = None,
+) -> Partition:
+    """Return the ranks of each node, ascending, nodes in the order of their first ranks; the same on all ranks.
+
+    All ranks call it together.
+
+    Args:
+        communicator: all ranks.
+        hierarchy: "node": ranks share a node that have the same number of it in one step of Slurm, or else the same
+            host name. Or the lists of ranks themselves; or a process group of torch.distributed, or a DeviceMesh, of
+            which the last dimension is a node.
+        environment: in which Slurm has said which task this is; None: that of this process.
+        host: name of this machine; None: what it calls itself.
+
+    Raises ConfigError, on all ranks, for what says none of this, and if nodes have unequal numbers of ranks.
+    """
+    if isinstance(hierarchy, list | tuple):
+        nodes = _listed(hierarchy, communicator.world_size)
+    elif hierarchy == "node":
+        task = _task(os.environ if environment is None else environment, communicator)
+        machine = f"{task}/{host or socket.gethostname()}"
+        nodes = _alike(_by_machine(_gathered(machine, communicator)))
+    else:
+        nodes = _checked(_gathered(_members(hierarchy, communicator), communicator))
+    sizes = {len(node) for node in nodes}
+    if len(sizes) > 1:
+        told = "; ".join(f"ranks {', '.join(map(str, node))}" for node in nodes)
+        raise ConfigError(
+            f"hierarchy: nodes must have equally many ranks, and these have {min(sizes)} to {max(sizes)} ({told}); "
+            "start as many on each, or give hierarchy='flat'"
+        )
+    return nodes
+
+
+def places(nodes: Partition) -> Partition:
+    """Return the ranks that are first in their node, those that are second, and so on, in the order of `nodes`."""
+    return tuple(zip(*nodes, strict=True))
+
+
+def _listed(given: Sequence[Any], world_size: int) -> Partition:
+    """Return lists of ranks as a partition."""
+    right = all(isinstance(node, list | tuple) and node for node in given)
+    ranks = [rank for node in given for rank in node] if right else []
+    if not right or any(type(rank) is not int for rank in ranks) or sorted(ranks) != list(range(world_size)):
+        raise ConfigError(
+            f"hierarchy: {given!r} is not allowed with {world_size} ranks; give the ranks of each node, every rank "
+            "once, such as [[0, 1], [2, 3]]"
+        )
+    return tuple(sorted(tuple(sorted(node)) for node in given))
+
+
+def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
+    """Return "step/node" if this rank is a task of a step of Slurm, under its number there; else "/".
+
+    A program that was started within one task of a step, as torchrun is, has other numbers than the step, and counts by
+    the name of its machine.
+    """
+    numbers = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NUM_TASKS")
+    if numbers != (str(communicator.rank), str(communicator.world_size)):
+        return "/"
+    step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
+    return f"{step}/{environment.get('SLURM_NODEID', '')}"
+
+
+def _by_machine(machines: Sequence[str]) -> list[str]:
+    """Return of "step/node/host" of all ranks that by which they share a node: numbers, if all are tasks of one step,
+    else names."""
+    known = [machine.split("/", 2) for machine in machines]
+    steps = {step for step, _, _ in known}
+    return [node if len(steps) == 1 and "" not in steps else host for _, node, host in known]
+
+
+def _members(hierarchy: object, communicator: Communicator) -> str:
+    """Return the ranks of `communicator` that this rank's process group, or last dimension of a mesh, has, in words.
+
+    What is none is said in words, too, so that all ranks hear of it.
+    """
+    group = hierarchy.get_group(hierarchy.ndim - 1) if hasattr(hierarchy, "mesh_dim_names") else hierarchy  # type: ignore[attr-defined]
+    found = communicator.ranks_of(group)
+    if found is None:
+        return f"{WRONG}{hierarchy!r} is not allowed on rank {communicator.rank}; {ALLOWED}"
+    return ",".join(map(str, found))
+
+
+def _alike(said: Sequence[str]) -> Partition:
+    """Return the ranks that have said the same, as parts."""
+    parts: dict[str, list[int]] = {}
+    for rank, word in enumerate(said):
+        parts.setdefault(word, []).append(rank)
+    return tuple(tuple(part) for part in parts.values())
+
+
+def _checked(said: Sequence[str]) -> Partition:
+    """Return the parts that ranks have said to be in, if they agree."""
+    if wrong := [word for word in said if word.startswith(WRONG)]:
+        raise ConfigError(wrong[0])
+    parts = _alike(said)
+    for part in parts:
+        if said[part[0]] != ",".join(map(str, part)):
+            raise ConfigError(
+                f"hierarchy: rank {part[0]} was given a node of the ranks {said[part[0]]}, which ranks "
+                f"{', '.join(map(str, part))} alone take for theirs; give each rank the group that it is in itself"
+            )
+    return parts
+
+
+def _gathered(word: str, communicator: Communicator) -> list[str]:
+    """Return what all ranks say, in their order."""
+    mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
+    rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
+    return [bytes(row.tolist()).decode() for row in rows]

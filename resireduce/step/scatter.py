@@ -1,0 +1,108 @@
+"""The way of gradients within a node, out: each rank gets its slice of the mean over the node's ranks."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Polled
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.step.slot import Slot
+from resireduce.timeline import Timeline, timed
+
+
+class Scatter:
+    """Sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
+
+    Messages leave in the order that all ranks share. Within a backward pass nobody waits: what another rank of the node
+    has not launched it may come to in `step()` only. So a gradient is held until its message can leave, and the message
+    until all ranks of the node have sent theirs.
+
+    Args:
+        slots: one for each parameter, with its slices.
+        node: the ranks of this rank's node.
+        feedback: compresses the slices.
+    """
+
+    def __init__(self, slots: Sequence[Slot], node: Communicator, feedback: ErrorFeedback):
+        self.slots, self.node, self.feedback = slots, node, feedback
+        self.restart()
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    def restart(self) -> None:
+        """Forget the last step."""
+        self._launched = 0
+        self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
+        self._unknown: dict[Slot, Tensor] = {}  # means of what this rank has no gradient of; others may have
+
+    def advance(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor]]:
+        """Launch those `messages`, next in the order, whose gradients are all there; yield slices that have come.
+
+        Each slice, of the slot before it, is in memory that nothing else uses.
+        """
+        while self._launched < len(messages) and all(slot.whole is not None for slot in messages[self._launched]):
+            self._launch(messages[self._launched])
+        while self._under_way and self._under_way[0][1].is_ready:
+            yield from self._arrived()
+
+    def complete(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor | None]]:
+        """Launch the rest of `messages`, with zeros for what is missing; yield all slices that are left.
+
+        None in place of a slice: no rank of the node has a gradient of that. All ranks are in `step()` by then, or come
+        to it, so that waiting is safe.
+        """
+        for message in messages[self._launched :]:
+            for slot in message:
+                if slot.whole is None:
+                    slot.whole = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
+            self._launch(message)
+            while len(self._under_way) > 1:  # one at a time: of zeros, few are alive
+                yield from self._arrived()
+        while self._under_way:
+            yield from self._arrived()
+        present = self._agree()
+        for slot, mean in self._unknown.items():
+            slot.elsewhere = present[slot.index] > 0
+            yield slot, mean if slot.elsewhere else None
+
+    @timed("communicate")
+    def _launch(self, message: list[Slot]) -> None:
+        rows = [slot.slices.spread(slot.whole) for slot in message]  # type: ignore[union-attr, arg-type]
+        for slot in message:
+            slot.whole = None
+        whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        name = f"resireduce.node.{message[0].name}"
+        self._under_way.append((message, self.node.reduce_scatter(whole.view(-1), name)))
+        self._launched += 1
+
+    def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
+        """Yield the slices of the oldest message, but for those of which nobody knows yet whether any rank has one."""
+        message, handle = self._under_way.popleft()
+        row = self._wait(handle)
+        del handle  # and the gradient with it
+        start = 0
+        for slot in message:
+            assert slot.slices is not None
+            stop = start + slot.slices.width
+            own = slot.slices.own(row[start:stop], self.node.rank)
+            start = stop
+            if slot.is_taken:
+                yield slot, own
+            else:
+                self._unknown[slot] = own
+
+    @timed("communicate")
+    def _wait(self, handle: Polled[Tensor]) -> Tensor:
+        return handle.wait().mul_(1 / self.node.world_size)
+
+    @timed("communicate")
+    def _agree(self) -> list[int]:
+        """Return how many ranks of the node have a gradient, for each slot."""
+        mine = torch.tensor([int(slot.is_taken) for slot in self.slots], device=self.node.control_device)
+        found: list[int] = self.node.all_reduce(mine, "resireduce.node.presence").wait().tolist()
+        return found

@@ -1,0 +1,387 @@
+"""Two levels: the ranks of a node sum their gradients, and each compresses a slice of the mean."""
+
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.comm.nodes import find_nodes
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.slices import Slices
+from tests.nodes import by_hand, given_gradients
+from tests.worlds import Net, loss_of, same, seeded, train, train_world
+
+PAIRS = [[0, 1], [2, 3]]
+SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2], [1, 3]]]
+"""2 x 2, 4 x 2 and 2 x 4 ranks, and ranks that are dealt out to nodes in turn."""
+
+
+# --- slices ---
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("shape", [(8, 3), (9, 3, 2), (2, 700), (5,), (1,), (), (16,)])
+def test_slices_are_the_tensor_cut_in_order(shape: tuple[int, ...], count: int) -> None:
+    tensor = torch.randn(shape)
+    slices = Slices(tensor.shape, count)
+    rows = slices.spread(tensor)
+    own = [slices.own(row, place) for place, row in enumerate(rows)]
+    assert rows.shape == (count, slices.width)
+    assert torch.equal(torch.cat([one.view(-1)[:n] for one, n in zip(own, slices.sizes, strict=True)]), tensor.view(-1))
+    assert torch.equal(slices.joined(torch.stack([slices.padded(one) for one in own])), tensor)
+    for one, size in zip(own, slices.sizes, strict=True):
+        assert one.numel() == max(1, size) and (size or not one.any()), "no padding but for a rank without an element"
+        assert one.shape[1:] == tensor.shape[1:] or shape[0] < count, "rows stay whole where there are enough"
+    assert max(slices.sizes) - min(slices.sizes) <= (math.prod(shape[1:]) if shape and shape[0] >= count else 1)
+
+
+# --- what is trained, against the definition in NumPy ---
+
+
+@pytest.mark.parametrize("nodes", SHAPES)
+@pytest.mark.parametrize("density", [0.01, 1.0])
+def test_training_is_the_definition(nodes: list[list[int]], density: float) -> None:
+    """Rows that ranks divide unevenly, and what is sent + what is kept = all that the nodes' ranks have brought."""
+    size = sum(map(len, nodes))
+    gradients = np.random.default_rng(0).normal(size=(5, size, 107, 100))
+    trained = LocalWorld(size).run(
+        lambda communicator: given_gradients(communicator, gradients, density=density, hierarchy=nodes)
+    )
+    moved, left, sent = by_hand(gradients, nodes, density)
+    for node in range(len(nodes)):
+        held = [trained[rank][1].feedback.residual.tensors()["full.weight"] for rank in sorted(nodes[node])]
+        np.testing.assert_allclose(torch.cat(held).numpy(), left[node], rtol=1e-12, atol=1e-12)
+    for found, _ in trained:
+        np.testing.assert_allclose(found.numpy(), moved, rtol=1e-12, atol=1e-12)
+    brought = sum(gradients[:, node].mean(1).sum(0) for node in nodes)
+    np.testing.assert_allclose(sent + sum(left), brought, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{"compressor": "none"}, {"compressor": "topk", "density": 1.0}])
+@pytest.mark.parametrize("nodes", SHAPES[:3])
+def test_without_loss_the_average_is_that_of_float64_within_rounding(
+    nodes: list[list[int]], options: dict[str, object]
+) -> None:
+    """Of N summands and at most two scalings: N + 1 roundings, each of half a unit of the sum of magnitudes."""
+    size = sum(map(len, nodes))
+    gradients = np.random.default_rng(1).normal(size=(1, size, 107, 100)).astype(np.float32)
+
+    def rank(communicator: Communicator) -> Tensor:
+        model = nn.Linear(100, 107, bias=False)
+        optimizer = resireduce.distribute(
+            model,
+            torch.optim.SGD(model.parameters(), 1.0),
+            "baseline" if options["compressor"] == "topk" else "none",
+            backend=communicator,
+            gradients="kept",
+            hierarchy=nodes,
+            **options,  # type: ignore[arg-type]
+        )
+        model.weight.grad = torch.from_numpy(gradients[0, communicator.rank].copy())
+        optimizer.step()
+        return model.weight.grad
+
+    exact = gradients[0].astype(np.float64)
+    bound = (size + 1) * np.finfo(np.float32).eps / 2 * np.abs(exact).sum(0) / size
+    for average in LocalWorld(size).run(rank):
+        assert (np.abs(average.numpy() - exact.mean(0)) <= bound).all()
+
+
+@pytest.mark.parametrize("compressor", ["none", "topk", "dgc-momentum", "signsgd", "qsgd"])
+@pytest.mark.filterwarnings("ignore:hierarchy")
+def test_with_one_rank_a_node_it_is_flat_bit_for_bit(compressor: str) -> None:
+    options = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d", "steps": 4}
+    flat, node = (train_world(2, seeded(Net), hierarchy=h, **options) for h in ("flat", [[0], [1]]))
+    assert same(flat[0][0], node[0][0])
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_every_compressor_on_slices_keeps_ranks_alike_and_streamed_as_kept(compressor: str) -> None:
+    options = {"hierarchy": PAIRS, "compressor": compressor, "steps": 2}
+    kept = train_world(4, seeded(Net), gradients="kept", **options)
+    streamed = train_world(4, seeded(Net), gradients="streamed", **options)
+    assert all(same(model, kept[0][0]) for model, _ in (*kept[1:], *streamed))
+    assert not same(kept[0][0], seeded(Net))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "residual_dtype"), [*((scheme, None) for scheme in SCHEMES), ("w+2d", "bfloat16"), ("w+2d", "int4")]
+)
+def test_every_scheme_on_slices_keeps_ranks_alike_and_streamed_as_kept(scheme: str, residual_dtype: str | None) -> None:
+    options = {"hierarchy": PAIRS, "scheme": scheme, "residual_dtype": residual_dtype, "steps": 2}
+    kept = train_world(4, seeded(Net), gradients="kept", **options)
+    streamed = train_world(4, seeded(Net), gradients="streamed", **options)
+    assert all(same(model, kept[0][0]) for model, _ in (*kept[1:], *streamed))
+    for (_, one), (_, other) in zip(kept, streamed, strict=True):
+        first, second = one.residual_state_dict(), other.residual_state_dict()
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_group_on_slices_is_the_group_of_the_slices() -> None:
+    """The weighted average of a group, formed of slices with the weights of these."""
+    (_, optimizer), *_ = train_world(4, seeded(Net), hierarchy=PAIRS, scheme="w", steps=2)
+    shapes = {name: tuple(t.shape) for name, t in optimizer.feedback.residual.tensors().items()}
+    assert shapes["weighted.blocks.0.up.weight"] == (72, 72), "half of the 144 rows that each member has"
+    assert "weighted.blocks.1.up.weight" not in shapes
+
+
+# --- gradients that are missing, or cannot be used ---
+
+
+class Branches(nn.Module):
+    """Three layers, of which a batch uses those that it names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(120, 120) for _ in range(3))
+
+    def forward(self, used: tuple[int, ...]) -> Tensor:
+        x = torch.linspace(-1, 1, 240).view(2, 120)
+        for number in used:
+            x = self.layers[number](x)
+        return x.square().mean()
+
+
+USED = [(0, 1), (0,), (0,), (0,)]
+"""Layer 1 is used by one rank of one node, layer 2 by none."""
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("scheme", ["baseline", "w"])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.5])
+def test_layers_that_some_ranks_do_not_use(gradients: str, scheme: str, max_grad_norm: float | None) -> None:
+    """What no rank uses is left as it is, with momentum and weight decay; all others end alike on all ranks."""
+
+    start = seeded(Branches)
+
+    def rank(communicator: Communicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
+        options = {"gradients": gradients, "max_grad_norm": max_grad_norm, "hierarchy": PAIRS}
+        optimizer = resireduce.distribute(model, wrapped, scheme, density=0.1, backend=communicator, **options)  # type: ignore[arg-type]
+        for turn in range(4):
+            optimizer.zero_grad()
+            model(USED[(communicator.rank + turn) % 4]).backward()
+            optimizer.step()
+        residual = optimizer.residual_state_dict()
+        assert all(not tensor.any() for name, tensor in residual.items() if "layers.2." in name)
+        return model
+
+    models = LocalWorld(4).run(rank)
+    assert all(same(model, models[0]) for model in models[1:])
+    for before, after, moves in zip(start.layers, models[0].layers, (True, True, False), strict=True):
+        assert all(torch.equal(p, q) != moves for p, q in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient() -> None:
+    start = seeded(Branches)
+
+    def rank(communicator: Communicator) -> dict[str, Tensor]:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, hierarchy=PAIRS)
+        model((0, 1)).backward()
+        optimizer.step()
+        before = copy.deepcopy(optimizer.residual_state_dict())
+        model((0, 1) if communicator.rank == 3 else (0,)).backward()
+        optimizer.step()
+        after = optimizer.residual_state_dict()
+        return {name: after[name] - before[name] for name in after if name.startswith("full.")}
+
+    changes = LocalWorld(4).run(rank)
+    assert [bool(change["full.layers.1.weight"].any()) for change in changes] == [False, False, True, True]
+    assert all(change["full.layers.0.weight"].any() for change in changes)
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize("bad", range(4))
+def test_nan_on_one_rank_is_told_to_all(gradients: str, bad: int) -> None:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> str:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = resireduce.distribute(
+            model, wrapped, "baseline", backend=communicator, gradients=gradients, hierarchy=PAIRS
+        )
+        if communicator.rank == bad:
+            model.blocks[1].up.weight.register_hook(lambda grad: grad * torch.nan)
+        loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
+        with pytest.raises(NonFiniteGradient) as raised:
+            optimizer.step()
+        assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
+        return str(raised.value)
+
+    told = LocalWorld(4).run(rank)
+    assert ["'blocks.1.up.weight'" in word for word in told] == [number == bad for number in range(4)]
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+def test_a_step_that_overflows_on_one_rank_is_skipped_by_all(gradients: str) -> None:
+    """Streamed, what was sent goes back into the residuals: the step came to nothing but to what they hold."""
+
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> tuple[nn.Module, dict[str, Tensor]]:
+        model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=4.0)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"gradients": gradients, "grad_scaler": scaler, "hierarchy": PAIRS}
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, **options)  # type: ignore[arg-type]
+        hook = model.head.weight.register_hook(lambda grad: grad * (torch.inf if communicator.rank == 2 else 1))
+        for turn in range(2):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, torch.Generator().manual_seed(communicator.rank))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert optimizer.overflowed == (turn == 0)
+            if turn == 0:
+                assert same(model, start)
+                left = copy.deepcopy(optimizer.feedback.residual.tensors())
+            hook.remove()
+        return model, left
+
+    trained = LocalWorld(4).run(rank)
+    assert all(same(model, trained[0][0]) for model, _ in trained[1:])
+    assert all(any(t.any() for t in left.values()) == (gradients == "streamed") for _, left in trained)
+
+
+def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
+    """Each rank's gradient is finite in float16, and two of a node's are not: all ranks hear so."""
+
+    def rank(communicator: Communicator) -> None:
+        model = nn.Linear(120, 120, bias=False, dtype=torch.float16)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"gradients": "kept", "hierarchy": PAIRS}
+        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, **options)  # type: ignore[arg-type]
+        model.weight.grad = torch.ones_like(model.weight)
+        model.weight.grad[0] = 60_000.0 if communicator.rank < 2 else 1.0
+        with pytest.raises(NonFiniteGradient):
+            optimizer.step()
+        assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
+
+    LocalWorld(4).run(rank)
+
+
+# --- several passes, limits, warm-up ---
+
+
+def test_passes_that_add_up_are_one_gradient() -> None:
+    start = seeded(Net).eval()
+
+    def both(model: nn.Module, generator: torch.Generator) -> Tensor:
+        return loss_of(model, generator) + loss_of(model, generator)
+
+    def rank(communicator: Communicator) -> nn.Module:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"backward_passes_per_step": 2, "compressor": "none", "hierarchy": PAIRS}
+        optimizer = resireduce.distribute(model, wrapped, "none", backend=communicator, **options)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for _ in range(2):
+            loss_of(model, generator).backward()
+        optimizer.step()
+        return model
+
+    def once(communicator: Communicator) -> nn.Module:
+        options = {"compressor": "none", "scheme": "none", "hierarchy": PAIRS, "optimizer": "sgd", "steps": 1}
+        return train(communicator, start, loss=both, **options)[0]
+
+    for one, other in zip(LocalWorld(4).run(rank), LocalWorld(4).run(once), strict=True):
+        for p, q in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+
+
+@pytest.mark.parametrize("options", [{"max_grad_norm": 0.01}, {"warm_up_steps": 1}, {"residual_device": "cpu"}])
+def test_what_else_a_step_may_do(options: dict[str, object]) -> None:
+    plain = train_world(4, seeded(Net), hierarchy=PAIRS, steps=2)
+    kept, streamed = (
+        train_world(4, seeded(Net), hierarchy=PAIRS, steps=2, gradients=gradients, **options)
+        for gradients in ("kept", "streamed")
+    )
+    assert all(same(model, kept[0][0]) for model, _ in (*kept[1:], *streamed))
+    assert same(plain[0][0], kept[0][0]) == ("residual_device" in options)
+
+
+# --- which ranks share a node ---
+
+
+def nodes_of(machines: list[str]) -> object:
+    """The nodes that ranks on these machines find, all the same ones; each is told as `host` or `host node-number`."""
+
+    def rank(communicator: LocalCommunicator) -> object:
+        host, *task = machines[communicator.rank].split()
+        number = {"SLURM_PROCID": str(communicator.rank), "SLURM_STEP_NUM_TASKS": str(communicator.world_size)}
+        slurm = number | {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NODEID": task[0]} if task else {}
+        return find_nodes(communicator, "node", environment=slurm, host=host)
+
+    first, *others = LocalWorld(len(machines)).run(rank)
+    assert all(other == first for other in others)
+    return first
+
+
+def test_ranks_share_a_node_by_its_number_in_the_step_or_by_its_name() -> None:
+    assert nodes_of(["a", "a", "b", "b"]) == ((0, 1), (2, 3))
+    assert nodes_of(["b", "a", "b", "a"]) == ((0, 2), (1, 3)), "dealt out in turn"
+    assert nodes_of(["w 0", "x 0", "y 1", "z 1"]) == ((0, 1), (2, 3)), "containers have names of their own"
+    assert nodes_of(["a 0", "a 0", "a 1", "a 1"]) == ((0, 1), (2, 3)), "two nodes on one machine"
+    assert nodes_of(["a 0", "a", "b 0", "b"]) == ((0, 1), (2, 3)), "not all of them are tasks of the step"
+
+
+def test_a_program_within_a_task_does_not_count_by_that() -> None:
+    """torchrun, started by srun once on each node: its ranks have other numbers than the step has tasks."""
+
+    def rank(communicator: Communicator) -> object:
+        task = str(communicator.rank // 2)
+        slurm = {"SLURM_PROCID": task, "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "0", "SLURM_STEP_ID": "0"}
+        return find_nodes(communicator, "node", environment=slurm, host=f"host{task}")
+
+    assert LocalWorld(4).run(rank)[0] == ((0, 1), (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nodes", "hierarchy: 'nodes' is not known .*did you mean 'node'.*allowed: flat, node"),
+        ([[0, 1], [2]], "hierarchy: .* with 4 ranks; give the ranks of each node, every rank once"),
+        ([[0, 1], [2, 2]], "every rank once"),
+        ([0, 1, 2, 3], "every rank once"),
+        ([[0, 1, 2], [3]], "equally many ranks, and these have 1 to 3 .*ranks 0, 1, 2; ranks 3"),
+        (3, "hierarchy: 3 is not allowed on rank 0; give 'flat', 'node', the ranks of each node as lists"),
+    ],
+)
+def test_what_is_no_hierarchy_is_refused_on_all_ranks(given: object, message: str) -> None:
+    def rank(communicator: Communicator) -> None:
+        with pytest.raises(ConfigError, match=message):
+            train(communicator, seeded(Net), hierarchy=given)
+
+    LocalWorld(4).run(rank)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compressor": "none", "scheme": "none", "update": "in_backward"}, r"update: .* hierarchy of nodes"),
+        (
+            {"groups": {"groups": [], "specific": ["head.weight"]}, "scheme": "2d"},
+            r"rows of 'head\.weight' .*fewer rows",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:hierarchy")
+def test_what_does_not_go_together_is_refused(options: dict[str, object], message: str) -> None:
+    model = seeded(lambda: Net(width=1200, blocks=0))
+    with pytest.raises(ConfigError, match=message):
+        LocalWorld(12).run(lambda communicator: train(communicator, model, hierarchy=[[*range(12)]], **options))
+
+
+@pytest.mark.parametrize(("nodes", "message"), [([[0], [1]], "node of its own"), ([[0, 1]], "share one node")])
+def test_nodes_that_change_nothing_or_send_nothing_are_told(nodes: list[list[int]], message: str) -> None:
+    with pytest.warns(UserWarning, match=message):
+        train_world(2, seeded(Net), hierarchy=nodes, steps=1)

@@ -1,0 +1,187 @@
+"""Two levels of ranks: what is saved, loaded by the same or other ranks, and planned."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.errors import ConfigError
+from resireduce.grouping import compressible
+from resireduce.memory import measure_states
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.plan import plan
+from resireduce.slices import Slices
+from tests.worlds import Net, loss_of, same, seeded, train, train_world
+
+PAIRS = [[0, 1], [2, 3]]
+TURNS = [[0, 2], [1, 3]]
+THREES = [[0, 1, 2], [3, 4, 5]]
+
+
+def saved(size: int, hierarchy: object, **options: object) -> list[dict[str, Tensor]]:
+    trained = train_world(size, seeded(Net), steps=3, hierarchy=hierarchy, **options)
+    return [copy.deepcopy(optimizer.residual_state_dict()) for _, optimizer in trained]
+
+
+def loaded(size: int, states: list[dict[str, Tensor]], **options: object) -> list[DistributedOptimizer]:
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> DistributedOptimizer:
+        _, optimizer = train(communicator, start, steps=0, **options)  # type: ignore[arg-type]
+        resireduce.redistribute(optimizer, states)
+        return optimizer
+
+    return LocalWorld(size).run(rank)
+
+
+def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Over the nodes, of what their ranks hold together; without a hierarchy a rank is a node."""
+    names = [name for name in states[0] if name.startswith(("full.", "weighted.", "momentum."))]
+    if "node" not in states[0]:
+        return {name: torch.stack([state[name] for state in states]).mean(0) for name in names}
+    at: dict[int, list[dict[str, Tensor]]] = {}
+    for state in sorted(states, key=lambda state: int(state["place"])):
+        at.setdefault(int(state["place"]), []).append(state)
+    matrices = [name for name in names if states[0][name].dim() > 1]  # of small vectors velocities are cut otherwise
+    return {
+        name: torch.cat([torch.stack([state[name] for state in of_place]).mean(0) for of_place in at.values()])
+        for name in matrices
+    }
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w"])
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, PAIRS), (2, [[0, 1]])),
+        ((4, PAIRS), (4, TURNS)),
+        ((4, PAIRS), (2, "flat")),
+        ((3, "flat"), (4, PAIRS)),
+        ((6, THREES), (4, PAIRS)),
+        ((4, PAIRS), (6, THREES)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:hierarchy")
+def test_what_the_model_would_still_be_moved_by_is_conserved(
+    before: tuple[int, object], after: tuple[int, object], scheme: str
+) -> None:
+    """Nodes for ranks, ranks for nodes, and slices of another number of ranks."""
+    states = saved(*before, scheme=scheme)
+    optimizers = loaded(after[0], states, hierarchy=after[1], scheme=scheme)
+    expected, found = mean(states), mean([optimizer.residual_state_dict() for optimizer in optimizers])
+    shared = expected.keys() & found.keys()
+    assert shared and all(expected[name].any() for name in shared)
+    for name in shared:
+        if scheme == "baseline":  # a group's average of slices, each with weights of its own, is another
+            largest = max(float(state[name].abs().max()) for state in states)
+            tolerance = 16 * torch.finfo(expected[name].dtype).eps * largest
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=tolerance)
+    assert all(optimizer.steps == 3 for optimizer in optimizers)
+
+
+def test_velocities_are_conserved() -> None:
+    options = {"compressor": "dgc-momentum", "scheme": "baseline"}
+    states = saved(4, PAIRS, **options)
+    found = mean([one.residual_state_dict() for one in loaded(6, states, hierarchy=THREES, **options)])
+    for name, expected in mean(states).items():
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"compressor": "dgc-momentum"}, {"compressor": "sidco-exp"}])
+def test_training_goes_on_bit_for_bit(options: dict[str, object]) -> None:
+    """Each rank loads what it saved, as well as what redistribute gives to as many nodes of as many ranks."""
+    start = seeded(Net)
+    through = train_world(4, start, hierarchy=PAIRS, steps=4, optimizer="sgd", residual_dtype="int8", **options)
+
+    def rank(communicator: Communicator) -> torch.nn.Module:
+        settings = {"hierarchy": PAIRS, "optimizer": "sgd", "residual_dtype": "int8", **options}
+        first, one = train(communicator, start, steps=2, **settings)  # type: ignore[arg-type]
+        model, other = train(communicator, first, steps=0, **settings)  # type: ignore[arg-type]
+        model.load_state_dict(first.state_dict())
+        other.load_residual_state_dict(one.residual_state_dict())
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for step in range(4):
+            loss = loss_of(model if step >= 2 else first, generator)  # the same batches
+            if step >= 2:
+                other.zero_grad()
+                loss.backward()
+                other.step()
+        return model
+
+    resumed = LocalWorld(4).run(rank)
+    assert all(same(model, through[0][0]) for model in resumed)
+
+
+def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
+    paired, flat = saved(4, PAIRS), saved(4, "flat")
+    start = seeded(Net)
+
+    def told(state: dict[str, Tensor], hierarchy: object) -> str:
+        def rank(communicator: Communicator) -> str:
+            _, optimizer = train(communicator, start, steps=0, hierarchy=hierarchy)
+            if communicator.rank:
+                return ""
+            with pytest.raises(ConfigError) as raised:
+                optimizer.load_residual_state_dict(state)
+            return str(raised.value)
+
+        return LocalWorld(4).run(rank)[0]
+
+    assert "rank 1 of 4 (number 1 of 2 in node 0), this is rank 0 of 4 (number 0 of 2" in told(paired[1], PAIRS)
+    assert "it was saved with 1 ranks a node, and here are 2" in told(flat[0], PAIRS)
+    assert "it was saved with 2 ranks a node, and here are 1" in told(paired[0], "flat")
+    assert "this is rank 0" in told(paired[2], TURNS)
+    with pytest.raises(ConfigError, match="are not all of one job at one step"):
+        loaded(2, paired[:3], hierarchy="flat")
+    with pytest.raises(ConfigError, match="are not all of one job at one step"):
+        loaded(2, [*paired[:2], *flat[2:]], hierarchy="flat")
+
+
+# --- plan ---
+
+
+@pytest.mark.parametrize("gradients", ["kept", "streamed"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scheme": "baseline"},
+        {"scheme": "w+2d"},
+        {"scheme": "baseline", "residual_dtype": "int4"},
+        {"compressor": "sidco-exp"},
+    ],
+)
+def test_plan_is_what_a_run_holds(options: dict[str, object], gradients: str) -> None:
+    planned = plan(Net, world_size=4, ranks_per_node=2, hierarchy="node", gradients=gradients, density=0.05, **options)
+    for _, optimizer in train_world(4, seeded(Net), hierarchy=PAIRS, gradients=gradients, steps=2, **options):
+        states = measure_states(optimizer)
+        assert {name: planned[name] for name in states.as_dict()} == states.as_dict()
+
+
+def test_residuals_are_those_of_one_rank_shared_by_a_node() -> None:
+    """Together a node's ranks hold as many bytes as one rank without a hierarchy; the first hold a row more at most."""
+    flat = plan(Net, scheme="baseline", world_size=6)["residuals"]
+    trained = train_world(6, seeded(Net), hierarchy=THREES, scheme="baseline", steps=1)
+    held = [measure_states(optimizer).residuals for _, optimizer in trained]
+    assert sum(held[:3]) == sum(held[3:]) == flat
+    most = sum(max(Slices(p.shape, 3).sizes) * 4 for p in compressible(Net()).values())
+    assert (
+        held[0] == most == plan(Net, scheme="baseline", world_size=6, hierarchy="node", ranks_per_node=3)["residuals"]
+    )
+
+
+def test_plan_must_be_told_how_many_ranks_share_a_node() -> None:
+    for options, message in (
+        (
+            {"hierarchy": "node"},
+            "ranks_per_node: None is not allowed with hierarchy='node' and 8 ranks; give a divisor",
+        ),
+        ({"hierarchy": "node", "ranks_per_node": 3}, "ranks_per_node: 3 is not allowed"),
+        ({"ranks_per_node": 4}, "ranks_per_node: 4 means nothing to a flat hierarchy"),
+        ({"hierarchy": "rack"}, "hierarchy: 'rack' is not known"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan(Net, **options)  # type: ignore[arg-type]
