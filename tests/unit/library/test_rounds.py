@@ -222,6 +222,9 @@ def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
     assert PowerSGD(3).compress(grad.bfloat16(), "w", 0).nbytes == 4 * 3 * (300 + 40), "summed in float32"
     chunks = -(-12_000 // 256)
     assert L1Chunks(0.1).compress(grad, "w", 0).nbytes == 4 * (256 * (chunks // 10) + chunks)
+    for compressor in BOTH:
+        planned = compressor.compress(torch.empty(300, 40, device="meta"), "w", 0)
+        assert planned.nbytes == compressor.compress(grad, "w", 0).nbytes
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
