@@ -144,7 +144,7 @@ class ErrorFeedback:
     @timed("compress")
     def end_round(self, under_way: Round) -> Payload | Round:
         """Wait for the sum of a round; return the payload that follows, or the next round, neither launched."""
-        return under_way.end()
+        return go_on(under_way.name, under_way.rest, under_way.number, self._sum(under_way))
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -211,6 +211,11 @@ class ErrorFeedback:
     @timed("communicate")
     def _wait(self, message: Message) -> Tensor | Sequence[Tensor]:
         return message.handle.wait()
+
+    @timed("communicate")
+    def _sum(self, under_way: Round) -> Tensor:
+        assert under_way.handle is not None
+        return under_way.handle.wait()
 
     @timed("decompress")
     def receive(self, message: Message, into: Tensor | None = None) -> Tensor:

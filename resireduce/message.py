@@ -70,11 +70,6 @@ class Round:
         """Launch the sum, by a name that no other collective of the tensor has."""
         self.handle = communicator.all_reduce(self.asked, f"{self.name}#{self.number}")
 
-    def end(self) -> "Payload | Round":
-        """Wait for the sum; return the payload that follows, or the next round."""
-        assert self.handle is not None
-        return go_on(self.name, self.rest, self.number, self.handle.wait())
-
 
 def go_on(name: str, rounds: Rounds, number: int = 0, total: Tensor | None = None) -> Payload | Round:
     """Return the payload of tensor `name`, or the round that follows number `number`, whose sum is `total`."""

@@ -66,7 +66,7 @@ class SameStart:
         if self.state.iter == DENSE_STEPS:
             like = [p for p in bucket.parameters() if p.dim() > 1 and self.compressor.compresses(p.shape)]
             self.compressed = [tuple(p.shape) for p in like]
-            qs = [self.compressor.state(p.shape, p)["q"] for p in like]
+            qs = [self.compressor.state(p.shape, p)["q"].T for p in like]
             ps = [torch.empty(len(p), q.shape[1], dtype=p.dtype) for p, q in zip(like, qs, strict=True)]
             for held, parts in ((self.state.p_memory_dict, ps), (self.state.q_memory_dict, qs)):
                 held[bucket.index()] = torch.cat([part.flatten() for part in parts])

@@ -146,7 +146,8 @@ def check_unused(communicator: Communicator) -> None:
         return model(torch.randn(3, 120, generator=generator)).square().mean()
 
     start = seeded(Branching)
-    for options in ({"scheme": "baseline"}, {"scheme": "baseline", "compressor": "fp16"}, {"compressor": "none"}):
+    compressed = [{"scheme": "baseline", "compressor": name} for name in ("topk", "fp16", "powersgd")]
+    for options in (*compressed, {"compressor": "none"}):
         kept, reference = train(communicator, start, gradients="kept", steps=4, loss=loss, **options)
         for view in (False, True):
             ddp = {"find_unused_parameters": True, "gradient_as_bucket_view": view}

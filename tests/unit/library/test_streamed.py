@@ -82,7 +82,7 @@ class Branching(nn.Module):
         return self.odd(x) if self.use_odd else x
 
 
-@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("compressor", ["topk", "powersgd", "none"])
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
 def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
     start = seeded(Branching)
@@ -110,7 +110,7 @@ def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize("compressor", ["topk", "powersgd", "none"])
 def test_accumulated_passes_are_one_large_batch(gradients: str, compressor: str) -> None:
     start = seeded(lambda: nn.Sequential(nn.Linear(150, 120), nn.Linear(120, 3)))
     x, y = torch.randn(8, 150, dtype=torch.float64), torch.randint(3, (8,))
