@@ -30,7 +30,7 @@ class UnderWay:
         self._gathered_bytes = 0
 
     def send(self, payloads: list[Payload], name: str, targets: list[Tensor]) -> None:
-        """Launch one message of `payloads`, called `name`; each average goes into the target of the same place."""
+        """Launch one message of `payloads`, called `name`; each average goes into that of `targets` in its place."""
         if self._feedback.gathers(name):
             nbytes = sum(self._gathered_nbytes(payload) for payload in payloads)
             while self._messages and self._gathered_bytes + nbytes > self._limit_bytes:
