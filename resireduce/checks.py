@@ -37,7 +37,7 @@ def check_types(model: object, optimizer: object) -> None:
         what = "the model" if sharded is None else repr(sharded)
         raise ConfigError(
             f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
-            "whose parameters are whole on every rank"
+            "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
         )
 
 

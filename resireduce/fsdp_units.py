@@ -39,7 +39,7 @@ class Unit:
     """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
 
     name: str
-    """The module, as the model calls it."""
+    """The module, as the model calls it; the model itself is (root)."""
     module: FSDPModule
     slices: tuple[Slice, ...]
     """One for each trained parameter, in the order in which they lie."""
@@ -102,10 +102,11 @@ def find_units(model: nn.Module) -> list[Unit]:
         if not isinstance(module, FSDPModule):
             continue
         module.reshard()
+        name = names[id(module)] or "(root)"
         try:
-            for group in _groups(module, names[id(module)]):
+            for group in _groups(module, name):
                 if id(group) not in found:
-                    found[id(group)] = _unit(names[id(module)], module, group, model)
+                    found[id(group)] = _unit(name, module, group, model)
         except AttributeError as error:
             raise ConfigError(READS.format(version=torch.__version__, error=error) + "install one of those") from error
     if not found:

@@ -32,7 +32,7 @@ class UnderWay:
     def send(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
         """Launch one message of the payloads `made`, called `name`, or the first round of one.
 
-        Each average goes into the target of the same place.
+        Each average goes into that of `targets` in its place.
         """
         if self._feedback.gathers(name):
             nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))

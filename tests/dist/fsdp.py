@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 import resireduce
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded
@@ -68,6 +68,14 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), clip)
         made.step()
     return model
+
+
+def divide_by_two(model: nn.Module) -> None:
+    """Have FSDP divide sums by 2 in place of the number of ranks; afterwards, which gloo can in all torches."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(2.0)
+            module.set_force_sum_reduction_for_comms(True)
 
 
 def whole(model: nn.Module) -> dict[str, Tensor]:

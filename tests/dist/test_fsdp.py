@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Shard
 
 import resireduce
@@ -19,7 +19,17 @@ from resireduce.errors import ConfigError
 from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.fsdp_units import Unit
 from resireduce.grouping import is_small
-from tests.dist.fsdp import Sharded, compressed, mesh_of, native, replicas_equal, same_values, train, whole
+from tests.dist.fsdp import (
+    Sharded,
+    compressed,
+    divide_by_two,
+    mesh_of,
+    native,
+    replicas_equal,
+    same_values,
+    train,
+    whole,
+)
 from tests.processes import on_processes
 from tests.worlds import loss_of, seeded, sgd_for
 from tests.worlds import train as train_flat
@@ -61,9 +71,7 @@ def check_divisor(mesh: DeviceMesh) -> None:
     """What FSDP divides by in place of the number of ranks, it divides the sum over all replicas by."""
     models = [native(mesh), native(mesh), shard_only(mesh)]
     for model in models[1:]:
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                module.set_gradient_divide_factor(2.0)
+        divide_by_two(model)
     resireduce.compress_fsdp(models[2], mesh["replicate"], **NONE)
     plain, ours, theirs = (train(model, steps=2) for model in models)
     assert same_values(ours, theirs) and not same_values(plain, ours)
