@@ -9,11 +9,14 @@ from benchmarks.core.record import CellResult, try_load
 from benchmarks.simulation.grid import LOSSLESS
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.sweep import Result, fastest_first
+from benchmarks.simulation.wire import payload_of
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
 
 Key = tuple[str, float, str]
 """Compressor, density and scheme."""
+PLANNED_RANKS = 64
+"""Up to so many ranks it is planned exactly, which takes the longer the more there are."""
 PLANNED = {"bert-adam": "adamw"}
 """The optimizer of a recipe, by a name that a plan knows and that has the same states."""
 
@@ -21,7 +24,8 @@ PLANNED = {"bert-adam": "adamw"}
 def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
     """Return a function from a result to the bytes that its rank needs at the fullest moment.
 
-    Those of the model states, as `plan` says with gradients kept or streamed, and all that a forward pass saves.
+    Those of the model states, as `plan` says with gradients kept or streamed, and all that a forward pass saves. Of
+    more than PLANNED_RANKS ranks it is at most so much: the payloads of all others, of the largest message, are added.
     """
     build = load("resireduce.zoo:find_builder")(layers.model)
     optimizer = PLANNED.get(layers.optimizer, layers.optimizer)
@@ -42,7 +46,10 @@ def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
     def needed(result: Result) -> int:
         case = result.case
         scheme = "none" if case.compressor == LOSSLESS else case.scheme
-        return states(case.compressor, case.density, scheme, case.ranks) + layers.activations_bytes
+        planned = states(case.compressor, case.density, scheme, min(case.ranks, PLANNED_RANKS))
+        sent = payload_of(case.compressor, case.density, layers.shapes)
+        others = max(0, case.ranks - PLANNED_RANKS) if sent["collective"] == "all_gather" else 0
+        return planned + others * max(sent["bytes"]) + layers.activations_bytes
 
     return needed
 

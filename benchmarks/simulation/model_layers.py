@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.core.record import CellResult, RecordError
+from benchmarks.core.workloads import WORKLOADS
 from benchmarks.simulation.cluster import Device
 from resireduce.errors import ConfigError
 from resireduce.merging.arrivals import Array
@@ -76,9 +77,16 @@ def _seconds(operations: Array, device: Device) -> Array:
 def layers_of(model: str, batch: int | None = None) -> Layers:
     """Return the layers of a model that `plan` knows; `batch`: samples of a rank, None those of its recipe.
 
-    Raises ConfigError for a model that is not known. It loads torch, and takes seconds.
+    Raises ConfigError for a model that is not known, and for a batch that it cannot take. It loads torch, and takes
+    seconds.
     """
-    return from_trace(load(TRACE)(model, batch))
+    try:
+        return from_trace(load(TRACE)(model, batch))
+    except ConfigError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"batch: {model!r} cannot take {batch or 'its own'}: {reason}; give another") from None
 
 
 def from_trace(traced: dict[str, Any]) -> Layers:
@@ -100,10 +108,11 @@ def _operations(listed: Any) -> Array:
     return np.array(listed, dtype=float).reshape(-1, 2)
 
 
-def recorded_seconds(path: Path, model: str) -> float:
+def recorded_seconds(path: Path, model: str, batch: int | None = None) -> float:
     """Return the seconds of forward and backward pass in the record of a cell of `model`. Raises ConfigError.
 
-    That of another model, one without these phases, and what is no record are refused, in one line.
+    That of another model or another `batch` of a rank (None: the recipe's), one without these phases, and what is no
+    record are refused, in one line.
     """
     try:
         result = CellResult.load(path)
@@ -111,6 +120,10 @@ def recorded_seconds(path: Path, model: str) -> float:
         raise ConfigError(f"record: {error}") from None
     if result.cell.model != model:
         raise ConfigError(f"record: {path} is of {result.cell.model!r}, not of {model!r}; give one of the same model")
+    own = WORKLOADS[model].batch_per_rank
+    if (result.cell.batch_per_rank or own) != (batch or own):
+        theirs = result.cell.batch_per_rank or own
+        raise ConfigError(f"record: {path} has {theirs} samples a rank, not {batch or own}; give --batch {theirs}")
     if not result.phase_seconds.get("forward_backward"):
         raise ConfigError(f"record: {path} has no time of forward and backward; give one that ended with status ok")
     return result.phase_seconds["forward_backward"]

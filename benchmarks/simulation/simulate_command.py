@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.analysis.write import to_csv, to_markdown, to_screen
-from benchmarks.core.checks import allow, integer, is_number
-from benchmarks.core.files import finite, save_json, save_text, writable
+from benchmarks.core.checks import allow, first_twice, integer, is_number
+from benchmarks.core.files import finite, load_json, save_json, save_text, writable
+from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster
 from benchmarks.simulation.compress_cost import read_micro
 from benchmarks.simulation.fitting import is_supported, records_in, supported
@@ -53,12 +54,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--top", type=int, default=SHOWN, help="rows shown, each with its best merging (default: %(default)s)"
     )
+    parser.add_argument("--published", action="store_true", help="what papers say of speed, beside it simulated: alone")
     parser.add_argument("--json", action="store_true", help="print JSON, all results")
     parser.add_argument("--output", type=Path, help="folder for simulated.json, .csv, .md, step.svg and scaling.svg")
 
 
 def main(args: argparse.Namespace) -> int:
     """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
+    if args.published:
+        found = published_table()
+        print(json.dumps(finite(found.records), indent=1) if args.json else to_markdown(found, []), end="")
+        return 0
     clusters = _checked(args)
     cases = _cases(args, clusters, args.ranks)
     if not cases:
@@ -67,25 +73,31 @@ def main(args: argparse.Namespace) -> int:
     results = simulate(cases, settings)
     chosen = _with_accuracy(args, results)
     ordered = fastest_first(chosen)
-    found = {
+    said = {
         "simulated": True,
         "model": settings.layers.model,
         "batch_per_rank": settings.layers.batch,
         **answers(chosen, results, settings, args.gradients),
     }
     if args.output:
-        _write(args.output, found, ordered, results, settings, _scaled(args, clusters[0], settings))
+        _write(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
     if args.json:
-        print(json.dumps(finite(found | {"results": [one.as_dict() for one in ordered]}), indent=1))
+        print(json.dumps(finite(said | {"results": [one.as_dict() for one in ordered]}), indent=1))
         return 0
     print(to_screen(table(best_merged(ordered)[: args.top], results)))
-    print("\n" + "\n".join(sentences(found)))
+    print("\n" + "\n".join(sentences(said)))
+    if args.micro:
+        print(f"Compression was measured on a {load_json(args.micro).get('device', 'device')}: {args.micro}.")
     return 0
 
 
 def _checked(args: argparse.Namespace) -> list[Cluster]:
     """Return the clusters that the command line names. Raises ConfigError for the first value that cannot be used."""
     clusters = [find_cluster(one) for one in args.cluster]
+    if twice := first_twice(cluster.name for cluster in clusters):
+        raise ConfigError(f"cluster: {twice!r} is there twice; give each once, and files other names")
+    if (args.record or args.compute_seconds is not None) and len({cluster.device for cluster in clusters}) > 1:
+        raise ConfigError("cluster: a measured time is of one device; give clusters of the same")
     for name in ("ranks", "densities", "batch"):
         given = getattr(args, name)
         for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
@@ -113,12 +125,13 @@ def _checked(args: argparse.Namespace) -> list[Cluster]:
 def _settings(args: argparse.Namespace) -> Settings:
     """Return what is the same for all cases, read before anything is simulated."""
     rows = read_micro(args.micro) if args.micro else []
-    seconds = recorded_seconds(args.record, args.model) if args.record else args.compute_seconds
+    seconds = recorded_seconds(args.record, args.model, args.batch) if args.record else args.compute_seconds
     return Settings(layers_of(args.model, args.batch), rows, seconds, args.own_stream, args.ragged_largest)
 
 
 def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequence[int] | None) -> list[Case]:
-    return list(grid(clusters, ranks, args.compressors, args.densities, args.rules, args.levels, args.schemes))
+    given = (ranks, args.compressors, args.densities, args.rules, args.levels, args.schemes)
+    return list(grid(clusters, *(list(dict.fromkeys(one)) if one else None for one in given)))
 
 
 def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Result]:

@@ -52,11 +52,13 @@ class Work:
 def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, Any]]) -> dict[Key, Work]:
     """Return what is needed of each combination that `cases` have; `micro`: rows of `make micro`'s record."""
     keys = {(case.cluster.device, case.compressor, case.density, case.scheme): None for case in cases}
-    return {key: _work(key, layers, micro, _payload(key[1], key[2], layers.shapes)) for key in keys}
+    return {key: _work(key, layers, micro, payload_of(key[1], key[2], layers.shapes)) for key in keys}
 
 
 @lru_cache(maxsize=1024)
-def _payload(compressor: str, density: float, shapes: tuple[tuple[int, ...], ...]) -> Mapping[str, Any]:
+def payload_of(compressor: str, density: float, shapes: tuple[tuple[int, ...], ...]) -> Mapping[str, Any]:
+    """Return `bytes` of one rank's message for tensors of `shapes`, their `collective`, and whether all have
+    `equal_sizes`, of the `compressor` of that name at a `density`; it loads torch."""
     found: Mapping[str, Any] = load(PAYLOAD)(compressor, density, shapes)
     return found
 

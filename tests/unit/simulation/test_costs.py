@@ -1,6 +1,7 @@
 """What messages and compression cost, and what a model computes: beside the definitions, and beside the real thing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.core.cell import Cell
+from benchmarks.core.record import CellResult
 from benchmarks.core.registry import MODELS
 from benchmarks.simulation.cluster import Link
 from benchmarks.simulation.collectives import all_gather, all_reduce, paths, reduce_scatter
@@ -181,6 +184,9 @@ def test_what_is_needed_is_the_plan_and_what_the_forward_pass_saves() -> None:
     result = simulate([Case(make_cluster(), 4, "topk", 0.01, "w+2d")], Settings(layers))[0]
     planned = plan(load(MODELS["resnet-digits"]), scheme="w+2d", density=0.01, world_size=4, gradients="kept")
     assert needed_bytes(layers, "kept")(result) == planned["peak_states"] + layers.activations_bytes
+    many = [replace(result, case=replace(result.case, ranks=ranks)) for ranks in (64, 100)]
+    exact, at_most = map(needed_bytes(layers, "kept"), many)
+    assert at_most - exact == 36 * max(payload_of("topk", 0.01, layers.shapes)["bytes"])
 
 
 def test_records_support_what_loses_little() -> None:
@@ -190,18 +196,12 @@ def test_records_support_what_loses_little() -> None:
     assert {name for name, _, _ in supported(records, "resnet-digits", 0.2)} == metrics.keys()
 
 
-def make_result_of(compressor: str, metric: float) -> object:
-    from dataclasses import replace
-
-    from benchmarks.core.cell import Cell
-
+def make_result_of(compressor: str, metric: float) -> CellResult:
     cell = Cell(model="resnet-digits", compressor=compressor, scheme="none" if compressor == "none" else "baseline")
     return replace(make_result(cell), metric=metric)
 
 
 def test_a_record_gives_the_time_of_its_passes(tmp_path: Path) -> None:
-    from benchmarks.core.cell import Cell
-
     result = make_result(Cell(model="resnet-digits"))
     result.save(tmp_path / "cell.json")
     assert recorded_seconds(tmp_path / "cell.json", "resnet-digits") == result.phase_seconds["forward_backward"]

@@ -155,6 +155,9 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(
         (["--micro", "nothing.json"], "micro: nothing.json cannot be read"),
         (["--record", "RECORD"], "is of 'vgg-digits', not of 'resnet-digits'; give one of the same model"),
         (["--record", "OTHER"], "record: "),
+        (["--record", "SAME", "--batch", "3"], "has 8 samples a rank, not 3; give --batch 8"),
+        (["--record", "SAME", "--cluster", "paper-local", "paper-cloud"], "cluster: a measured time is of one device"),
+        (["--cluster", "paper-local", "paper-local"], "cluster: 'paper-local' is there twice; give each once"),
         (["--compute-seconds", "0"], "compute_seconds: 0.0 is not allowed; give seconds, more than 0"),
         (["--compute-seconds", "nan"], "compute_seconds: nan is not allowed"),
         (["--ragged-largest", "0.5"], "ragged_largest: 0.5 is not allowed; give a number, 1 or more"),
@@ -168,7 +171,8 @@ def test_what_cannot_be_used_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "other.json").write_text('{"rows": [{"case": "topk"}]}')
     make_result(Cell(model="vgg-digits")).save(tmp_path / "record.json")
-    files = {"OTHER": str(tmp_path / "other.json"), "RECORD": str(tmp_path / "record.json")}
+    make_result(Cell(model="resnet-digits")).save(tmp_path / "same.json")
+    files = {name.upper(): str(tmp_path / f"{name}.json") for name in ("other", "record", "same")}
     assert main([*SMALL, *(files.get(one, one) for one in options)]) == 2
     error = capsys.readouterr().err
     assert said in error and error.startswith("error: ") and error.count("\n") == 1
