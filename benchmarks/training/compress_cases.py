@@ -107,7 +107,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
             groups=(tuple(parameters),) if scheme in GROUPED else (), specific=("0",) if scheme in SPECIFIC else ()
         )
         settings = Settings(scheme, compressor, density, groups=grouping, residual_dtype=precision)
-        feedback = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)
+        feedback, _ = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)
         for name, parameter in parameters.items():
             feedback.register(name, parameter)
 
