@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError
 from resireduce.item import Item
-from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES, UPDATES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
 from resireduce.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     )
     plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     plan.add_argument(
-        "--hierarchy", default=DEFAULTS.hierarchy, help="flat or node: ranks of a node share residuals (default: flat)"
+        "--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)"
     )
     plan.add_argument("--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many share one")
     plan.add_argument(

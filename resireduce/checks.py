@@ -9,12 +9,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from resireduce.attach import is_distributed
-from resireduce.comm.nodes import HIERARCHIES
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
-from resireduce.scheme import GRADIENTS, UPDATES
+from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
 from resireduce.settings import Settings
 from resireduce.wrapped_step import WrappedStep
 

@@ -11,14 +11,13 @@ from torch import nn
 from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
-from resireduce.comm.nodes import HIERARCHIES
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
-from resireduce.scheme import COMPRESSORS
+from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
 from resireduce.zoo import INSTANCE
 

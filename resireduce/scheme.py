@@ -101,6 +101,8 @@ GRADIENTS = ("kept", "streamed")
 """Lifetimes of gradients."""
 UPDATES = ("in_step", "in_backward")
 """When parameters change."""
+HIERARCHIES = ("flat", "node")
+"""Who compresses: every rank by itself, or the ranks of a node together."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

@@ -13,7 +13,13 @@ from benchmarks.core.record import CellResult
 CELL_COLUMNS = tuple(name for name in CELL_FIELDS if name != "seed")
 SAME_WORK = ("model", "world_size", "backend", "data", "batch_per_rank", "length", "released")
 """What a setting and its baseline share in any comparison."""
-BASELINE = {"compressor": "topk", "scheme": "baseline", "gradients": "kept", "residual_dtype": None}
+BASELINE = {
+    "compressor": "topk",
+    "scheme": "baseline",
+    "gradients": "kept",
+    "residual_dtype": None,
+    "hierarchy": "flat",
+}
 
 Record = dict[str, Any]
 

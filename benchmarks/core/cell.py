@@ -9,7 +9,7 @@ from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose
-from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")
 """Backends that a cell's ranks can be started with."""
@@ -54,6 +54,10 @@ class Cell:
     """Options of the scheme's residuals, given as a mapping, held so that it can be hashed: `core.scheme_options`."""
     observe: tuple[str, ...] = ()
     """What is observed beside the usual: names in OBSERVATIONS and WATCHES of `benchmarks.core.registry`."""
+    hierarchy: str = "flat"
+    """Whether every rank compresses by itself, or the ranks of a node together: a slice of their mean each."""
+    ranks_per_node: int | None = None
+    """Ranks that count as one node where the hierarchy is of nodes; None: all that share a machine."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -71,6 +75,7 @@ class Cell:
         if self.nodes is not None:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
+        self._check_hierarchy()
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -109,6 +114,22 @@ class Cell:
                 f"allowed: {allowed}"
             )
 
+    def _check_hierarchy(self) -> None:
+        nodes = choose("hierarchy", self.hierarchy, HIERARCHIES) == "node"
+        if nodes and self.world_size == 1:
+            raise ConfigError("hierarchy: 'node' is not allowed with world_size 1; allowed: flat")
+        if self.ranks_per_node is None:
+            return
+        integer("ranks_per_node", self.ranks_per_node, 1, self.world_size)
+        if not nodes:
+            raise ConfigError(f"ranks_per_node: {self.ranks_per_node} is allowed with hierarchy 'node' only")
+        on_each = self.world_size // (self.nodes or 1)
+        if on_each % self.ranks_per_node:
+            raise ConfigError(
+                f"ranks_per_node: {self.ranks_per_node} is not allowed with {on_each} ranks on a machine, which it "
+                "must divide evenly"
+            )
+
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
         for name in self.observe:
@@ -140,8 +161,9 @@ class Cell:
     @property
     def update(self) -> str:
         """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
-        backward pass they are the floor of what memory training needs."""
-        return "in_backward" if (self.compressor, self.gradients) == ("none", "streamed") else "in_step"
+        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step."""
+        plain = (self.compressor, self.gradients, self.hierarchy) == ("none", "streamed", "flat")
+        return "in_backward" if plain else "in_step"
 
     @property
     def data_name(self) -> str | None:
@@ -164,6 +186,7 @@ class Cell:
         parts += [f"s{self.seed}"]
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
+        parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []

@@ -16,6 +16,7 @@ from benchmarks.core.workloads import WORKLOADS, Schedule
 from benchmarks.training.deadline import Watch
 from benchmarks.training.measure.probe import Probe
 from benchmarks.training.optimizers import make_optimizer
+from benchmarks.training.place import nodes_of
 from benchmarks.training.tasks.task import Setting, Task
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.base import Communicator
@@ -70,6 +71,7 @@ def build(
         residual_dtype=cell.residual_dtype,
         options=thaw(cell.options),
         grad_scaler=grad_scaler,
+        hierarchy=nodes_of(cell),
     )
     watch = watch or Watch()
     watch.join(communicator, cell.name, task)

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ def join(
     interface: str | None = None,
     address: str | None = None,
     seconds: float = MEETING_SECONDS,
+    nodes: str | Sequence[Sequence[int]] = "flat",
 ) -> None:
     """Initialise Horovod, with all ranks, which call this together.
 
@@ -48,6 +50,7 @@ def join(
         interface: network interface that Gloo uses; None takes GLOO_SOCKET_IFNAME, else the loopback.
         address: of rank 0, for the rendezvous; None takes that of the interface.
         seconds: how long to wait for the other ranks.
+        nodes: the ranks of each node, if these are to be averaged by themselves.
 
     Raises:
         ConfigError: Horovod cannot be used, or not by so many ranks, or the interface has no address.
@@ -55,8 +58,9 @@ def join(
     """
     hvd = _horovod()
     os.environ.setdefault(FUSION_VARIABLE, str(FUSION_BYTES))
+    sets = [] if isinstance(nodes, str) else [hvd.ProcessSet(ranks) for ranks in _sets(nodes, world_size)]
     if is_started_by_another():
-        hvd.init()
+        hvd.init(process_sets=sets)
     else:
         rank = int(os.environ["RANK"])
         interface = interface or os.environ.get("GLOO_SOCKET_IFNAME") or "lo"
@@ -65,13 +69,19 @@ def join(
         with server:
             os.environ.update(variables(wait_for(folder / MEETING, rank, seconds), rank, interface))
             os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
-            hvd.init()
+            hvd.init(process_sets=sets)
             hvd.barrier()  # all have met, and none needs the rendezvous any more
     if hvd.size() != world_size:
         cure = (
             "start as many" if hvd.size() > 1 or hvd.mpi_built() else "mpirun needs a Horovod that was built with MPI"
         )
         raise ConfigError(f"world_size: {world_size} is not the {hvd.size()} ranks that Horovod has found; {cure}")
+
+
+def _sets(nodes: Sequence[Sequence[int]], world_size: int) -> list[list[int]]:
+    """Return the ranks of each node, and those of each place in all nodes, where these are several and not all."""
+    sets = [list(node) for node in nodes] + [list(place) for place in zip(*nodes, strict=False)]
+    return [ranks for ranks in sets if 1 < len(ranks) < world_size]
 
 
 def shut_down() -> None:

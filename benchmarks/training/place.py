@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.core.cell import Cell
 from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
 from resireduce.errors import ConfigError
 
@@ -59,6 +60,17 @@ def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
 def from_launcher(name: str, default: int) -> int:
     """What whoever started this rank says of its place: the suite and torchrun, or else horovodrun, or mpirun."""
     return int(next((os.environ[it] for it in (name, *LIKEWISE[name]) if it in os.environ), default))
+
+
+def nodes_of(cell: Cell) -> str | list[list[int]]:
+    """Return what `resireduce.distribute` is given for a cell's hierarchy: "flat", or the ranks of each node.
+
+    Ranks of a machine follow one another, whoever of the suite's launchers starts them.
+    """
+    if cell.hierarchy == "flat":
+        return cell.hierarchy
+    size, ranks = cell.ranks_per_node or from_launcher("LOCAL_WORLD_SIZE", cell.world_size), range(cell.world_size)
+    return [[*ranks[first : first + size]] for first in range(0, cell.world_size, size)]
 
 
 def settle_arithmetic(device: "torch.device") -> None:

@@ -33,7 +33,15 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         world_size=cell.world_size,
         update=cell.update,
         overlap=True,
+        hierarchy=cell.hierarchy,
+        ranks_per_node=_ranks_per_node(cell),
     )
+
+
+def _ranks_per_node(cell: Cell) -> int | None:
+    """Return how many ranks share a node; without its machines they are taken for one."""
+    on_each = cell.ranks_per_node or cell.world_size // (cell.nodes or 1)
+    return on_each if cell.hierarchy == "node" else None
 
 
 def _as_fused(optimizer: Optimizer) -> Optimizer:

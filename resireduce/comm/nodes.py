@@ -10,8 +10,6 @@ import torch
 from resireduce.comm.base import Communicator, Partition
 from resireduce.errors import ConfigError
 
-HIERARCHIES = ("flat", "node")
-"""Ways to average by name: every rank by itself, or nodes as wholes."""
 WRONG = "hierarchy: "
 """How a rank begins that has been given what is no node."""
 ALLOWED = (

@@ -11,7 +11,7 @@ from resireduce.step.intake import Intake
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, Stage
-from resireduce.step.update import Updater
+from resireduce.step.update import Updater, largest_layer
 from resireduce.streamed_away import SECOND_BACKWARD
 
 LAY_BEFORE = (
@@ -43,7 +43,8 @@ class Exchange:
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
         self.queue = LaunchQueue(slots, feedback, limit, levels, remembers)
-        self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback)
+        held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
+        self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world)

@@ -1,5 +1,6 @@
 """The way of gradients within a node, out: each rank gets its slice of the mean over the node's ranks."""
 
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -11,22 +12,30 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 
+PATIENCE_SECONDS = 1.0
+"""How long a backward pass waits for another rank of the node, if it holds too many bytes."""
+POLL_SECONDS = 0.0005
+
 
 class Scatter:
     """Sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
 
-    Messages leave in the order that all ranks share. Within a backward pass nobody waits: what another rank of the node
-    has not launched it may come to in `step()` only. So a gradient is held until its message can leave, and the message
-    until all ranks of the node have sent theirs.
+    Messages leave in the order that all ranks share. A gradient is held until its message has left and all ranks of the
+    node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest;
+    but another rank may come to that in `step()` only, and be in a collective of the user's that waits for this one. So
+    it waits in vain once at most, for PATIENCE_SECONDS, and from then on holds what has not come.
 
     Args:
         slots: one for each parameter, with its slices.
         node: the ranks of this rank's node.
         feedback: compresses the slices.
+        held_limit: bytes of gradients under way beyond which a backward pass waits.
     """
 
-    def __init__(self, slots: Sequence[Slot], node: Communicator, feedback: ErrorFeedback):
-        self.slots, self.node, self.feedback = slots, node, feedback
+    def __init__(self, slots: Sequence[Slot], node: Communicator, feedback: ErrorFeedback, held_limit: int):
+        self.slots, self.node, self.feedback, self.held_limit = slots, node, feedback, held_limit
+        self.is_patient = True
+        """Whether it has never waited in vain."""
         self.restart()
 
     @property
@@ -36,7 +45,7 @@ class Scatter:
 
     def restart(self) -> None:
         """Forget the last step."""
-        self._launched = 0
+        self._launched = self.held_bytes = 0
         self._under_way: deque[tuple[list[Slot], Polled[Tensor]]] = deque()
         self._unknown: dict[Slot, Tensor] = {}  # means of what this rank has no gradient of; others may have
 
@@ -47,7 +56,7 @@ class Scatter:
         """
         while self._launched < len(messages) and all(slot.whole is not None for slot in messages[self._launched]):
             self._launch(messages[self._launched])
-        while self._under_way and self._under_way[0][1].is_ready:
+        while self._under_way and self._has_come(self._under_way[0][1]):
             yield from self._arrived()
 
     def complete(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor | None]]:
@@ -78,13 +87,26 @@ class Scatter:
         whole = rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
         name = f"resireduce.node.{message[0].name}"
         self._under_way.append((message, self.node.reduce_scatter(whole.view(-1), name)))
+        self.held_bytes += sum(slot.nbytes for slot in message)
         self._launched += 1
+
+    @timed("communicate")
+    def _has_come(self, handle: Polled[Tensor]) -> bool:
+        """Return whether the oldest message has come from all ranks; wait for it while too much is held."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not handle.is_ready:
+            if not self.is_patient or self.held_bytes <= self.held_limit:
+                return False
+            self.is_patient = time.monotonic() < deadline
+            time.sleep(POLL_SECONDS)
+        return True
 
     def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
         """Yield the slices of the oldest message, but for those of which nobody knows yet whether any rank has one."""
         message, handle = self._under_way.popleft()
         row = self._wait(handle)
         del handle  # and the gradient with it
+        self.held_bytes -= sum(slot.nbytes for slot in message)
         start = 0
         for slot in message:
             assert slot.slices is not None

@@ -20,9 +20,9 @@ NEEDED = pytest.mark.skipif(
 )
 
 
-def on_horovod(module: str, home: Path, *arguments: object) -> str:
-    """What two processes of a Horovod job print that run `module` with these arguments."""
-    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", "2", "-H", "localhost:2"]
+def on_horovod(module: str, home: Path, *arguments: object, ranks: int = 2) -> str:
+    """What `ranks` processes of a Horovod job print that run `module` with these arguments."""
+    command = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", f"{ranks}", "-H", f"localhost:{ranks}"]
     command += [sys.executable, "-m", module, *map(str, arguments)]
     environment = {**os.environ, "HOME": str(home), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540, check=False)
@@ -35,6 +35,13 @@ def test_two_processes(tmp_path: Path) -> None:
     printed = on_horovod("tests.dist.horovod_rank", tmp_path, tmp_path / "meet")
     for rank in range(2):
         assert printed.count(f"passed on rank {rank} of 2") == 6
+
+
+@NEEDED
+def test_two_nodes_of_two_ranks(tmp_path: Path) -> None:
+    printed = on_horovod("tests.dist.horovod_node", tmp_path, tmp_path / "meet", ranks=4)
+    for rank in range(4):
+        assert printed.count(f"passed on rank {rank} of 4") == 3
 
 
 @NEEDED

@@ -20,7 +20,9 @@ def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification |
     """Return the figure of `rivals_rows`: how much of a gradient is left, by what a step sends; None without any."""
     known = [row for row in rows if row["contraction"] is not None and row["contraction"] <= LARGEST]
     shown = list(_points(known, "contraction", "contraction: median of |x - Q(x)|² / |x|²"))
-    return _figure(shown, "contraction: what is left of |x|²", alt.Scale(padding=look.NEAR, nice=False)) if shown else None
+    return (
+        _figure(shown, "contraction: what is left of |x|²", alt.Scale(padding=look.NEAR, nice=False)) if shown else None
+    )
 
 
 def lost_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:

@@ -44,6 +44,10 @@ BAD_FIELDS = [
     ({"observe": ["distribution"]}, "observe: 'distribution' .*did you mean 'distributions'"),
     ({"observe": "distributions"}, "observe: 'distributions' is not allowed; give a list"),
     ({"observe": ["distributions"], "scheme": "w"}, "observe: 'distributions' needs every tensor's own residual"),
+    ({"hierarchy": "rack"}, "hierarchy: .rack. is not known; allowed: flat, node"),
+    ({"hierarchy": "node", "world_size": 1}, "hierarchy: .node. is not allowed with world_size 1"),
+    ({"ranks_per_node": 2}, "ranks_per_node: 2 is allowed with hierarchy .node. only"),
+    ({"ranks_per_node": 3, "hierarchy": "node", "world_size": 4}, "ranks_per_node: 3 .* 4 ranks on a machine"),
     ({"sheme": "w"}, "cell key: 'sheme' .*did you mean 'scheme'"),
 ]
 

@@ -1,6 +1,7 @@
 """Two levels: the ranks of a node sum their gradients, and each compresses a slice of the mean."""
 
 import copy
+import itertools
 import math
 
 import numpy as np
@@ -9,12 +10,17 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
-from resireduce.comm.base import Communicator
+from resireduce.comm.base import Communicator, Deferred, Polled
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.comm.nodes import find_nodes
+from resireduce.compressors.none import NoCompression
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.scheme import COMPRESSORS, SCHEMES
+from resireduce.grouping import Grouping
+from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
 from resireduce.slices import Slices
+from resireduce.step.scatter import Scatter
+from resireduce.step.slot import Slot, Stage, make_slots
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
@@ -267,6 +273,49 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
         assert all(tensor.isfinite().all() for tensor in optimizer.feedback.residual.tensors().values())
 
     LocalWorld(4).run(rank)
+
+
+# --- what is held in the backward pass ---
+
+
+class Late(LocalCommunicator):
+    """A node of one rank, in which what has been launched comes when it is asked for the `third` time, or later."""
+
+    def __init__(self, third: int = 2):
+        super().__init__()
+        self.third = third
+
+    def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        handle, asked = super().reduce_scatter(tensor, name), itertools.count()
+        return Deferred(handle.wait, lambda: next(asked) >= self.third)
+
+
+def scattered(node: LocalCommunicator) -> tuple[Scatter, list[int], list[list[Slot]]]:
+    """What six equal gradients, one after the other, leave under way in a backward pass that may hold one of them."""
+    layers = {str(number): nn.Parameter(torch.zeros(120, 120)) for number in range(6)}
+    feedback = ErrorFeedback(NoCompression(), build_residual("none", Grouping()), node, frozenset())
+    messages = [[slot] for slot in make_slots(layers, feedback, node)]
+    scatter, held = Scatter([slot for (slot,) in messages], node, feedback, messages[0][0].nbytes), []
+    for (slot,) in messages:
+        slot.whole = torch.ones(120, 120)
+        slot.go(Stage.TAKEN)
+        for _, mean in scatter.advance(messages):
+            assert mean.eq(1).all()
+        held.append(scatter.held_bytes // slot.nbytes)
+    return scatter, held, messages
+
+
+def test_gradients_that_wait_for_the_node_are_bounded() -> None:
+    scatter, held, _ = scattered(Late())
+    assert max(held) == 1 and scatter.is_patient
+
+
+def test_a_backward_pass_waits_in_vain_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank may have no gradient, and come to the message in step() only: what it is for is not lost."""
+    monkeypatch.setattr("resireduce.step.scatter.PATIENCE_SECONDS", 0.0)
+    scatter, held, messages = scattered(Late(third=10**9))
+    assert held == [1, 2, 3, 4, 5, 6] and not scatter.is_patient
+    assert [slot.name for slot, mean in scatter.complete(messages) if mean is not None] == list("012345")
 
 
 # --- several passes, limits, warm-up ---
