@@ -46,6 +46,7 @@ def distribute(
     overlap: bool | None = None,
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
+    slices: int | bool | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -92,6 +93,9 @@ def distribute(
             `step()`.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
             their messages go through another one, made for this optimizer.
+        slices: streamed, and with torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors of more
+            than so many bytes are brought back, and used, in slices of about so many; True: a 128th of what is
+            trained. None: whole. Clipping then forms norms of slices first, which may round otherwise.
         warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient

@@ -46,6 +46,7 @@ class Settings:
     overlap: bool | None = None
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
+    slices: int | bool | None = None
 
     @property
     def streamed(self) -> bool:

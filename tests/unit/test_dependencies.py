@@ -13,20 +13,20 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "payload", "row_step", "settings", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "wrapper"),
-    ("attach", "step.buckets"),
+    ("attach", "step.buckets", "step.slicing"),
     ("left_out", "step.launch", "wrapped_step"),
     ("step.intake", "step.watch"),
     ("step.update",),
     ("step.exchange",),
     ("comm_hook", "optimizer"),
     ("grad_scaler", "itemise", "resume"),
-    ("scheme", "texts"),
+    ("scheme", "slice_checks", "texts"),
     ("checks",),
     ("import_paths",),
     ("hugging_face", "optimizer_zoo"),

@@ -87,6 +87,7 @@ DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
     "update": ({"compressor": "none"}, "in_backward"),
     "overlap": (KEPT, True),
     "warm_up_steps": ({}, 1),
+    "slices": ({}, True),
 }
 """Another value than the default of each setting that ranks must have alike, and what else that takes."""
 
