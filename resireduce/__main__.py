@@ -74,6 +74,9 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
     )
+    plan.add_argument(
+        "--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help="of large tensors' averages (streamed)"
+    )
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
     plan.add_argument(

@@ -49,6 +49,7 @@ def distribute(
     group: "dist.ProcessGroup | None" = None,
     warm_up_steps: int = 0,
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
+    slices: int | bool | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -98,6 +99,9 @@ def distribute(
             `step()`.
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
             their messages go through another one, made for this optimizer.
+        slices: streamed, and with torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors of more
+            than so many bytes are brought back, and used, in slices of about so many; True: a 128th of what is
+            trained. None: whole. Clipping then forms norms of slices first, which may round otherwise.
         warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
         hierarchy: flat: each rank compresses its gradients. node: those of a machine's ranks are summed there, without
             compression; each rank then owns a slice of the mean, compresses that, and holds the residual of that alone:

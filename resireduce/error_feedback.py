@@ -232,6 +232,16 @@ class ErrorFeedback:
             message.compressor.learn_(state, payload.received(received))
         return self._average(message, [received], into)
 
+    @timed("decompress")
+    def receive_part(self, message: Message, start: int, stop: int) -> Tensor:
+        """Elements `start` to `stop` of the flat average over all ranks: new, 1-D; of a compressor that `cuts`."""
+        received, payload = self._wait(message), message.payload
+        buffers = [received] if isinstance(received, Tensor) else received
+        part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
+        for one in map(payload.received, buffers):
+            message.compressor.add_part_(part, one, start, 1 / self.communicator.world_size)
+        return part
+
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
         """Return what all payloads come to, one rank's after the other: in the same order everywhere."""
         payload, scale = message.payload, 1 / self.communicator.world_size

@@ -48,6 +48,7 @@ class Settings:
     group: "dist.ProcessGroup | None" = field(default=None, metadata=OWN)
     warm_up_steps: int = 0
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
+    slices: int | bool | None = None
 
     @property
     def streamed(self) -> bool:

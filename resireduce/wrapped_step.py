@@ -1,7 +1,7 @@
 """How the wrapped optimizer's `step()` is called: once, or, where that is known to be the same, in slices."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
+from resireduce.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",
@@ -53,6 +54,15 @@ class WrappedStep:
         """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
         hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
         return self._streamed and not hooks and not _global_optimizer_pre_hooks and is_separable(self.optimizer)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it may be called for some rows of a parameter after the others."""
+        return self.is_sliced and is_elementwise(self.optimizer)
+
+    def rows(self, parameter: Tensor, averages: Iterable[tuple[slice, Tensor]]) -> None:
+        """Update `parameter` from the `averages` of slices of its rows, as a part of a step."""
+        step_in_rows(self.optimizer, self.some, parameter, averages)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks."""

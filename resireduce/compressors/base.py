@@ -59,6 +59,15 @@ class Compressor(ABC):
     """Whether its source keeps what is not sent (error feedback); here that is the scheme's choice."""
 
     @property
+    def cuts(self) -> bool:
+        """Whether `add_part_` does what `add_` does: the class that has the one has the other, and ranks do not vote.
+
+        Averages can be brought back in slices then.
+        """
+        own = next(kind for kind in type(self).__mro__ if "add_" in vars(kind))
+        return "add_part_" in vars(own) and type(self).combine_ is Compressor.combine_
+
+    @property
     def exact(self) -> bool:
         """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
         return True
@@ -132,6 +141,14 @@ class Compressor(ABC):
     @abstractmethod
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """`dense` += `scale` x the decompressed payload: contiguous, of the gradient's shape; returned."""
+
+    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
+        """`part` += `scale` x the elements of the flat decompressed payload from `start` on, as many as it has.
+
+        `part`: 1-D, in the gradient's dtype; returned, as `add_` would make it there. NotImplementedError unless the
+        compressor `cuts`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} decompresses payloads as a whole")
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense`, as in `add_`, with what all ranks' payloads come to, in their order; returned.

@@ -57,6 +57,11 @@ class Scheduled(Compressor):
         return self.kind.turns
 
     @property
+    def cuts(self) -> bool:
+        """Whether payloads of the kind can be added in part."""
+        return self._any.cuts
+
+    @property
     def exact(self) -> bool:
         """Whether the kind sends the gradient's own values."""
         return self._any.exact
@@ -102,6 +107,10 @@ class Scheduled(Compressor):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the decompressed payload to `dense`; return `dense`."""
         return self._of(payload).add_(dense, payload, scale)
+
+    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the elements of the decompressed payload from `start` on to 1-D `part`; return `part`."""
+        return self._of(payload).add_part_(part, payload, start, scale)
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense` with what the payloads of all ranks, of one step, come to in the kind; return `dense`."""

@@ -55,6 +55,19 @@ class SparseCompressor(Compressor):
         dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
 
+    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values whose index lies in 1-D `part`, which begins at `start`; return `part`.
+
+        Without storage nobody knows which these are: it is reckoned with indices that are spread evenly.
+        """
+        values, indices = payload.parts()
+        if indices.is_meta:
+            chosen = slice(-(-indices.numel() * part.numel() // payload.shape.numel()))
+        else:
+            borders = torch.tensor([start, start + part.numel()], dtype=indices.dtype, device=indices.device)
+            chosen = slice(*torch.searchsorted(indices, borders).tolist())
+        return part.index_add_(0, indices[chosen] - start, values[chosen].to(part.dtype), alpha=scale)
+
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Take off `grad` what was sent; return it. Zeros are left there, or what rounding took."""
         if self.half:

@@ -1,7 +1,7 @@
 """In which order messages leave and come back, and how many bytes of them are under way at once."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -14,7 +14,7 @@ from resireduce.message import Message, Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import arrange, buckets
 from resireduce.step.gather import Gather
-from resireduce.step.slot import Slot
+from resireduce.step.slot import Slot, laid_out
 from resireduce.timeline import Timeline, timed
 
 
@@ -51,6 +51,8 @@ class LaunchQueue:
         self._remembers = remembers
         self.keeps_messages = False
         """Whether a message may be delivered again."""
+        self.in_slices: frozenset[Slot] = frozenset()
+        """Those whose averages are not put into `.grad`, but asked for in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
         self.messages, self._order_is_learnt = list(buckets(reversed(slots))), False
@@ -138,20 +140,36 @@ class LaunchQueue:
         return slot
 
     def deliver(self, slot: Slot) -> None:
-        """Decompress a received message into its parameter's `.grad`."""
+        """Decompress a received message into its parameter's `.grad`, unless it is to be asked for in slices."""
         assert isinstance(slot.message, Message)
+        if slot in self.in_slices:
+            return
         kept = slot.parameter.grad
         if self._gather is not None:
             average = self._gather.average(slot, self._message_of[slot])
-            slot.parameter.grad = slot.laid_out(average) if kept is None else kept.copy_(average)
+            slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
         elif kept is None:
-            slot.parameter.grad = slot.laid_out(self.feedback.receive(slot.message))
+            slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
         elif kept.is_contiguous():
             self.feedback.receive(slot.message, into=kept)
         else:
             kept.copy_(self.feedback.receive(slot.message))
         if not self.keeps_messages:
             slot.message = slot.average = None
+
+    def averages(self, slot: Slot, rows: Iterable[slice]) -> Iterator[Tensor]:
+        """Yield the average of each slice of rows of `slot`, whose message has been received: laid out as these are.
+
+        It is decompressed slice by slice; as a whole, before the first, where its compressor cannot do that.
+        """
+        assert isinstance(slot.message, Message)
+        whole = None if slot.message.compressor.cuts else self.feedback.receive(slot.message)
+        width = slot.parameter.shape[1:].numel()
+        for part in rows:
+            like = slot.parameter[part]
+            if whole is None:
+                flat = self.feedback.receive_part(slot.message, part.start * width, part.stop * width)
+            yield laid_out(flat.view(like.shape) if whole is None else whole[part], like)
 
     def settle(self, flag: bool) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.

@@ -171,12 +171,6 @@ class Slot:
             grad = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
         return grad
 
-    def laid_out(self, average: Tensor) -> Tensor:
-        """Return `average`, in memory as the parameter lies there, which fused optimizers take for granted."""
-        if average.stride() == self.parameter.stride():
-            return average
-        return torch.empty_like(self.parameter, dtype=average.dtype).detach_().copy_(average)
-
     def check_kind(self) -> None:
         """Raise UsageError if the parameter has another dtype, device or shape than at the start."""
         then, now = self.kind, self._kind()
@@ -192,6 +186,13 @@ class Slot:
         if isinstance(self.payload, Payload):
             own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
+
+
+def laid_out(average: Tensor, like: Tensor) -> Tensor:
+    """Return `average`, in memory as the parameter `like` lies there, which fused optimizers take for granted."""
+    if average.stride() == like.stride():
+        return average
+    return torch.empty_like(like, dtype=average.dtype).detach_().copy_(average)
 
 
 def make_slots(

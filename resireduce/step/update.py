@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from resireduce.clip import clip_factor
 from resireduce.settings import Settings
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.slicing import norm_in_rows, rows_of, slice_bytes
 from resireduce.step.slot import Slot
 from resireduce.step.watch import Watch
 from resireduce.timeline import Timeline, timed
@@ -44,7 +45,9 @@ class Updater:
         self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
         self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
         self._parameters = [slot.parameter for slot in slots]
-        self.chunk_bytes = largest_layer(slots)
+        self.slice_bytes = slice_bytes(settings.slices, slots)
+        self.chunk_bytes = self.slice_bytes or largest_layer(slots)
+        self._large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
         self.grad_norm: Tensor | None = None
         self._wrapped_step = WrappedStep(optimizer, self.streamed)
         corrects_momentum = queue.feedback.momentum is not None
@@ -89,6 +92,7 @@ class Updater:
         """
         self._sliced = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._sliced and self.waits
+        self.queue.in_slices = self._large if self._wrapped_step.is_cut else frozenset()
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:
@@ -99,7 +103,12 @@ class Updater:
             while self.queue.next():
                 self._receive()
                 self.queue.launch(step, complete=True)
-            self._updating += self.queue.settle(flag)
+            found = self.queue.settle(flag)
+            if self.queue.flagged:
+                self._updating += found
+            else:
+                for slot in found:
+                    self._add(slot)
         if not self.queue.flagged:
             self._update_rest(loss)
         self._free()
@@ -118,7 +127,13 @@ class Updater:
         if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
             self._update_some()
 
-    def _add(self, slot: Slot) -> None:
+    def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
+        """Have a slot updated whose average is there, scaled by `factor`: in slices at once, or with others."""
+        if slot in self.queue.in_slices:
+            self._update_in_rows(slot, factor)
+            return
+        if factor is not None:
+            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
         self._updating.append(slot)
         self._updating_bytes += slot.nbytes
 
@@ -127,6 +142,9 @@ class Updater:
         norms: dict[Slot, Tensor] = {}
 
         def measure(slot: Slot) -> None:
+            if slot in self.queue.in_slices:
+                norms[slot] = norm_in_rows(self.queue.averages(slot, rows_of(slot, self.slice_bytes)))
+                return
             assert slot.parameter.grad is not None
             norms[slot] = torch.linalg.vector_norm(slot.parameter.grad)
             if self._sliced:
@@ -148,10 +166,8 @@ class Updater:
             self._make_room(slot)
             if self._sliced:
                 self.queue.deliver(slot)
-                slot.message = None
-            if factor is not None:
-                slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
-            self._add(slot)
+            self._add(slot, factor)
+            slot.message = None
 
     def _factor(self, norms: list[Tensor]) -> Tensor | None:
         """Return what averages of these norms are scaled by, 0-D; None if they are not to be clipped."""
@@ -165,6 +181,18 @@ class Updater:
         """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
         self._wrapped_step.some()
         self._free()
+
+    @timed("update")
+    def _update_in_rows(self, slot: Slot, factor: Tensor | None) -> None:
+        """Let the wrapped optimizer update a large parameter, in slices of its rows, and forget each average."""
+
+        def averages() -> Iterator[tuple[slice, Tensor]]:
+            rows = rows_of(slot, self.slice_bytes)
+            for part, average in zip(rows, self.queue.averages(slot, rows), strict=True):
+                yield part, average if factor is None else average.mul_(factor.to(average.device))
+
+        self._wrapped_step.rows(slot.parameter, averages())
+        slot.message = None
 
     @timed("update")
     def _update_rest(self, loss: Tensor | float | None) -> None:

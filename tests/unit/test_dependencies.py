@@ -13,13 +13,13 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "item", "payload", "settings", "share", "slices", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "payload", "row_step", "settings", "share", "slices", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.slot", "under_way", "wrapper"),
-    ("attach", "step.buckets"),
+    ("attach", "step.buckets", "step.slicing"),
     ("left_out", "step.gather", "step.scatter", "wrapped_step"),
     ("step.launch",),
     ("step.intake", "step.watch"),
@@ -28,7 +28,7 @@ LAYERS = (
     ("comm_hook", "fsdp_units", "optimizer"),
     ("fsdp_hook", "grad_scaler", "itemise"),
     ("resume",),
-    ("scheme", "texts"),
+    ("scheme", "slice_checks", "texts"),
     ("checks",),
     ("import_paths",),
     ("hugging_face", "optimizer_zoo"),

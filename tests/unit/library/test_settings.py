@@ -88,6 +88,7 @@ DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
     "overlap": (KEPT, True),
     "warm_up_steps": ({}, 1),
     "hierarchy": ({}, "node"),
+    "slices": ({}, True),
 }
 """Another value than the default of each setting that ranks must have alike, and what else that takes."""
 

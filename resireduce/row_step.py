@@ -1,0 +1,98 @@
+"""An elementwise optimizer's step of one large parameter, taken on slices of its rows: no gradient is there whole."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
+"""Classes of torch.optim in whose step each element of a parameter depends on nothing but its own gradient and state,
+and on numbers that all elements share."""
+
+
+def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the class of `optimizer` is one of ELEMENTWISE. A subclass may do anything, so it is none."""
+    return any(type(optimizer) is getattr(torch.optim, name) for name in ELEMENTWISE)
+
+
+def step_in_rows(
+    optimizer: torch.optim.Optimizer,
+    step: Callable[[], object],
+    parameter: Tensor,
+    averages: Iterable[tuple[slice, Tensor]],
+) -> None:
+    """Have `optimizer`, one of ELEMENTWISE, update `parameter` as by one step with all `averages` of its rows.
+
+    A view of the rows stands in the parameter group for the parameter, and views of its state for that, while `step`
+    is called. What the first step makes is allocated whole. Numbers that all elements share, like the count of steps,
+    go on once.
+
+    Args:
+        optimizer: holds the parameter in one of its groups.
+        step: updates what is in the groups and has a gradient.
+        parameter: of one dimension at least.
+        averages: slices of the rows, which are all rows together, with the averaged gradient of each.
+    """
+    before = optimizer.state.get(parameter)
+    state: dict[str, Any] = dict(before or {})
+    shared: dict[str, Any] = {}
+    with _alone(optimizer, parameter) as place:
+        for rows, average in averages:
+            view = place[0] = parameter.detach()[rows]
+            view.grad = average
+            if before is not None:
+                optimizer.state[view] = {key: _cut(value, parameter, rows) for key, value in before.items()}
+            step()
+            shared |= _put_back(optimizer.state.pop(view, {}), state, parameter, rows)
+    for key, value in shared.items():
+        if isinstance(state.get(key), Tensor):
+            state[key].copy_(value)
+        else:
+            state[key] = value
+    if state or before is not None:
+        optimizer.state[parameter] = state if before is None else before
+        optimizer.state[parameter].update(state)
+
+
+@contextmanager
+def _alone(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[list[Tensor]]:
+    """Within it the groups of `optimizer` hold nothing but what is put into place 0 of the list, in the group of
+    `parameter`."""
+    held = [group["params"] for group in optimizer.param_groups]
+    place = [parameter]
+    for group in optimizer.param_groups:
+        group["params"] = place if any(one is parameter for one in group["params"]) else []
+    try:
+        yield place
+    finally:
+        for group, parameters in zip(optimizer.param_groups, held, strict=True):
+            group["params"] = parameters
+
+
+def _is_shared(value: object, parameter: Tensor) -> bool:
+    """Whether `value` of a state is one for all elements of `parameter`."""
+    return not (isinstance(value, Tensor) and value.dim() == parameter.dim())
+
+
+def _cut(value: Any, parameter: Tensor, rows: slice) -> Any:
+    """Return the `rows` of a state's value, a view; of what is one for all elements of `parameter`, a copy."""
+    if not _is_shared(value, parameter):
+        return value[rows]
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _put_back(made: dict[str, Any], state: dict[str, Any], parameter: Tensor, rows: slice) -> dict[str, Any]:
+    """Put what a step on `rows` has `made` into `state`, that of all rows; return what all elements share."""
+    shared = {}
+    for key, value in made.items():
+        if _is_shared(value, parameter):
+            shared[key] = value
+            continue
+        if not isinstance(state.get(key), Tensor):
+            state[key] = torch.empty_like(parameter, dtype=value.dtype).detach_()
+        target = state[key][rows]
+        if target.data_ptr() != value.data_ptr() or target.is_meta:
+            target.copy_(value)
+    return shared
