@@ -115,7 +115,7 @@ class PowerSGD(Agreeing):
 
 def _sides(shape: torch.Size) -> tuple[int, int]:
     """Rows and columns of the matrix that a tensor of `shape` is taken for."""
-    return shape[0], shape[1:].numel()
+    return shape[:1].numel(), shape[1:].numel()
 
 
 def _pieces(matrix: Tensor) -> Iterator[slice]:

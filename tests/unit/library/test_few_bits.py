@@ -155,7 +155,8 @@ def test_the_largest_and_the_smallest_values_stay_finite(dtype: torch.dtype, nam
     compressor, info = build_compressor(name, 0.5), torch.finfo(dtype)
     signs = gradient(130).sign().to(dtype)
     for size in (info.max, info.tiny, info.smallest_normal * info.eps):
-        for grad in (signs * size, (signs * size).where(signs > 0, 0), signs[:1] * size, (signs * size)[0]):
+        kinds = (signs * size, (signs * size).where(signs > 0, 0), signs[:1] * size, (signs * size)[0])
+        for grad in (one for one in kinds if compressor.compresses(one.shape)):
             payload = compressor.compress(grad.contiguous(), "w", 0)
             assert compressor.decompress(payload).isfinite().all()
             assert compressor.error_(grad.clone(), payload).isfinite().all()
