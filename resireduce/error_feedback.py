@@ -122,7 +122,7 @@ class ErrorFeedback:
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
         """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
-        Or the first of the rounds in which ranks make it; `grad` is needed, and the residual updated, until the last.
+        Or the first of the rounds in which ranks make it: `grad` is needed until the last, which updates the residual.
         Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
         """
         check_finite(grad, name)
