@@ -37,7 +37,7 @@ def best_merged(ordered: Sequence[Result]) -> list[Result]:
     found: dict[tuple[Any, ...], Result] = {}
     for one in ordered:
         case = one.case
-        key = (case.cluster.name, case.ranks, case.compressor, case.density, case.scheme, case.hierarchy)
+        key = (case.cluster.name, case.ranks, _compressor(case), case.hierarchy)
         found.setdefault(key, one)
     return list(found.values())
 
@@ -61,7 +61,8 @@ def _compressor(case: Case) -> str:
     if case.compressor == LOSSLESS:
         return "no compression"
     scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
-    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme
+    where = ", where it pays" * case.where_it_pays
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme + where
 
 
 def _names(one: Result) -> list[str]:

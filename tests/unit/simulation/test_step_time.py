@@ -15,7 +15,7 @@ from benchmarks.simulation.step_time import merged, timed
 from benchmarks.simulation.sweep import one_step, simulate
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
-from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
+from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_layers, make_settings, walked
 
 MANY = st.integers(0, 10**6)
 SHARED = [name for name, rule in RULES.items() if not rule.in_halves]
@@ -152,3 +152,30 @@ def test_the_same_cases_in_any_company_have_the_same_results(monkeypatch: pytest
     alone = simulate(cases, given_settings)
     assert [one.case for one in together] == cases
     assert [one.step_seconds for one in together] == pytest.approx([one.step_seconds for one in alone], rel=1e-12)
+
+
+def test_where_it_pays_each_tensor_goes_the_faster_way() -> None:
+    layers = make_layers([(20, 600), (3000, 3000), (100, 300), (2000, 1000)])
+    dear = replace(FAST, launch_seconds=2e-3)
+    cases = [
+        Case(make_cluster(1e-4, 1e9, device=dear), 4, "topk", 0.01, where_it_pays=choice) for choice in (False, True)
+    ]
+    given_settings = make_settings(layers)
+    always, chosen = simulate(cases, given_settings)
+    rows = rows_for(cases[0], given_settings)
+    elements = np.array([12e3, 9e6, 30e3, 2e6])
+    dense = 2 * 3 * 1e-4 + 2 * 3 / 4 * 4 * elements / 1e9
+    sparse = rows.compress(rows.compressed)[0] + 3 * (1e-4 + 8 * np.floor(elements / 100) / 1e9) + rows.unpack[0]
+    sent = np.where(dense <= sparse, 4 * elements, 8 * np.floor(elements / 100))
+    assert (dense <= sparse).tolist() == [True, False, True, False]
+    assert chosen.sent_bytes == sent.sum() and chosen.step_seconds < always.step_seconds
+
+
+def test_where_nothing_pays_it_is_as_without_compression_and_where_all_does_as_with() -> None:
+    given_settings = make_settings(drawn_layers(2, 8))
+    for link, name in (((0.0, 1e15), "none"), ((1e-5, 1e6), "topk")):
+        cluster = make_cluster(*link)
+        expected, found = simulate(
+            [Case(cluster, 4, name, 0.01), Case(cluster, 4, "topk", 0.01, where_it_pays=True)], given_settings
+        )
+        assert found.step_seconds == pytest.approx(expected.step_seconds, rel=1e-12)
