@@ -13,6 +13,7 @@ from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Rows, Settings, rows_of
 from benchmarks.simulation.step_time import merged, timed
 from benchmarks.simulation.sweep import one_step, simulate
+from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
 from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_layers, make_settings, walked
@@ -124,6 +125,16 @@ def test_halves_hide_behind_both_passes() -> None:
     whole = simulate([replace(case, rule="none"), case], make_settings(layers, compute_seconds=passes))
     assert whole[0].exposed_seconds > 0.3 * passes, "the whole of it cannot hide behind the backward pass"
     assert whole[1].step_seconds < whole[0].step_seconds
+
+
+def test_the_exposed_pieces_of_a_picture_are_what_the_step_waits_for() -> None:
+    given_settings = make_settings(drawn_layers(11, 15))
+    for rule, latency, bandwidth in product(("none", "size", "dear", "optimal"), (1e-5, 1e-3), (2e8, 1e10)):
+        case = Case(make_cluster(latency, bandwidth, device=EXACT), 4, rule=rule)
+        shown, found = pieces(case, given_settings), simulate([case], given_settings)[0]
+        exposed = sum(one["end_seconds"] - one["start_seconds"] for one in shown if one["part"] == "exposed")
+        assert exposed == pytest.approx(found.exposed_seconds, abs=1e-9)
+        assert max(one["end_seconds"] for one in shown) == pytest.approx(found.step_seconds)
 
 
 def test_horovod_sends_at_the_ticks_of_its_cycle() -> None:
