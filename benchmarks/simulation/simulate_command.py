@@ -65,7 +65,8 @@ def main(args: argparse.Namespace) -> int:
     """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
     if args.published:
         found = published_table()
-        print(json.dumps(finite(found.records), indent=1) if args.json else to_markdown(found, []), end="")
+        plain = {"simulated": True, "beside_published": found.records}
+        print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
         return 0
     clusters = _checked(args)
     cases = _cases(args, clusters, args.ranks)

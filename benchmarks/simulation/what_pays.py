@@ -46,7 +46,10 @@ def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Setti
 
 
 def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any] | None:
-    """Return up to which density and bandwidth the fastest compressor of `results` pays; None if none is there."""
+    """Return up to which density and bandwidth the fastest compressor of `results` pays; None if none is there.
+
+    In JSON a bandwidth of null is any that was tried, up to a thousand times the cluster's.
+    """
     lossy = [one for one in results if one.case.compressor != LOSSLESS]
     if not lossy:
         return None
