@@ -22,7 +22,7 @@ def rows_of(text: str) -> list[list[str]]:
 
 def on_page() -> list[list[str]]:
     page = (ROOT / "docs/simulate.md").read_text(encoding="utf-8")
-    return rows_of(page.partition("<!-- simulated: published -->")[2].partition("<!-- end -->")[0])
+    return rows_of(page.partition("<!-- simulated: published -->")[2].partition("<!-- simulated: end -->")[0])
 
 
 def test_the_page_has_what_the_command_prints() -> None:
