@@ -12,10 +12,9 @@ from benchmarks.simulation.collectives import Paths, paths
 from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.wire import Key, Work
+from benchmarks.simulation.wire import FLOAT_BYTES, Key, Work
 from resireduce.merging.arrivals import Array
 
-FLOAT_BYTES = 4
 MEMORY = ("bytes_per_second", "launch_seconds")
 
 
