@@ -50,10 +50,10 @@ def break_even_bandwidth(
 def _cases(
     cluster: Cluster, ranks: int, compressor: str, densities: Sequence[float], given: Sequence[Case]
 ) -> list[Case]:
-    rules, hierarchies, schemes = (
-        list(dict.fromkeys(getattr(case, name) for case in given)) for name in ("rule", "hierarchy", "scheme")
-    )
-    return list(grid([cluster], [ranks], [compressor], densities, rules, hierarchies, schemes))
+    """Return all cases of one compressor with what the `given` cases have."""
+    axes = ("rule", "hierarchy", "scheme", "where_it_pays")
+    found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
+    return list(grid([cluster], [ranks], [compressor], densities, *found))
 
 
 def _best(results: Sequence[Result]) -> float:

@@ -13,7 +13,6 @@ from benchmarks.simulation.cluster import Device
 from benchmarks.simulation.curve import Curve
 from resireduce.errors import ConfigError
 
-FLOAT_BYTES = 4
 MOVED = {
     "baseline": (12, 12, 12),
     "none": (4, 4, 4),

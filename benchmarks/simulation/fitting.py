@@ -1,7 +1,7 @@
 """Which of the simulated combinations have room on the device, and an accuracy that records support."""
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
 
@@ -27,21 +27,7 @@ def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
     Those of the model states, as `plan` says with gradients kept or streamed, and all that a forward pass saves. Of
     more than PLANNED_RANKS ranks it is at most so much: the payloads of all others, of the largest message, are added.
     """
-    build = load("resireduce.zoo:find_builder")(layers.model)
-    optimizer = PLANNED.get(layers.optimizer, layers.optimizer)
-
-    @cache
-    def states(compressor: str, density: float, scheme: str, ranks: int) -> int:
-        planned = load("resireduce.plan:plan")(
-            build,
-            optimizer=optimizer,
-            world_size=ranks,
-            compressor=compressor,
-            density=density,
-            scheme=scheme,
-            gradients=gradients,
-        )
-        return int(planned["peak_states"])
+    states = cache(partial(_states, layers, gradients))
 
     def needed(result: Result) -> int:
         case = result.case
@@ -52,6 +38,20 @@ def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
         return planned + others * max(sent["bytes"]) + layers.activations_bytes
 
     return needed
+
+
+def _states(layers: Layers, gradients: str, compressor: str, density: float, scheme: str, ranks: int) -> int:
+    """Return the bytes of the model states at the fullest moment of a step."""
+    planned = load("resireduce.plan:plan")(
+        load("resireduce.zoo:find_builder")(layers.model),
+        optimizer=PLANNED.get(layers.optimizer, layers.optimizer),
+        world_size=ranks,
+        compressor=compressor,
+        density=density,
+        scheme=scheme,
+        gradients=gradients,
+    )
+    return int(planned["peak_states"])
 
 
 def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]) -> tuple[Result, int] | None:

@@ -25,6 +25,8 @@ class Case:
     scheme: str = "baseline"
     rule: str = "none"
     hierarchy: str = "flat"
+    where_it_pays: bool = False
+    """Whether tensors are sent as they are where compressing them takes longer."""
 
     def check(self) -> "Case":
         """Return itself, with values that are allowed. Raises ConfigError for the first that is not."""
@@ -45,7 +47,8 @@ class Case:
         dense = self.compressor == LOSSLESS
         nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
         halves = not RULES[self.rule].in_halves or (dense and self.hierarchy == "flat")
-        return halves and (self.hierarchy == "flat" or nodes_and_ranks)
+        pointless = dense and self.where_it_pays
+        return halves and not pointless and (self.hierarchy == "flat" or nodes_and_ranks)
 
 
 def grid(
@@ -56,8 +59,9 @@ def grid(
     rules: Sequence[str],
     hierarchies: Sequence[str] = HIERARCHIES,
     schemes: Sequence[str] = ("baseline",),
+    choices: Sequence[bool] = (False,),
 ) -> Iterator[Case]:
-    """Yield all combinations that make sense; `ranks` None: all of a cluster's.
+    """Yield all combinations that make sense; `ranks` None: all of a cluster's; `choices`: of `where_it_pays`.
 
     A compressor for which density means nothing has one, 1. Raises ConfigError for the first value that cannot be.
     """
@@ -69,7 +73,7 @@ def grid(
         own = densities if COMPRESSORS[compressor].selects else [1.0]
         if compressor == LOSSLESS and scheme != schemes[0]:
             continue  # it leaves nothing for any residual
-        for count, density in product(ranks or [cluster.ranks], own):
-            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy).check()
+        for count, density, choice in product(ranks or [cluster.ranks], own, choices):
+            case = Case(cluster, count, compressor, density, scheme, rule, hierarchy, choice).check()
             if case.makes_sense:
                 yield case

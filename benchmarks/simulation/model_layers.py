@@ -81,12 +81,15 @@ def layers_of(model: str, batch: int | None = None) -> Layers:
     seconds.
     """
     try:
-        return from_trace(load(TRACE)(model, batch))
+        found = from_trace(load(TRACE)(model, batch))
     except ConfigError:
         raise
     except (ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"batch: {model!r} cannot take {batch or 'its own'}: {reason}; give another") from None
+    if batch is not None and not found.batch:
+        raise ConfigError(f"batch: {batch} means nothing to {model!r}, which has no recipe; leave it out")
+    return found
 
 
 def from_trace(traced: dict[str, Any]) -> Layers:

@@ -12,10 +12,10 @@ from benchmarks.simulation.collectives import Paths, paths
 from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.model_layers import Layers
-from benchmarks.simulation.wire import Key, Work
+from benchmarks.simulation.wire import FLOAT_BYTES, Key, Work
 from resireduce.merging.arrivals import Array
 
-FLOAT_BYTES = 4
+MEMORY = ("bytes_per_second", "launch_seconds")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class Rows:
     """Of a message with this tensor alone."""
     transfer: Array
     nbytes: Array
+    dense: Array
+    """Seconds of a message of it alone, if it were sent as it is."""
     copied: Array
     """Seconds to copy each into a message of several, and out of it."""
     unpack: Array
@@ -66,46 +68,39 @@ class Rows:
 def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
     """Return the rows of `cases`, of which `known` has what travels. Raises ConfigError for a model of which too little
     is known."""
-    layers = settings.layers
-    place_of = cache(paths)
     work = [known[case.cluster.device, case.compressor, case.density, case.scheme] for case in cases]
+    place_of = cache(paths)
     places = [place_of(case.cluster, case.ranks, case.hierarchy) for case in cases]
-    times = cache(lambda device: layers.seconds(device, settings.compute_seconds))
-    update = cache(layers.update_seconds)
-
-    def each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
-        return np.array([read(one) for one in of], dtype=float)
-
-    devices = [case.cluster.device for case in cases]
-    slices, peers = each(lambda one: one.slices, places), each(lambda one: one.peers, places)
-    memory = each(lambda one: one.bytes_per_second, devices)[:, None]
+    slices = _each(lambda one: one.slices, places)[:, None]
+    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
     whole = np.stack([one.elements for one in work])
-    payload, gathered = _payload(work, settings.ragged_largest)
-    latency, transfer = _messages(work, places, payload, gathered)
-    dense = np.stack([one.dense_bytes for one in work])
-    touched = payload + 2 * FLOAT_BYTES * np.stack([one.touched for one in work])
-    received = np.where(gathered[:, None], peers[:, None], 1.0)
-    launches = each(lambda one: one.launch_seconds, devices)[:, None] * received
-    unpack = launches + (FLOAT_BYTES * whole + received * touched) / slices[:, None] / memory
-    lossy = each(lambda one: one.lossy, work)[:, None] > 0
     return Rows(
-        forward=each(lambda device: times(device)[0], devices),
-        update=each(update, devices),
-        late=each(_late, cases),
-        backward=np.stack([times(device)[1] for device in devices]),
-        compressed=np.where(lossy, whole / slices[:, None], 0.0),
+        **_passes(cases, settings),
+        compressed=np.where(lossy, whole / slices, 0.0),
         compress=Curve.together([one.curve for one in work]),
-        more=np.stack([one.more for one in work]) / slices[:, None],
-        inline=each(lambda case: case.hierarchy == "flat" and not settings.own_stream, cases) > 0,
-        moved=np.where(whole > 0, FLOAT_BYTES * whole, dense),
-        in_node_latency=each(lambda one: one.in_node.latency, places),
-        in_node_per_byte=each(lambda one: one.in_node.per_byte, places),
-        latency=latency,
-        transfer=transfer,
-        nbytes=payload + dense,
-        copied=(2 + 2 * ~gathered)[:, None] * (payload + dense) / memory,
-        unpack=np.where(lossy & (whole > 0), unpack, 0.0),
+        more=np.stack([one.more for one in work]) / slices,
+        inline=_each(lambda case: case.hierarchy == "flat" and not settings.own_stream, cases) > 0,
+        in_node_latency=_each(lambda one: one.in_node.latency, places),
+        in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
+        **_messages(cases, work, places, settings.ragged_largest),
     )
+
+
+def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
+    return np.array([read(one) for one in of], dtype=float)
+
+
+def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
+    """Return what ranks compute, and how late they are."""
+    times = cache(lambda device: settings.layers.seconds(device, settings.compute_seconds))
+    update = cache(settings.layers.update_seconds)
+    devices = [case.cluster.device for case in cases]
+    return {
+        "forward": _each(lambda device: times(device)[0], devices),
+        "update": _each(update, devices),
+        "late": _each(_late, cases),
+        "backward": np.stack([times(device)[1] for device in devices]),
+    }
 
 
 def _late(case: Case) -> float:
@@ -113,24 +108,43 @@ def _late(case: Case) -> float:
     return case.cluster.jitter_seconds * float((1 / np.arange(1, case.ranks + 1)).sum())
 
 
-def _payload(work: Sequence[Work], ragged_largest: float) -> tuple[Array, NDArray[np.bool_]]:
-    """Return bytes of a rank's payload of each tensor, and whether payloads are gathered."""
-    largest = np.array([ragged_largest if one.ragged else 1.0 for one in work])
-    return np.stack([one.payload for one in work]) * largest[:, None], np.array([one.gathered for one in work])
-
-
 def _messages(
-    work: Sequence[Work], places: Sequence[Paths], payload: Array, gathered: NDArray[np.bool_]
-) -> tuple[Array, Array]:
-    """Return latency and transfer of each tensor's message; small dense ones have all of it in their transfer.
+    cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], ragged_largest: float
+) -> dict[str, Array]:
+    """Return what sending each tensor takes, and what comes after it; dense buckets have all of it in their transfer.
 
-    A gather of unequal sizes is two: of the sizes, then of the payloads.
+    A gather of unequal sizes is two: of the sizes, then of the payloads, of which all wait for the largest.
     """
-    ways = [(one.gather, one.reduce) for one in places]
-    costs = np.array([[value for cost in both for value in (cost.latency, cost.per_byte)] for both in ways])
-    own = np.where(gathered[:, None], costs[:, :2], costs[:, 2:])
-    twice = np.array([1.0 + one.ragged for one in work])
-    latency = (own[:, 0] * twice)[:, None] * (payload > 0)
-    dense = np.stack([one.dense_bytes for one in work])
-    beside = np.where(dense > 0, costs[:, 2, None] + costs[:, 3, None] * dense, 0.0)
-    return latency, own[:, 1, None] * payload + beside
+    reduce, gather = (
+        np.array([(cost.latency, cost.per_byte) for cost in costs])
+        for costs in ([one.reduce for one in places], [one.gather for one in places])
+    )
+    gathered = _each(lambda one: one.gathered, work)[:, None] > 0
+    ragged = _each(lambda one: one.ragged, work)[:, None]
+    dense, whole = (np.stack([getattr(one, name) for one in work]) for name in ("dense_bytes", "elements"))
+    payload = np.stack([one.payload for one in work]) * np.where(ragged > 0, ragged_largest, 1.0)
+    own = np.where(gathered, gather, reduce)
+    beside = np.where(dense > 0, reduce[:, :1] + reduce[:, 1:] * dense, 0.0)
+    memory = _each(lambda case: case.cluster.device.bytes_per_second, cases)[:, None]
+    return {
+        "moved": np.where(whole > 0, FLOAT_BYTES * whole, dense),
+        "latency": own[:, :1] * (1 + ragged) * (payload > 0),
+        "transfer": own[:, 1:] * payload + beside,
+        "nbytes": payload + dense,
+        "dense": reduce[:, :1] + reduce[:, 1:] * FLOAT_BYTES * whole,
+        "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,
+        "unpack": _unpack(cases, work, places, payload),
+    }
+
+
+def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], payload: Array) -> Array:
+    """Return the seconds to decompress: for each payload that was received a launch, and all is read and added."""
+    peers = [one.peers if its.gathered else 1 for one, its in zip(places, work, strict=True)]
+    received, slices = np.array(peers, dtype=float)[:, None], _each(lambda one: one.slices, places)[:, None]
+    devices = [case.cluster.device for case in cases]
+    memory, launch = (np.array([getattr(one, name) for one in devices])[:, None] for name in MEMORY)
+    whole = np.stack([one.elements for one in work])
+    touched = payload + 2 * FLOAT_BYTES * np.stack([one.touched for one in work])
+    seconds = launch * received + (FLOAT_BYTES * whole + received * touched) / slices / memory
+    lossy = _each(lambda one: one.lossy, work)[:, None] > 0
+    return np.where(lossy & (whole > 0), seconds, 0.0)

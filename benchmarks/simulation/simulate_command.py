@@ -5,10 +5,11 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.analysis.write import to_csv, to_markdown, to_screen
+from benchmarks.analysis.write import to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer, is_number
-from benchmarks.core.files import finite, load_json, save_json, save_text, writable
+from benchmarks.core.files import finite, load_json
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster
 from benchmarks.simulation.compress_cost import read_micro
@@ -18,7 +19,7 @@ from benchmarks.simulation.model_layers import layers_of, recorded_seconds
 from benchmarks.simulation.read_cluster import find_cluster
 from benchmarks.simulation.rows import Settings
 from benchmarks.simulation.sweep import Result, fastest_first, simulate
-from benchmarks.simulation.views import best_merged, efficiencies, name_of, pieces, table
+from benchmarks.simulation.views import best_merged, table
 from benchmarks.simulation.what_pays import answers, sentences
 from resireduce.errors import ConfigError, check_share, choose
 from resireduce.merging import RULES
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--record", type=Path, help="record of a cell of the model, for the time of its passes")
     parser.add_argument("--compute-seconds", type=float, help="or that time: forward and backward pass of one rank")
     parser.add_argument("--own-stream", action="store_true", help="compression does not delay the backward pass")
+    parser.add_argument("--where-it-pays", action="store_true", help="also: each tensor sent dense if that is faster")
     parser.add_argument("--ragged-largest", type=float, default=1.0, help="largest payload / planned, if sizes differ")
     parser.add_argument("--gradients", default="streamed", help="for what fits in memory (default: %(default)s)")
     parser.add_argument("--records", type=Path, help="a run: only combinations whose accuracy it supports")
@@ -63,7 +65,8 @@ def main(args: argparse.Namespace) -> int:
     """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
     if args.published:
         found = published_table()
-        print(json.dumps(finite(found.records), indent=1) if args.json else to_markdown(found, []), end="")
+        plain = {"simulated": True, "beside_published": found.records}
+        print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
         return 0
     clusters = _checked(args)
     cases = _cases(args, clusters, args.ranks)
@@ -73,14 +76,11 @@ def main(args: argparse.Namespace) -> int:
     results = simulate(cases, settings)
     chosen = _with_accuracy(args, results)
     ordered = fastest_first(chosen)
-    said = {
-        "simulated": True,
-        "model": settings.layers.model,
-        "batch_per_rank": settings.layers.batch,
-        **answers(chosen, results, settings, args.gradients),
-    }
+    said = answers(chosen, results, settings, args.gradients)
     if args.output:
-        _write(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
+        from benchmarks.simulation.write_files import write_files  # a machine with a GPU alone has nothing that draws
+
+        write_files(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
     if args.json:
         print(json.dumps(finite(said | {"results": [one.as_dict() for one in ordered]}), indent=1))
         return 0
@@ -130,8 +130,21 @@ def _settings(args: argparse.Namespace) -> Settings:
 
 
 def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequence[int] | None) -> list[Case]:
-    given = (ranks, args.compressors, args.densities, args.rules, args.levels, args.schemes)
-    return list(grid(clusters, *(list(dict.fromkeys(one)) if one else None for one in given)))
+    def once(given: Sequence[Any]) -> list[Any]:
+        return list(dict.fromkeys(given))
+
+    return list(
+        grid(
+            clusters,
+            once(ranks) if ranks else None,
+            once(args.compressors),
+            once(args.densities),
+            once(args.rules),
+            once(args.levels),
+            once(args.schemes),
+            [False, True] if args.where_it_pays else [False],
+        )
+    )
 
 
 def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Result]:
@@ -156,32 +169,3 @@ def _scaled(args: argparse.Namespace, cluster: Cluster, settings: Settings) -> l
 
 def _powers() -> list[int]:
     return [2**power for power in range(1, int(math.log2(MOST_RANKS)) + 1)]
-
-
-def _write(
-    folder: Path,
-    found: dict[str, object],
-    ordered: Sequence[Result],
-    results: Sequence[Result],
-    settings: Settings,
-    scaled: Sequence[Result],
-) -> None:
-    """Write all files of the folder. The pictures are of the first cluster."""
-    from benchmarks.analysis.charts import scaling_chart, step_chart
-
-    writable("output", folder / "simulated.json")
-    fastest = ordered[0].case
-    title = f"Simulated: {settings.layers.model}, {fastest.cluster.name}"
-    save_json(finite(found | {"results": [one.as_dict() for one in ordered]}), folder / "simulated.json")
-    whole = table(ordered, results)
-    save_text(to_csv(whole), folder / "simulated.csv")
-    save_text(to_markdown(whole, []), folder / "simulated.md")
-    save_text(
-        step_chart.picture(pieces(fastest, settings), f"{title}, {fastest.ranks} ranks\n{name_of(fastest)}"),
-        folder / "step.svg",
-    )
-    points = efficiencies(scaled, settings)
-    save_text(
-        scaling_chart.picture(points, f"Simulated: {settings.layers.model}, {scaled[0].case.cluster.name}"),
-        folder / "scaling.svg",
-    )

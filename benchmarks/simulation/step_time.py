@@ -10,8 +10,8 @@ from benchmarks.simulation.rows import Rows
 from resireduce.merging import RULES, Rule
 from resireduce.merging.arrivals import Array, Arrivals, Ends
 
-STREAMS = ("backward", "sum in node", "compress", "communicate", "decompress", "gather in node")
-"""What a message goes through, in this order; compression that delays the backward pass is a part of it."""
+COMPUTING = ("backward", "compress", "next forward")
+"""Streams in which nothing has to be hidden; compression that delays the backward pass is a part of that."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Timed:
     ends: Ends
     """(cases, tensors): where messages end."""
     busy: Mapping[str, tuple[Array, Array]]
-    """By stream, when it begins and ends with the message that ends at each tensor: (cases, tensors)."""
+    """By stream, in the order in which messages go through them, when it begins and ends with the message that ends at
+    each tensor: (cases, tensors)."""
     computed: Array
     """End of the backward pass, with the compression that delays it."""
     step: Array
@@ -135,10 +136,10 @@ def _in_halves(
     gathered = served(np.broadcast_to(begin, half.shape), half[:, order])
     share = rows.backward / rows.backward.sum(axis=-1, keepdims=True)
     weight = rows.moved / rows.moved.sum(axis=-1, keepdims=True)
-    layer = rows.forward[:, None] * share + rows.update[:, None] * weight
-    # A message's first layer, in the order of the forward pass, is where it ends in that of the backward pass.
-    forward = served(np.where(ends[:, order], gathered, begin), layer[:, order])
-    step = forward[:, -1]
-    ends_of = gathered[:, order]
-    both = {"communicate": (scattered - half, scattered), "gather in node": (ends_of - half, ends_of)}
-    return Timed(ends, MappingProxyType(busy | both), computed, step, step - computed - rows.forward - rows.update)
+    layers = in_message(rows.forward[:, None] * share + rows.update[:, None] * weight, ends)
+    # Those of a message follow each other, and the first of them is where it ends in the order of the backward pass.
+    forward = served(np.where(ends[:, order], gathered, begin), layers[:, order])
+    step, gathered, forward = forward[:, -1], gathered[:, order], forward[:, order]
+    later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}
+    busy = busy | later | {"next forward": (forward - layers, forward)}
+    return Timed(ends, MappingProxyType(busy), computed, step, step - computed - rows.forward - rows.update)

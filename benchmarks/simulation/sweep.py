@@ -9,6 +9,7 @@ import numpy as np
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Settings, rows_of
 from benchmarks.simulation.step_time import Timed, in_message, merged, timed
+from benchmarks.simulation.where_it_pays import where_it_pays
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
 
@@ -46,7 +47,7 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
         for start in range(0, len(places), count):
             chosen = places[start : start + count]
             some = [cases[place] for place in chosen]
-            rows = rows_of(some, settings, known)
+            rows = where_it_pays(rows_of(some, settings, known), np.array([case.where_it_pays for case in some]))
             times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
             sent = rows.nbytes.sum(axis=-1)
             messages = _messages(times, rows.nbytes)
@@ -65,6 +66,7 @@ def fastest_first(results: Iterable[Result]) -> list[Result]:
 def one_step(case: Case, settings: Settings) -> Timed:
     """Return the step of one case, with what its streams are busy with."""
     rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
+    rows = where_it_pays(rows, np.array([case.where_it_pays]))
     return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])
 
 

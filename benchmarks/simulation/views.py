@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.analysis.labels import TIMES
 from benchmarks.analysis.table import Table
 from benchmarks.simulation.grid import LOSSLESS, Case
 from benchmarks.simulation.rows import Settings
-from benchmarks.simulation.step_time import STREAMS
+from benchmarks.simulation.step_time import COMPUTING, Timed
 from benchmarks.simulation.sweep import Result, one_step
 from resireduce.merging import RULES
 from resireduce.scheme import COMPRESSORS
@@ -37,7 +38,7 @@ def best_merged(ordered: Sequence[Result]) -> list[Result]:
     found: dict[tuple[Any, ...], Result] = {}
     for one in ordered:
         case = one.case
-        key = (case.cluster.name, case.ranks, case.compressor, case.density, case.scheme, case.hierarchy)
+        key = (case.cluster.name, case.ranks, _compressor(case), case.hierarchy)
         found.setdefault(key, one)
     return list(found.values())
 
@@ -61,7 +62,8 @@ def _compressor(case: Case) -> str:
     if case.compressor == LOSSLESS:
         return "no compression"
     scheme = "" if case.scheme == "baseline" else f" ({case.scheme})"
-    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme
+    where = ", where it pays" * case.where_it_pays
+    return case.compressor + f" {case.density:g}" * COMPRESSORS[case.compressor].selects + scheme + where
 
 
 def _names(one: Result) -> list[str]:
@@ -77,29 +79,33 @@ def _numbers(one: Result, dense: float | None) -> list[str]:
 def pieces(case: Case, settings: Settings) -> list[dict[str, Any]]:
     """Return what streams are busy with in one step of `case`: lane, part, start and end in seconds, and a text.
 
-    Time 0 is the start of the forward pass, or, where it is the next one that waits, of the backward pass. Of
-    communication, what begins after the backward pass has ended is exposed.
+    Time 0 is the start of the forward pass, or, where the next one is a part of the step, of the backward pass. Exposed
+    is what of the other streams neither the backward pass nor the layers of the next forward pass hide.
     """
     times = one_step(case, settings)
-    halves, place = RULES[case.rule].in_halves, np.flatnonzero(times.ends[0])
-    computed, step = float(times.computed[0]), float(times.step[0])
-    forward = settings.layers.seconds(case.cluster.device, settings.compute_seconds)[0]
-    update = settings.layers.update_seconds(case.cluster.device)
+    halves, places = RULES[case.rule].in_halves, np.flatnonzero(times.ends[0])
+    forward, _ = settings.layers.seconds(case.cluster.device, settings.compute_seconds)
+    update, step = settings.layers.update_seconds(case.cluster.device), float(times.step[0])
     shift = 0.0 if halves else forward
     found = [] if halves else [_piece("forward", "computes", 0.0, forward, "forward pass")]
-    for lane in STREAMS:
-        starts, ends = times.busy.get(lane, (times.step[:, None] * 0, times.step[:, None] * 0))
-        for number, which in enumerate(place if lane in times.busy else []):
-            start, end = float(starts[0, which]), float(ends[0, which])
-            text = f"message {number + 1} of {len(place)}"
-            if lane in ("backward", "compress"):
-                found.append(_piece(lane, "computes", start + shift, end + shift, text))
+    for lane, (starts, ends) in times.busy.items():
+        for number, place in enumerate(places):
+            start, end = float(starts[0, place]) + shift, float(ends[0, place]) + shift
+            text = f"message {number + 1} of {len(places)}"
+            if lane in COMPUTING:
+                found.append(_piece(lane, "computes", start, end, text))
                 continue
-            cut = min(max(start, computed), end)
-            found += [_piece(lane, "hidden", start + shift, cut + shift, text)]
-            found += [_piece(lane, "exposed", cut + shift, end + shift, text)]
-    last = (computed, step, "next forward pass, and update") if halves else (step - update, step, "update")
-    return [*found, _piece("next forward" if halves else "update", "computes", *last)]
+            cut = min(max(start, _hidden_until(times, lane, number, places) + shift), end)
+            found += [_piece(lane, "hidden", start, cut, text), _piece(lane, "exposed", cut, end, text)]
+    return found + ([] if halves else [_piece("update", "computes", step - update, step, "update")])
+
+
+def _hidden_until(times: Timed, lane: str, number: int, places: NDArray[np.int64]) -> float:
+    """Return until when something is computed that hides message `number`: the backward pass, or the layers that come
+    before it in the next forward pass."""
+    if lane != "all-gather" or number + 1 == len(places):
+        return float(times.computed[0])
+    return float(times.busy["next forward"][1][0, places[number + 1]])
 
 
 def _piece(lane: str, part: str, start: float, end: float, text: str) -> dict[str, Any]:

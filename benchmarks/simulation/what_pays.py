@@ -15,7 +15,7 @@ from resireduce.scheme import COMPRESSORS
 
 
 def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
-    """Return plain values, for each cluster and number of ranks that was simulated, under `answers`.
+    """Return plain values: what was simulated, and under `answers`, for each cluster and number of ranks, these.
 
     fastest: of the results `chosen`. fastest_that_fits: of those that have room on the device with `gradients` kept or
     streamed, as `plan` says, and needed_bytes; None: none has. speed_up: of that beside the fastest of all `results`
@@ -26,8 +26,7 @@ def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Setti
     found = []
     for name, ranks in dict.fromkeys((one.case.cluster.name, one.case.ranks) for one in chosen):
         here = [one for one in chosen if (one.case.cluster.name, one.case.ranks) == (name, ranks)]
-        fits = fastest_that_fits(here, needed)
-        best = fits[0] if fits else None
+        best, needs = fastest_that_fits(here, needed) or (None, None)
         plain = dense.get((name, ranks))
         found.append(
             {
@@ -36,17 +35,21 @@ def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Setti
                 "fastest": fastest_first(here)[0].as_dict(),
                 "fastest_that_fits": best.as_dict() if best else None,
                 "called": name_of(best.case) if best else None,
-                "needed_bytes": fits[1] if fits else None,
+                "needed_bytes": needs,
                 "memory_bytes": here[0].case.cluster.device.memory_bytes,
                 "speed_up": plain / best.step_seconds if best and plain else None,
                 "break_even": _break_even(here, settings) if plain else None,
             }
         )
-    return {"answers": found}
+    layers = settings.layers
+    return {"simulated": True, "model": layers.model, "batch_per_rank": layers.batch, "answers": found}
 
 
 def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any] | None:
-    """Return up to which density and bandwidth the fastest compressor of `results` pays; None if none is there."""
+    """Return up to which density and bandwidth the fastest compressor of `results` pays; None if none is there.
+
+    In JSON a bandwidth of null is any that was tried, up to a thousand times the cluster's.
+    """
     lossy = [one for one in results if one.case.compressor != LOSSLESS]
     if not lossy:
         return None

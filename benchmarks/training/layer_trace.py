@@ -18,7 +18,7 @@ from benchmarks.core.paths import ROOT
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.build import make_task
 from resireduce.api import find_grouping
-from resireduce.grouping import Grouping, compressible
+from resireduce.grouping import compressible
 from resireduce.scheme import build_compressor
 from resireduce.zoo import find_builder
 
@@ -38,13 +38,10 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
     """
     with torch.device("meta"):
         model = find_builder(name)()
-    compressed = compressible(model)
-    grouping = find_grouping(model, "auto", compressed)
     parameters = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    kinds = {name: _kind(name, compressed, grouping) for name in parameters}
-    recipe = WORKLOADS.get(name)
+    kinds, recipe = _kinds(model), WORKLOADS.get(name)
     found: dict[str, Any] = {"forward": [], "backward": [[] for _ in parameters], "activations_bytes": 0, "batch": 0}
-    order = list(reversed(parameters))
+    order = [*reversed(parameters)]
     if recipe is not None:
         found |= _run(model, name, batch or recipe.batch_per_rank)
         arrived = found.pop("arrived")
@@ -54,16 +51,18 @@ def trace(name: str, batch: int | None = None) -> dict[str, Any]:
         "model": name,
         "names": order,
         "shapes": [list(parameters[one].shape) for one in order],
-        "kinds": [kinds[one] for one in order],
+        "kinds": [kinds.get(one, "dense") for one in order],
         "optimizer": "sgd" if recipe is None else recipe.optimizer,
         **found,
     }
 
 
-def _kind(name: str, compressed: dict[str, nn.Parameter], grouping: Grouping) -> str:
-    if name not in compressed:
-        return "dense"
-    return "grouped" if name in grouping.grouped else "specific" if name in grouping.specific else "other"
+def _kinds(model: nn.Module) -> dict[str, str]:
+    """Return the kind of each parameter that is compressed."""
+    compressed = compressible(model)
+    grouping = find_grouping(model, "auto", compressed)
+    kinds = dict.fromkeys(compressed, "other")
+    return kinds | dict.fromkeys(grouping.grouped, "grouped") | dict.fromkeys(grouping.specific, "specific")
 
 
 class _Operations(TorchDispatchMode):
@@ -118,13 +117,8 @@ def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
             loss = task.loss(model, inputs)
         forward = operations.taken()
         loss.backward()
-    return {
-        "forward": forward,
-        "backward": backward,
-        "arrived": arrived,
-        "activations_bytes": saved.nbytes,
-        "batch": batch,
-    }
+    seen = {"forward": forward, "backward": backward, "arrived": arrived}
+    return seen | {"activations_bytes": saved.nbytes, "batch": batch}
 
 
 class _Saved:

@@ -163,6 +163,7 @@ def test_a_cluster_that_cannot_be_is_refused_in_one_line(
         (["--ragged-largest", "0.5"], "ragged_largest: 0.5 is not allowed; give a number, 1 or more"),
         (["--records", "."], "records: . has no records of cells; give a run's folder"),
         (["--model", "tests.simulated:plain"], "compute_seconds: missing, and 'tests.simulated:plain' has no recipe"),
+        (["--model", "tests.simulated:plain", "--batch", "4"], "batch: 4 means nothing to 'tests.simulated:plain'"),
         (["--rules", "dear", "--compressors", "topk"], "rules: nothing is left to simulate; "),
     ],
 )

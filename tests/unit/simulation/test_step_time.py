@@ -13,9 +13,10 @@ from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Rows, Settings, rows_of
 from benchmarks.simulation.step_time import merged, timed
 from benchmarks.simulation.sweep import one_step, simulate
+from benchmarks.simulation.views import pieces
 from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
-from tests.simulated import EXACT, drawn_layers, make_cluster, make_layers, make_settings, walked
+from tests.simulated import EXACT, FAST, drawn_layers, make_cluster, make_layers, make_settings, walked
 
 MANY = st.integers(0, 10**6)
 SHARED = [name for name, rule in RULES.items() if not rule.in_halves]
@@ -126,6 +127,16 @@ def test_halves_hide_behind_both_passes() -> None:
     assert whole[1].step_seconds < whole[0].step_seconds
 
 
+def test_the_exposed_pieces_of_a_picture_are_what_the_step_waits_for() -> None:
+    given_settings = make_settings(drawn_layers(11, 15))
+    for rule, latency, bandwidth in product(("none", "size", "dear", "optimal"), (1e-5, 1e-3), (2e8, 1e10)):
+        case = Case(make_cluster(latency, bandwidth, device=EXACT), 4, rule=rule)
+        shown, found = pieces(case, given_settings), simulate([case], given_settings)[0]
+        exposed = sum(one["end_seconds"] - one["start_seconds"] for one in shown if one["part"] == "exposed")
+        assert exposed == pytest.approx(found.exposed_seconds, abs=1e-9)
+        assert max(one["end_seconds"] for one in shown) == pytest.approx(found.step_seconds)
+
+
 def test_horovod_sends_at_the_ticks_of_its_cycle() -> None:
     given_settings = make_settings(drawn_layers(3, 12))
     times = one_step(Case(make_cluster(1e-6, 1e12), 4, rule="horovod"), given_settings)
@@ -152,3 +163,30 @@ def test_the_same_cases_in_any_company_have_the_same_results(monkeypatch: pytest
     alone = simulate(cases, given_settings)
     assert [one.case for one in together] == cases
     assert [one.step_seconds for one in together] == pytest.approx([one.step_seconds for one in alone], rel=1e-12)
+
+
+def test_where_it_pays_each_tensor_goes_the_faster_way() -> None:
+    layers = make_layers([(20, 600), (3000, 3000), (100, 300), (2000, 1000)])
+    dear = replace(FAST, launch_seconds=2e-3)
+    cases = [
+        Case(make_cluster(1e-4, 1e9, device=dear), 4, "topk", 0.01, where_it_pays=choice) for choice in (False, True)
+    ]
+    given_settings = make_settings(layers)
+    always, chosen = simulate(cases, given_settings)
+    rows = rows_for(cases[0], given_settings)
+    elements = np.array([12e3, 9e6, 30e3, 2e6])
+    dense = 2 * 3 * 1e-4 + 2 * 3 / 4 * 4 * elements / 1e9
+    sparse = rows.compress(rows.compressed)[0] + 3 * (1e-4 + 8 * np.floor(elements / 100) / 1e9) + rows.unpack[0]
+    sent = np.where(dense <= sparse, 4 * elements, 8 * np.floor(elements / 100))
+    assert (dense <= sparse).tolist() == [True, False, True, False]
+    assert chosen.sent_bytes == sent.sum() and chosen.step_seconds < always.step_seconds
+
+
+def test_where_nothing_pays_it_is_as_without_compression_and_where_all_does_as_with() -> None:
+    given_settings = make_settings(drawn_layers(2, 8))
+    for link, name in (((0.0, 1e15), "none"), ((1e-5, 1e6), "topk")):
+        cluster = make_cluster(*link)
+        expected, found = simulate(
+            [Case(cluster, 4, name, 0.01), Case(cluster, 4, "topk", 0.01, where_it_pays=True)], given_settings
+        )
+        assert found.step_seconds == pytest.approx(expected.step_seconds, rel=1e-12)

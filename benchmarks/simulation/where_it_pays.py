@@ -1,0 +1,30 @@
+"""Compressing a tensor, or not: as HiPress' planner decides, SeCoPa, without its partitions of tensors (Bai et al.,
+"Gradient compression supercharged high-performance data parallel DNN training", SOSP 2021)."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulation.rows import Rows
+
+
+def where_it_pays(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
+    """Return `rows` in which, of the cases `chosen`, a tensor is sent as it is if that takes no longer.
+
+    Longer than to compress, send and decompress it, each by itself and nothing hidden. A tensor that is sent as it is
+    has a message of its own.
+    """
+    compressing = rows.compress(rows.compressed) + rows.more
+    takes = compressing + rows.latency + rows.transfer + rows.unpack
+    dense = chosen[:, None] & (rows.compressed > 0) & (takes >= rows.dense)
+    return replace(
+        rows,
+        compressed=np.where(dense, 0.0, rows.compressed),
+        more=np.where(dense, 0.0, rows.more),
+        latency=np.where(dense, 0.0, rows.latency),
+        transfer=np.where(dense, rows.dense, rows.transfer),
+        nbytes=np.where(dense, rows.moved, rows.nbytes),
+        copied=np.where(dense, 0.0, rows.copied),
+        unpack=np.where(dense, 0.0, rows.unpack),
+    )

@@ -1,0 +1,36 @@
+"""The files of a simulation: all results, and two pictures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.analysis.charts import scaling_chart, step_chart
+from benchmarks.analysis.write import to_csv, to_markdown
+from benchmarks.core.files import finite, save_json, save_text, writable
+from benchmarks.simulation.rows import Settings
+from benchmarks.simulation.sweep import Result
+from benchmarks.simulation.views import efficiencies, name_of, pieces, table
+
+
+def write_files(
+    folder: Path,
+    answers: Mapping[str, object],
+    ordered: Sequence[Result],
+    results: Sequence[Result],
+    settings: Settings,
+    scaled: Sequence[Result],
+) -> None:
+    """Write simulated.json, .csv and .md, step.svg and scaling.svg into `folder`. Raises ConfigError if none can be.
+
+    answers: to the questions that are asked of it. ordered: all that is shown, the first of which is drawn as a step.
+    results: what its speed is compared with. scaled: one cluster's, on different numbers of ranks.
+    """
+    writable("output", folder / "simulated.json")
+    model, fastest = settings.layers.model, ordered[0].case
+    save_json(finite({**answers, "results": [one.as_dict() for one in ordered]}), folder / "simulated.json")
+    whole = table(ordered, results)
+    save_text(to_csv(whole), folder / "simulated.csv")
+    save_text(to_markdown(whole, []), folder / "simulated.md")
+    title = f"Simulated: {model}, {fastest.cluster.name}, {fastest.ranks} ranks\n{name_of(fastest)}"
+    save_text(step_chart.picture(pieces(fastest, settings), title), folder / "step.svg")
+    title = f"Simulated: {model}, {scaled[0].case.cluster.name}"
+    save_text(scaling_chart.picture(efficiencies(scaled, settings), title), folder / "scaling.svg")
