@@ -7,7 +7,7 @@ send to the other in a step: each gathered payload of its ranks, and once what i
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,13 @@ def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
     return float(of_node.sum())
 
 
-def measure(steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Return a row for each way and seed; all ranks return the same."""
+def measure(steps: int, seeds: int, names: Sequence[str] = tuple(WAYS)) -> list[dict[str, Any]]:
+    """Return a row for each way, of WAYS by name, and seed; all ranks return the same metrics."""
     mesh = init_device_mesh("cpu", (NODES, RANKS_OF_NODE), mesh_dim_names=("replicate", "shard"))
     task = BytePairs(Setting())
     return [
-        {"name": name, "title": way.title, "seed": seed, **train(way, task, mesh, seed, steps)}
-        for name, way in WAYS.items()
+        {"name": name, "title": WAYS[name].title, "seed": seed, **train(WAYS[name], task, mesh, seed, steps)}
+        for name in names
         for seed in range(seeds)
     ]
 
