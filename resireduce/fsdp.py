@@ -85,7 +85,9 @@ def _check_model(model: object) -> None:
             "torch.distributed.fsdp (FSDP2)"
         )
     if not hasattr(FSDPModule, "set_all_reduce_hook"):
-        raise ConfigError(READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one")
+        raise ConfigError(
+            READS.format(version=torch.__version__, error="no set_all_reduce_hook") + "install one of those"
+        )
 
 
 def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:

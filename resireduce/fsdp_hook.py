@@ -40,7 +40,8 @@ class ShardedCompressionHook:
         self.steps = 0
         """How many times all units have been averaged: once for each backward pass that synchronises gradients."""
         self._shards = shards
-        self.slots = make_slots(likes(self.units), feedback)
+        held = {name: like for name, like in likes(self.units).items() if like.numel()}
+        self.slots = make_slots(held, feedback)
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._reduced: set[Unit] = set()
@@ -121,10 +122,10 @@ class ShardedCompressionHook:
         what `unit` was at the start, or after a step that has failed.
         """
         self._begin(unit, flat)
-        slots = sorted((self._slot_of[one.name] for one in unit.slices), key=lambda slot: -slot.index)
-        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices}
+        views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
+        slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)
-        for group in [slots] if whole else buckets(slot for slot in slots if slot.nbytes):
+        for group in [slots] if whole and slots else buckets(slots):
             made, targets = [self._compress(slot, views[slot]) for slot in group], [views[slot] for slot in group]
             if whole:  # one all-reduce in FSDP's own memory, as it makes one without a hook
                 made, targets = [Payload.pack(flat, like=flat)], [flat]

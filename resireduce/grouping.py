@@ -133,7 +133,8 @@ def _runs(
     start = f"{prefix}." if prefix else ""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
-    relative = dict.fromkeys(name for _, child in children for name, _ in child.named_parameters())
+    # As the model has them: wrappers for activation checkpointing tell others, without their own part of the name.
+    relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
     for suffix in relative:
         members = [
             (position, name)

@@ -1,13 +1,14 @@
 """A small GPT on two nodes of two ranks: FSDP's own hybrid, compressed between nodes, and compressed rank by rank.
 
-    torchrun --standalone --nproc-per-node 4 -m benchmarks.training.sharded --output results/reference/sharded.json
+    python -m benchmarks pretrain --model gpt2-bytes --output weights.pt
+    torchrun --standalone --nproc-per-node 4 -m benchmarks.training.sharded --weights weights.pt --output results.json
 
 Nodes are pretended: ranks 0 and 1, and ranks 2 and 3. Bytes between nodes are those of the messages that a node must
 send to the other in a step: each gathered payload of its ranks, and once what is summed.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 
 STEPS, SEEDS = 300, 3
-BATCH_PER_RANK, LEARNING_RATE = 4, 1e-3
+BATCH_PER_RANK, LEARNING_RATE = 4, 1e-4
 NODES, RANKS_OF_NODE = 2, 2
 
 
@@ -67,10 +68,14 @@ class Sent:
         return counted
 
 
-def train(way: Way, task: BytePairs, mesh: DeviceMesh, seed: int, steps: int) -> dict[str, float]:
+def train(
+    way: Way, task: BytePairs, mesh: DeviceMesh, seed: int, steps: int, weights: dict[str, Tensor] | None
+) -> dict[str, float]:
     """Train and evaluate; return the perplexity, bytes between nodes of a step, and those of residuals of a rank."""
     torch.manual_seed(seed)
     model = gpt2_bytes()
+    if weights is not None:
+        model.load_state_dict(weights)
     parameters_bytes = sum(parameter.nbytes for parameter in model.parameters())
     optimizer, feedback = _make(way, model, mesh)
     sent = None if feedback is None else Sent(feedback.communicator)
@@ -112,29 +117,33 @@ def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
     return float(of_node.sum())
 
 
-def measure(steps: int, seeds: int) -> list[dict[str, Any]]:
-    """Return a row for each way and seed; all ranks return the same."""
+def measure(
+    steps: int, seed: int, weights: dict[str, Tensor] | None = None, names: Sequence[str] = tuple(WAYS)
+) -> list[dict[str, Any]]:
+    """Return a row for each way, of WAYS by name, from `weights` on; all ranks return the same metrics."""
     mesh = init_device_mesh("cpu", (NODES, RANKS_OF_NODE), mesh_dim_names=("replicate", "shard"))
     task = BytePairs(Setting())
     return [
-        {"name": name, "title": way.title, "seed": seed, **train(way, task, mesh, seed, steps)}
-        for name, way in WAYS.items()
-        for seed in range(seeds)
+        {"name": name, "title": WAYS[name].title, "seed": seed, **train(WAYS[name], task, mesh, seed, steps, weights)}
+        for name in names
     ]
 
 
 def main() -> None:
-    """One of four ranks; rank 0 writes the file."""
+    """One of four ranks; rank 0 writes the file, after each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--weights", type=Path, required=True, help="made by python -m benchmarks pretrain")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows = measure(args.steps, args.seeds)
-    if dist.get_rank() == 0:
-        save_json({"steps": args.steps, "rows": rows, "measured": provenance()}, args.output)
+    measured, weights, rows = provenance(), torch.load(args.weights, weights_only=True), list[dict[str, Any]]()
+    for seed in range(args.seeds):
+        rows += measure(args.steps, seed, weights)
+        if dist.get_rank() == 0:
+            save_json({"steps": args.steps, "rows": rows, "measured": measured}, args.output)
     dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 import resireduce
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded
 
+NONE = {"compressor": "none", "scheme": "none"}
 Loss = Callable[[nn.Module, torch.Generator], Tensor]
 
 

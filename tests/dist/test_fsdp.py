@@ -4,22 +4,20 @@ from collections import defaultdict
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
-from torch.distributed.tensor import Shard
 
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.threshold import Threshold
-from resireduce.errors import ConfigError
 from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.fsdp_units import Unit
 from resireduce.grouping import is_small
 from tests.dist.fsdp import (
+    NONE,
     Sharded,
     compressed,
     divide_by_two,
@@ -31,10 +29,8 @@ from tests.dist.fsdp import (
     whole,
 )
 from tests.processes import on_processes
-from tests.worlds import loss_of, seeded, sgd_for
-from tests.worlds import train as train_flat
+from tests.worlds import loss_of
 
-NONE = {"compressor": "none", "scheme": "none"}
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -69,30 +65,12 @@ def check_accumulation(mesh: DeviceMesh) -> None:
 
 def check_divisor(mesh: DeviceMesh) -> None:
     """What FSDP divides by in place of the number of ranks, it divides the sum over all replicas by."""
-    models = [native(mesh), native(mesh), shard_only(mesh)]
+    models = [native(mesh), native(mesh), native(mesh["shard"])]
     for model in models[1:]:
         divide_by_two(model)
     resireduce.compress_fsdp(models[2], mesh["replicate"], **NONE)
     plain, ours, theirs = (train(model, steps=2) for model in models)
     assert same_values(ours, theirs) and not same_values(plain, ours)
-
-
-def shard_only(mesh: DeviceMesh) -> nn.Module:
-    return native(mesh["shard"])
-
-
-def check_columns(mesh: DeviceMesh) -> None:
-    """Tensors that are sharded by another dimension than the first."""
-
-    def even() -> nn.Module:
-        return Sharded(width=72)
-
-    fsdp = {"shard_placement_fn": lambda parameter: Shard(1) if parameter.dim() == 2 else None}
-    ours, theirs = compressed(mesh, even, fsdp, **NONE)[0], native(mesh, even, fsdp)
-    assert same_values(train(ours, steps=2), train(theirs, steps=2))
-    model, hook = compressed(mesh, even, fsdp, scheme="w+2d")
-    held = hook.feedback.residual.tensors()
-    assert held["weighted.blocks.0.up.weight"].shape == (144, 36) and replicas_equal(train(model, steps=2), mesh)
 
 
 class Twice(Sharded):
@@ -185,29 +163,9 @@ def check_bytes(mesh: DeviceMesh) -> None:
         assert int(together) == size * sum(large[name].numel() for name in own)
 
 
-def check_refused(mesh: DeviceMesh) -> None:
-    """Ranks that cannot train together are told so, all of them."""
-    rank = dist.get_rank()
-    with pytest.raises(ConfigError, match=r"replicate: ranks \[\d, \d\] have \[\d, \d\] in common with those that"):
-        resireduce.compress_fsdp(shard_only(mesh), mesh["shard"])
-    with pytest.raises(ConfigError, match=r"replicate: .* is not allowed; give a mesh of one dimension"):
-        resireduce.compress_fsdp(shard_only(mesh), mesh)
-    with pytest.raises(ConfigError, match="sharded over a mesh that has replicas too"):
-        resireduce.compress_fsdp(native(mesh), mesh["replicate"])
-    for odd in range(4):
-        with pytest.raises(ConfigError, match=r"density=0\.\d|another rank says which"):
-            resireduce.compress_fsdp(shard_only(mesh), mesh["replicate"], density=0.2 if rank == odd else 0.1)
-    model, _ = compressed(mesh)
-    if rank > 1:
-        with torch.no_grad():
-            model.first.weight.to_local().mul_(1.5)  # type: ignore[union-attr, operator]
-    with pytest.raises(ConfigError, match=r"values of first\.weight \(a checksum\)|another rank says which"):
-        loss_of(model, torch.Generator()).backward()
-
-
 CHECKS = (
-    check_none, check_precisions, check_accumulation, check_divisor, check_columns, check_several_passes,
-    check_density_one, check_definition, check_bytes, check_refused,
+    check_none, check_precisions, check_accumulation, check_divisor, check_several_passes, check_density_one,
+    check_definition, check_bytes,
 )  # fmt: skip
 
 
@@ -219,29 +177,3 @@ def check_all(communicator: Communicator) -> None:
 
 def test_two_replicas_of_two_shards() -> None:
     on_processes(4, check_all)
-
-
-KINDS = ("none", "fp16", "randomk", "signsgd", "dgc-momentum", "sidco-gp", "topk", "topk+packed", Threshold(0.02))
-"""Compressors that are summed or gathered, in equal sizes or not, with a draw, a vote, a velocity or a memory."""
-
-
-def check_one_shard(communicator: Communicator) -> None:
-    """Shards that are whole: bit for bit what kept gradients are without FSDP, for compressors of each kind."""
-    mesh, start = mesh_of(2, 1), seeded(Sharded)
-    cases: list[dict[str, object]] = [{"scheme": "baseline", "compressor": compressor} for compressor in KINDS]
-    cases += [{"scheme": scheme} for scheme in ("w+2d", "partial", "a")]
-    cases += [{"residual_dtype": "int8"}, {"warm_up_steps": 2}, {"dense": ["head.*", "blocks.1.up.weight"]}]
-    cases += [{"density": lambda step: 0.5 / (step + 1)}, {"residual_device": "cpu"}]
-    for options in cases:
-        flat, optimizer = train_flat(communicator, start, gradients="kept", steps=3, **options)
-        model, hook = compressed(mesh, **options)
-        train(model, sgd_for(options), steps=3)
-        found = whole(model)
-        assert all(torch.equal(found[name], tensor) for name, tensor in flat.state_dict().items()), options
-        theirs, ours = optimizer.residual_state_dict(), hook.residual_state_dict()
-        assert theirs.keys() == ours.keys() - {"shard_rank", "shard_world_size"}
-        assert all(torch.equal(theirs[name], ours[name]) for name in theirs), options
-
-
-def test_with_whole_shards_it_is_kept_gradients() -> None:
-    on_processes(2, check_one_shard)

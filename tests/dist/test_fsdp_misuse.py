@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -62,6 +63,16 @@ def test_a_model_that_is_split_in_other_ways_too(mesh: DeviceMesh) -> None:
         setattr(model.get_submodule(module), leaf, nn.Parameter(tensor))
     with pytest.raises(ConfigError, match=r"is split in several ways .*tensor parallelism"):
         resireduce.compress_fsdp(shard(model, other["shard"]), mesh["replicate"])
+
+
+def test_a_torch_that_has_no_hook_or_other_units(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = r"as torch 2\.9 to 2\.13 have them, and not those of torch .*install one of those"
+    other = patch("resireduce.fsdp_units._check_group", side_effect=AttributeError("mesh_info"))
+    with other, pytest.raises(ConfigError, match=said):
+        compressed(mesh)
+    monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")
+    with pytest.raises(ConfigError, match=said):
+        compressed(mesh)
 
 
 def test_a_second_hook(mesh: DeviceMesh) -> None:

@@ -1,4 +1,4 @@
-"""The code and the table of docs/fsdp.md, as they stand there."""
+"""The code and the tables of docs/fsdp.md, as they stand there."""
 
 import os
 import re
@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from benchmarks.training.sharded import measure
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
 from tests.dist.fsdp import whole
@@ -35,16 +36,16 @@ def run(steps: int) -> dict[str, object]:
 
 
 def check_program() -> None:
-    """Stopped after four steps and started again, it is where one is that was never stopped."""
-    run(4)
+    """Stopped after two steps and started again, it is where one is that was never stopped."""
+    run(2)
     with shared_folder():
-        expected = run(6)
-    found = run(6)
-    assert found["hook"].steps == 6 and found["hook"].feedback.residual.nbytes()  # type: ignore[attr-defined]
+        expected = run(4)
+    found = run(4)
+    assert found["hook"].steps == 4 and found["hook"].feedback.residual.nbytes()  # type: ignore[attr-defined]
     ours, theirs = whole(found["model"]), whole(expected["model"])  # type: ignore[arg-type]
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     before = {name: tensor.clone() for name, tensor in found["hook"].residual_state_dict().items()}  # type: ignore[attr-defined]
-    exec(change(REDISTRIBUTED, {"000300": "000006"}), found)
+    exec(change(REDISTRIBUTED, {"000300": "000004"}), found)
     after = found["hook"].residual_state_dict()  # type: ignore[attr-defined]
     for name, tensor in before.items():  # shared out to as many replicas as before
         torch.testing.assert_close(after[name], tensor)
@@ -80,8 +81,17 @@ def check_accelerated() -> None:
     assert not torch.equal(after["transformer.wte.weight"], before["transformer.wte.weight"])
 
 
+def check_measured() -> None:
+    """What the table compares: between nodes half of what flat compression gathers, and residuals of half the size."""
+    flat, sliced = measure(steps=1, seed=0, names=("flat", "fsdp"))
+    assert flat["perplexity"] > 1 and sliced["perplexity"] > 1
+    assert flat["residuals_bytes"] == 2 * sliced["residuals_bytes"] > 0
+    gathered = 0.01 * 8 * flat["residuals_bytes"] / 4  # of a node: a value and an index for each element that is sent
+    assert flat["node_bytes_per_step"] - sliced["node_bytes_per_step"] == pytest.approx(gathered, rel=0.02)
+
+
 def check_page(communicator: Communicator) -> None:
-    for check in (check_program, check_accelerated):
+    for check in (check_program, check_accelerated, check_measured):
         with shared_folder():
             check()
 
