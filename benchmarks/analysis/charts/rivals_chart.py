@@ -1,28 +1,37 @@
 """Compressors beside one another: contraction against bytes, and metric lost against bytes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.labels import signed_with_half
+from benchmarks.analysis.labels import MINUS, signed_with_half
 from resireduce.scheme import COMPRESSORS
 
 CURVE, SELECTS, ALL = "top-k, at several densities", "sends a part", "sends all, in fewer bits"
 COLOURS = {CURVE: look.INK, SELECTS: "#0083c4", ALL: "#d55e00"}
-WIDTH, HEIGHT = 640, 420
-LARGEST = 1.5
-"""Contractions above this are not drawn: a vote's length is not the gradient's."""
+WIDTH, HEIGHT = 860, 560
+SPOTS: tuple[tuple[Literal["left", "right"], int, int], ...] = (
+    ("left", 5, -5),
+    ("right", -5, -5),
+    ("left", 5, 11),
+    ("right", -5, 11),
+)
+"""Where names stand beside their points, by turns: alignment, pixels to the right and down."""
 
 
 def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
-    """Return the figure of `rivals_rows`: how much of a gradient is left, by what a step sends; None without any."""
-    known = [row for row in rows if row["contraction"] is not None and row["contraction"] <= LARGEST]
-    shown = list(_points(known, "contraction", "contraction: median of |x - Q(x)|² / |x|²"))
-    return (
-        _figure(shown, "contraction: what is left of |x|²", alt.Scale(padding=look.NEAR, nice=False)) if shown else None
-    )
+    """Return the figure of `rivals_rows`: how much of a gradient is taken up, by what a step sends; None without any.
+
+    That is 1 - contraction, since most contractions are near 1. Those of 1 and more are not drawn: what is sent is then
+    not of the gradient's length, as a vote is not.
+    """
+    known = [row for row in rows if row["contraction"] is not None and row["contraction"] < 1]
+    taken = [{**row, "taken": 1 - row["contraction"]} for row in known]
+    shown = list(_points(taken, "taken", "1 - contraction"))
+    upwards = alt.Scale(type="log", padding=look.NEAR, nice=False)
+    return _figure(shown, f"1 {MINUS} contraction: what is taken up of |x|²", upwards) if shown else None
 
 
 def lost_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
@@ -48,17 +57,21 @@ def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Speci
         base.mark_point(filled=True, size=35, opacity=1).encode(**look.exact()),
         curve.mark_line(strokeWidth=1, strokeDash=[4, 3]).encode(order="bytes:Q"),
         bars,
-        base.mark_text(align="left", dx=5, dy=-4, fontSize=8, aria=False).encode(text="label:N"),
+        *(
+            base.transform_filter(alt.datum.spot == spot)
+            .mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False)
+            .encode(text="label:N")
+            for spot, (align, right, down) in enumerate(SPOTS)
+        ),
     )
     return look.side_by_side(shown, layers, hides="kind", columns=1, width=WIDTH, height=HEIGHT)
 
 
 def _points(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterator[look.Row]:
-    for row in rows:
-        if row[column] is None:
-            continue
+    drawn = sorted((row for row in rows if row[column] is not None), key=lambda row: (row["sent_bytes"], row[column]))
+    for place, row in enumerate(drawn):
         name, selects = row["compressor"], COMPRESSORS[row["compressor"]].selects
-        label = f"{name} {row['density']:g}" if selects else name
+        label = f"{name} {row['density']:.2g}" if selects else name
         half = row["lost_half_width"] if column == "lost_mean" else None
         yield {
             "model": row["model"],
@@ -69,6 +82,7 @@ def _points(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterat
             "low": None if half is None else row[column] - half,
             "high": None if half is None else row[column] + half,
             "label": label,
+            "spot": place % len(SPOTS),
             "tip": f"{label}, {row['scheme']}\n{row['sent_bytes']:,.0f} bytes a step\n"
             f"{what}: {signed_with_half(row[column], half, 3)}\nn = {row['seeds']}",
         }

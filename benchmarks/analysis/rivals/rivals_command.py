@@ -55,7 +55,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         labels.with_half(row["metric_mean"], row["metric_half_width"], 2),
         _or_absent(row["lost_mean"], lambda mean: labels.signed_with_half(mean, row["lost_half_width"], 2)),
         f"{row['sent_bytes'] / 1024:,.1f}",
-        _or_absent(row["density_sent"], labels.percent),
+        _or_absent(row["density_sent"], lambda share: f"{100 * share:.2g} %" if share < 0.1 else labels.percent(share)),
         *(
             _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
             for name in ("contraction", "cosine")
