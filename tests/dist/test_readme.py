@@ -73,7 +73,7 @@ def check_page(communicator: Communicator) -> None:
     assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
     assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
-    for section in ("Compressors", "DGC in full", "Groups and specific layers"):
+    for section in ("Compressors", "DGC in full", "Two levels: nodes", "Groups and specific layers"):
         (snippet,) = code(section)
         exec(snippet + loop + code("Adding up several passes")[0], page)
         assert not same(page["model"], seeded(Net))
@@ -98,7 +98,8 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
     assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
-    assert found[4:] == ["Compressors", "DGC in full", "Groups and specific layers", "Adding up several passes"]
+    assert found[4:7] == ["Compressors", "DGC in full", "Two levels: nodes"]
+    assert found[7:] == ["Groups and specific layers", "Adding up several passes"]
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
