@@ -17,6 +17,7 @@ from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.savings import residual_bytes
 from resireduce.scheme import COMPRESSORS, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
+from resireduce.slices import Slices
 from resireduce.zoo import find_builder
 from tests.dist.test_gloo import on_processes
 from tests.worlds import Net, loss_of, same, seeded
@@ -120,6 +121,21 @@ def test_what_the_page_says_that_schemes_save() -> None:
         held = residual_bytes(parameters, find_grouping(model, "auto", parameters))
         for row in rows:
             assert row[name] == f"{100 * (1 - held[row['Scheme']] / held['baseline']):.1f} %", (name, row["Scheme"])
+
+
+def test_what_the_page_says_that_two_levels_hold() -> None:
+    """Streamed, by SGD with momentum, as large as the parameters; against kept gradients and whole residuals."""
+    for row in table("Two levels: nodes"):
+        with torch.device("meta"):
+            model = find_builder(row["Model"])()
+        whole, total = compressible(model), sum(p.nbytes for p in model.parameters())
+        grouping = find_grouping(model, "auto", whole)
+        slices = {name: torch.empty(Slices(p.shape, 8).shape_of(0), device="meta") for name, p in whole.items()}
+        flat, by_nodes = (residual_bytes(tensors, grouping) for tensors in (whole, slices))
+        held = [flat["baseline"], by_nodes["baseline"], by_nodes["w+2d"]]
+        shares = [f"{100 * (2 * total + one) / (3 * total + held[0]):.1f} %" for one in held]
+        sizes = [f"{one / 2**20:,.1f} MiB" for one in held[:2]]
+        assert [*row.values()] == [row["Model"], *sizes, *shares]
 
 
 def test_what_the_page_says_that_compressors_send() -> None:
