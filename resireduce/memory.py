@@ -85,12 +85,13 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     twice those of the largest layer (autograd makes the gradients of weight and bias together), and a message of small
     tensors with its parts. Tied parameters come on top: autograd holds their gradient from their last use to their
     first. local_bytes: this rank's compressed payloads.
-    gathered_bytes: all ranks' payloads of the tensors under way.
+    gathered_bytes: all ranks' payloads of the tensors under way. node_bytes: with two levels, gradients that wait for
+    the other ranks of the node, and the slices that come of them; twice the largest layer, none with one level.
 
     Holds in every step in which gradients arrive in the order of the first step, and in the first if that is the
     reverse order of the model's parameters. A gradient that comes late, or not at all on this rank, holds up those
-    behind it: messages then wait for `step()`. Where ranks make payloads in rounds, gradients wait too that no residual
-    takes up. With
+    behind it: messages then wait for `step()`; so do gradients once a pass has waited for its node in vain, and, where
+    ranks make payloads in rounds, those that no residual takes up. With
     `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
     """
     queue, feedback = optimizer.queue, optimizer.feedback
@@ -105,6 +106,7 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
         "dense_bytes": 2 * (largest_layer(queue.slots) + min(BUCKET_BYTES, small)),
         "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
         "gathered_bytes": max(queue.gathered_limit, *gathered),
+        "node_bytes": 0 if optimizer.levels.node is None else 2 * largest_layer(queue.slots),
     }
 
 

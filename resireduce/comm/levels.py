@@ -40,10 +40,10 @@ class Levels:
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
         if len(nodes[0]) == 1:
-            warnings.warn(ONE_EACH.format(ranks=world.world_size), stacklevel=5)  # of distribute()
+            warnings.warn(ONE_EACH.format(ranks=world.world_size), stacklevel=4)  # of distribute()
             return cls(world, None, world)
         if len(nodes) == 1:
-            warnings.warn(NOT_BETWEEN.format(ranks=world.world_size), stacklevel=5)
+            warnings.warn(NOT_BETWEEN.format(ranks=world.world_size), stacklevel=4)
             (node,) = world.split(nodes)
             return cls(world, node, LocalCommunicator())
         node, between = world.split(nodes, places(nodes))

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def find_nodes(
             host name. Or the lists of ranks themselves; or a process group of torch.distributed, or a DeviceMesh, of
             which the last dimension is a node.
         environment: in which Slurm has said which task this is; None: that of this process.
-        host: name of this machine; None: what it calls itself.
+        host: name of this machine; None: what it calls itself, and Linux's number of its last start.
 
     Raises ConfigError, on all ranks, for what says none of this, and if nodes have unequal numbers of ranks.
     """
@@ -43,7 +44,7 @@ def find_nodes(
         nodes = _listed(hierarchy, communicator.world_size)
     elif hierarchy == "node":
         task = _task(os.environ if environment is None else environment, communicator)
-        machine = f"{task}/{host or socket.gethostname()}"
+        machine = f"{task}/{host or _host()}"
         nodes = _alike(_by_machine(_gathered(machine, communicator)))
     else:
         nodes = _checked(_gathered(_members(hierarchy, communicator), communicator))
@@ -85,6 +86,12 @@ def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
         return "/"
     step = f"{environment.get('SLURM_JOB_ID')}.{environment.get('SLURM_STEP_ID')}"
     return f"{step}/{environment.get('SLURM_NODEID', '')}"
+
+
+def _host() -> str:
+    """Return the name of this machine, and what tells it from another of the same name: when it was started."""
+    started = Path("/proc/sys/kernel/random/boot_id")
+    return f"{socket.gethostname()} {started.read_text().strip() if started.exists() else ''}"
 
 
 def _by_machine(machines: Sequence[str]) -> list[str]:

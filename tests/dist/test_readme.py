@@ -17,6 +17,7 @@ from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.savings import residual_bytes
 from resireduce.scheme import COMPRESSORS, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
+from resireduce.slices import Slices
 from resireduce.zoo import find_builder
 from tests.dist.test_gloo import on_processes
 from tests.worlds import Net, loss_of, same, seeded
@@ -73,7 +74,7 @@ def check_page(communicator: Communicator) -> None:
     assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
     assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
-    for section in ("Compressors", "DGC in full", "Groups and specific layers"):
+    for section in ("Compressors", "DGC in full", "Two levels: nodes", "Groups and specific layers"):
         (snippet,) = code(section)
         exec(snippet + loop + code("Adding up several passes")[0], page)
         assert not same(page["model"], seeded(Net))
@@ -98,7 +99,8 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
     assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
-    assert found[4:] == ["Compressors", "DGC in full", "Groups and specific layers", "Adding up several passes"]
+    assert found[4:7] == ["Compressors", "DGC in full", "Two levels: nodes"]
+    assert found[7:] == ["Groups and specific layers", "Adding up several passes"]
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,6 +121,21 @@ def test_what_the_page_says_that_schemes_save() -> None:
         held = residual_bytes(parameters, find_grouping(model, "auto", parameters))
         for row in rows:
             assert row[name] == f"{100 * (1 - held[row['Scheme']] / held['baseline']):.1f} %", (name, row["Scheme"])
+
+
+def test_what_the_page_says_that_two_levels_hold() -> None:
+    """Streamed, by SGD with momentum, as large as the parameters; against kept gradients and whole residuals."""
+    for row in table("Two levels: nodes"):
+        with torch.device("meta"):
+            model = find_builder(row["Model"])()
+        whole, total = compressible(model), sum(p.nbytes for p in model.parameters())
+        grouping = find_grouping(model, "auto", whole)
+        slices = {name: torch.empty(Slices(p.shape, 8).shape_of(0), device="meta") for name, p in whole.items()}
+        flat, by_nodes = (residual_bytes(tensors, grouping) for tensors in (whole, slices))
+        held = [flat["baseline"], by_nodes["baseline"], by_nodes["w+2d"]]
+        shares = [f"{100 * (2 * total + one) / (3 * total + held[0]):.1f} %" for one in held]
+        sizes = [f"{one / 2**20:,.1f} MiB" for one in held[:2]]
+        assert [*row.values()] == [row["Model"], *sizes, *shares]
 
 
 def test_what_the_page_says_that_compressors_send() -> None:

@@ -40,6 +40,17 @@ def _share(device: torch.device) -> None:
     assert _all_alike(far)
 
 
+def _share_by_nodes(device: torch.device) -> None:
+    """Two nodes of two ranks: streamed as kept, bit for bit, and all ranks alike."""
+    for compressor, scheme in (("topk", "w+2d"), ("threshold", "baseline"), ("none", "none")):
+        options = {"compressor": compressor, "scheme": scheme, "hierarchy": [[0, 1], [2, 3]]}
+        pair = [
+            trained(device, steps=3, communicator=TorchCommunicator(), gradients=one, **options)
+            for one in ("kept", "streamed")
+        ]
+        assert same(*pair) and not same(pair[0], net(device)) and _all_alike(pair[0]), compressor
+
+
 def _alone(device: torch.device) -> None:
     """One rank sends to itself what it would have kept."""
     for options in ({"scheme": "w+2d"}, {"scheme": "none", "compressor": "none"}, {"compressor": "threshold"}):
@@ -70,6 +81,10 @@ def _run(size: int, backend: str, device: torch.device, checks: object) -> None:
 @pytest.mark.parametrize("size", [2])
 def test_ranks_share_the_device_over_gloo(device: torch.device, size: int) -> None:
     _run(size, "gloo", device, _share)
+
+
+def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:
+    _run(4, "gloo", device, _share_by_nodes)
 
 
 def test_one_rank_over_nccl(device: torch.device) -> None:

@@ -4,14 +4,14 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
-from resireduce.memory import measure_states
+from resireduce.memory import measure_states, step_bounds, track_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.slices import Slices
@@ -97,7 +97,7 @@ def test_training_goes_on_bit_for_bit(options: dict[str, object]) -> None:
     start = seeded(Net)
     through = train_world(4, start, hierarchy=PAIRS, steps=4, optimizer="sgd", residual_dtype="int8", **options)
 
-    def rank(communicator: Communicator) -> torch.nn.Module:
+    def rank(communicator: Communicator) -> nn.Module:
         settings = {"hierarchy": PAIRS, "optimizer": "sgd", "residual_dtype": "int8", **options}
         first, one = train(communicator, start, steps=2, **settings)  # type: ignore[arg-type]
         model, other = train(communicator, first, steps=0, **settings)  # type: ignore[arg-type]
@@ -141,7 +141,30 @@ def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
         loaded(2, [*paired[:2], *flat[2:]], hierarchy="flat")
 
 
-# --- plan ---
+# --- plan, and the fullest moment ---
+
+
+def test_all_that_is_alive_beside_the_states_is_bounded() -> None:
+    """By some layers, not by the model, though gradients wait for the other ranks of their node."""
+    start = seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(16)]))
+
+    def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
+        return model(torch.randn(6, 120, generator=generator)).square().mean()
+
+    def rank(communicator: Communicator) -> tuple[int, int]:
+        options = {"scheme": "baseline", "density": 0.01, "optimizer": "sgd", "steps": 2, "hierarchy": PAIRS}
+        model, optimizer = train(communicator, start, loss=loss, **options)  # type: ignore[arg-type]
+        optimizer.zero_grad()
+        value = loss(model, torch.Generator())
+        with track_states(optimizer) as tracker:
+            value.backward()
+            optimizer.step()
+        return tracker.peak_bytes - measure_states(optimizer).total, sum(step_bounds(optimizer).values())
+
+    layer = start[0].weight.nbytes  # type: ignore[union-attr, operator]
+    for alive, bound in LocalWorld(4).run(rank):
+        assert alive <= bound + 2 * layer, "ranks in one process hold a copy for each other of what is summed"
+        assert bound + 2 * layer < 9 * layer, "of 16"
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])

@@ -1,0 +1,56 @@
+"""A cell's hierarchy: which ranks of it share a node, what that changes of it, and what its plan says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.core.cell import Cell
+from benchmarks.training.build import build
+from benchmarks.training.horovod import _sets
+from benchmarks.training.place import nodes_of
+from benchmarks.training.plan_of_cell import plan_of
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from resireduce.memory import measure_states
+
+PAIRS = {"model": "vgg-digits", "world_size": 4, "hierarchy": "node", "ranks_per_node": 2}
+
+
+def test_ranks_of_a_machine_follow_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    pairs = [[0, 1], [2, 3]]
+    assert nodes_of(Cell(model="vgg-digits", world_size=4)) == "flat"
+    assert nodes_of(Cell(model="vgg-digits", world_size=4, hierarchy="node")) == pairs
+    assert nodes_of(Cell(**PAIRS | {"ranks_per_node": 4})) == [[0, 1, 2, 3]]
+    assert nodes_of(Cell(**PAIRS | {"world_size": 3, "ranks_per_node": None})) == [[0, 1], [2]], (
+        "the library refuses it"
+    )
+    assert _sets(pairs, 4) == [[0, 1], [2, 3], [0, 2], [1, 3]]
+    assert _sets([[0, 1]], 2) == [], "all ranks are a process set as it is"
+
+
+def test_a_cell_by_nodes_has_a_name_of_its_own_and_updates_in_the_step() -> None:
+    plain = {"compressor": "none", "scheme": "none", "gradients": "streamed"}
+    cells = [Cell(**PAIRS), Cell(**PAIRS | {"ranks_per_node": None}), Cell(model="vgg-digits", world_size=4)]
+    assert len({cell.name for cell in cells}) == 3 and "by-node2" in cells[0].name
+    assert Cell(**PAIRS | plain).update == "in_step"
+    assert Cell(**plain, model="vgg-digits").update == "in_backward"
+
+
+@pytest.mark.parametrize("scheme", ["baseline", "w+2d"])
+def test_the_plan_of_a_cell_is_what_it_holds(scheme: str) -> None:
+    cell = Cell(**PAIRS, scheme=scheme, gradients="streamed", steps=1)
+
+    def rank(communicator: Communicator) -> dict[str, int]:
+        trainer = build(cell, communicator, None, Path("data"))
+        batch = trainer.batch(next(trainer.indices()), 0)
+        trainer.train_step(0, batch)
+        return measure_states(trainer.optimizer).as_dict()
+
+    planned = plan_of(cell)
+    torch.manual_seed(0)
+    for held in LocalWorld(4).run(rank):
+        assert {name: planned[name] for name in held} == held
+    flat = plan_of(Cell(model="vgg-digits", world_size=4, scheme=scheme))["residuals"]
+    assert flat / 2 <= planned["residuals"] < 0.53 * flat, "2d has its column numbers on every rank"
