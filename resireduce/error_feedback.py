@@ -120,7 +120,16 @@ class ErrorFeedback:
             grad = self.momentum.accumulate_(grad, name)
         if compressor.lossless:
             return self._compress(grad, name, step)
-        compensated = self.residual.compensate_(grad, name)
+        return self._leave(self.residual.compensate_(grad, name), name, step)
+
+    @timed("compress")
+    def compress_absorbed(self, name: str, step: int) -> Payload:
+        """This rank's payload for tensor `name`, all of whose gradient the residual has absorbed."""
+        return self._leave(self.residual.absorbed(name), name, step)
+
+    def _leave(self, compensated: Tensor, name: str, step: int) -> Payload:
+        """Compress what is `compensated`, and store what is left of it."""
+        compressor = self.compressor_of(name)
         payload = self._compress(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
@@ -136,6 +145,11 @@ class ErrorFeedback:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
         check_finite(grad, name)
         self.residual.compensate_(grad, name)
+
+    @timed("compress")
+    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
+        """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
+        self.residual.absorb_rows(grad, name, rows)
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:

@@ -8,7 +8,9 @@ from torch import Tensor
 from resireduce.clip import clip_factor
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.payload import Payload
 from resireduce.settings import Settings
+from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
@@ -42,6 +44,9 @@ class Intake:
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
         grad = slot.parameter.grad
+        if slot.by_rows and grad is None:
+            slot.hide()
+            return
         if not (self.streamed and self.feedback.absorbs(slot.name)) or grad is None or grad.layout != torch.strided:
             self.holds = True
             return
@@ -59,9 +64,8 @@ class Intake:
     def take(self, slot: Slot, step: int) -> None:
         """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it."""
         slot.check_kind()
-        grad = self._gradient(slot)
         try:
-            slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
+            slot.payload = self._payload(slot, step)
         except NonFiniteGradient as error:
             self._drop(slot, error, Stage.DROPPED)
         else:
@@ -74,6 +78,40 @@ class Intake:
             slot.hide(keep=not self.streamed)
         elif self.streamed:
             slot.parameter.grad = None
+
+    def _payload(self, slot: Slot, step: int) -> Payload:
+        absorbed = slot.parameter.grad is None if slot.by_rows else slot.is_guarded
+        if absorbed and slot.stage in (Stage.ABSORBED, Stage.LAST):
+            return self.feedback.compress_absorbed(slot.name, step)
+        return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
+
+    def takes_rows(self, slot: Slot) -> bool:
+        """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""
+        grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
+        return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
+
+    def absorb_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> None:
+        """Have the residual absorb the `gradient` of `slot`, slice by slice of its `rows`.
+
+        Nothing of it, if a slice is not finite: where that is not sure before, each is made twice.
+        """
+        slot.by_rows = True
+        if slot.stage is Stage.SPOILT:
+            return
+        slot.check_kind()
+        try:
+            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / 4):
+                for part in rows:
+                    check_finite(self._unscale_(gradient.rows(part)), slot.name)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.SPOILT)
+            slot.parameter.grad = None
+            return
+        for part in rows:
+            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)), slot.name, part)
+        self.has_begun = True
+        slot.go(Stage.ABSORBED)
+        slot.hide()
 
     def pending(self) -> list[Slot]:
         """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
@@ -95,10 +133,8 @@ class Intake:
         return self.scaler is None or not self._anywhere(self.non_finite is not None)
 
     def _gradient(self, slot: Slot) -> Tensor:
-        """Return the gradient that has come in this step, unscaled, but for what is absorbed already."""
+        """Return the gradient that has come in this step, unscaled."""
         grad = slot.parameter.grad
-        if slot.stage is Stage.ABSORBED and slot.is_guarded:
-            return torch.zeros_like(slot.parameter)
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
