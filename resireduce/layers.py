@@ -134,7 +134,7 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
     if taker is None or input.dim() < 2 or input.dtype != self.weight.dtype:
         return type(self).forward(self, input)
     flat = _Linear.apply(input.reshape(-1, input.shape[-1]), self.weight, self.bias, taker)
-    return flat if input.dim() == 2 else flat.view(*input.shape[:-1], -1)
+    return flat if input.dim() == 2 else flat.view(*input.shape[:-1], len(self.weight))
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:

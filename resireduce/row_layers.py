@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from resireduce.error_feedback import ErrorFeedback
@@ -120,7 +121,12 @@ def _why_not(module: nn.Module, key: str) -> str | None:
 
 
 def _form(module: nn.Module) -> Any:
-    """Return the forward that makes gradients row by row, for a module that has torch's own; else None."""
+    """Return the forward that makes gradients row by row, for a module that has torch's own; else None.
+
+    That of `nn.MultiheadAttention.out_proj` is never called: attention uses its weight by itself.
+    """
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return None
     for kind, form in FORWARD.items():
         if isinstance(module, kind):
             inner = getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)

@@ -100,7 +100,7 @@ class Intake:
             return
         slot.check_kind()
         try:
-            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / 4):
+            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))):
                 for part in rows:
                     check_finite(self._unscale_(gradient.rows(part)), slot.name)
         except NonFiniteGradient as error:
@@ -142,12 +142,14 @@ class Intake:
         return grad if self._prepared else self._unscale_(slot.own(grad))
 
     def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, asked for once a step."""
-        if self.scaler is None:
-            return grad
+        """Divide by the scale of the loss, in place."""
+        return grad if self.scaler is None else grad.mul_(self._inverse())
+
+    def _inverse(self) -> float:
+        """Return what gradients are multiplied by for the scale of the loss, asked for once a step."""
         if self._inverse_scale is None:
-            self._inverse_scale = self.scaler.inverse_scale()
-        return grad.mul_(self._inverse_scale)
+            self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
+        return self._inverse_scale
 
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""

@@ -2,8 +2,10 @@
 
 import contextlib
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 
 import numpy as np
@@ -267,6 +269,56 @@ class Own(nn.Linear):
 
 def replaced(model: Toy) -> None:
     model.down = Own(256, 64)
+
+
+class Attention(nn.Module):
+    """Attention, which uses the weight of a Linear without its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(64, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x, x, x)[0]
+
+
+def test_a_weight_that_attention_uses_by_itself() -> None:
+    model = Attention()
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", slices=SLICE, dense=[]
+    )
+    assert set(optimizer.whole_gradients) == {"inner.in_proj_weight", "inner.out_proj.weight"} & {
+        slot.name for slot in optimizer.slots if slot.nbytes > SLICE
+    }
+    model(torch.ones(5, 64)).sum().backward()
+    optimizer.step()
+
+
+def test_a_batch_of_nothing() -> None:
+    model, optimizer = toy()
+    model.up(torch.ones(0, 5, 64)).sum().backward()
+    assert model.up.weight.grad is not None, "a gradient of zeros is under way"
+    optimizer.step()
+
+
+def test_what_has_been_distributed_is_freed() -> None:
+    model, optimizer = toy()
+    model(tokens(0)).backward()
+    optimizer.step()
+    gone = [weakref.ref(one) for one in (optimizer, model.up.weight)]
+    del model, optimizer
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+
+
+def test_a_compiled_model_has_whole_gradients() -> None:
+    (model, cut), (other, whole) = toy(kind="sgd"), toy(kind="sgd", slices=None)
+    with pytest.warns(UserWarning, match="came whole"):
+        torch.compile(model, backend="eager")(tokens(0)).backward()
+    cut.step()
+    other(tokens(0)).backward()
+    whole.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
 
 
 def hooked(model: Toy) -> None:
