@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
         "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
     )
     plan.add_argument(
-        "--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help="of large tensors' averages (streamed)"
+        "--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help="of large tensors (streamed gradients)"
     )
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
@@ -101,14 +101,16 @@ def _plan(args: argparse.Namespace) -> str:
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
     of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
     result = plan(_builder(args), groups=groups, options=of_scheme, optimizer_args=of_optimizer, **options)
-    items = result.pop("items", [])
+    items, whole = result.pop("items", []), result.pop("whole_gradients", {})
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
-        return json.dumps(result | listed, indent=2)
+        reasons = {"whole_gradients": whole} if args.slices else {}
+        return json.dumps(result | reasons | listed, indent=2)
     lines = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
+    lines += [f"whole gradient    {name}: {reason}" for name, reason in whole.items()]
     return "\n".join([*lines, *map(_line, items)])
 
 

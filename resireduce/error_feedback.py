@@ -132,6 +132,11 @@ class ErrorFeedback:
             return go_on(name, self._rounds(grad, name, step))
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
+    @timed("compress")
+    def compress_absorbed(self, name: str, step: int) -> Payload | Round:
+        """As `compress` of tensor `name`, all of whose gradient the residual has absorbed."""
+        return go_on(name, self._feed_back(self.residual.absorbed(name), name, step))
+
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
         """Make the payload of a gradient with its residual, and update that."""
         compressor = self.compressor_of(name)
@@ -155,6 +160,11 @@ class ErrorFeedback:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
         check_finite(grad, name)
         self.residual.compensate_(grad, name)
+
+    @timed("compress")
+    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
+        """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
+        self.residual.absorb_rows(grad, name, rows)
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:

@@ -19,6 +19,9 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.step.buckets import BUCKET_BYTES
 from resireduce.step.update import largest_layer
 
+ACTIVATIONS = ("resireduce.layers",)
+"""Modules of the library whose own tensors are activations and their gradients, which are not counted."""
+
 
 @dataclass(frozen=True)
 class ModelStates:
@@ -179,6 +182,6 @@ def _called_by_library() -> bool:
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if name.startswith("resireduce.") and name != __name__:
-            return True
+            return name not in ACTIVATIONS
         frame = frame.f_back
     return False

@@ -22,9 +22,12 @@ from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
+from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.row_gradients import RowGradient
+from resireduce.step.slicing import rows_of
 from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
@@ -70,6 +73,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
+        self._layers: RowLayers | None = None
         self._outside = Outside(model, parameters)
         self._attach(model, settings.overlaps)  # only now that nothing is refused any more
         self._restart()
@@ -80,6 +84,17 @@ class DistributedOptimizer(OptimizerWrapper):
         self._attachment = Attachment(self, self.slots)
         self._attachment.on_gradients(DistributedOptimizer._on_gradient if overlap else _note_gradient)
         self._attachment.on_step(self.wrapped)
+        if large := self._exchange.updater.large:
+            self._layers = RowLayers(
+                model,
+                sorted(large, key=lambda slot: slot.index),
+                self.feedback,
+                DistributedOptimizer._on_rows,
+                DistributedOptimizer._after_rows,
+                self,
+            )
+            for slot in self._layers.by_rows:
+                self._attachment.before_gradient(slot)
         if not self._exchange.hides:  # a guard in `.grad` would show it
             self._attachment.on_forward(model)
 
@@ -169,9 +184,30 @@ class DistributedOptimizer(OptimizerWrapper):
             warnings.warn(ZEROS, stacklevel=2)
         self.wrapped.zero_grad(set_to_none)
 
+    @property
+    def whole_gradients(self) -> dict[str, str]:
+        """With `slices`: why the gradients of large parameters are made whole all the same, by name."""
+        return {} if self._layers is None else dict(self._layers.whole)
+
     @torch.no_grad()
-    def _on_gradient(self, slot: Slot) -> None:
-        """Autograd has finished with this parameter's gradient."""
+    def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
+        """A layer makes the gradient of this parameter row by row. False: it must be whole."""
+        exchange = self._exchange
+        if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
+            return False
+        if not exchange.intake.takes_rows(slot):
+            return False
+        self._begin(slot)
+        exchange.intake.absorb_rows(slot, gradient, rows_of(slot, exchange.updater.slice_bytes))
+        return True
+
+    def _after_rows(self, slot: Slot) -> None:
+        """Autograd has come to the last use of a weight: if no hook told so, for want of a gradient, this does."""
+        if slot.by_rows:
+            self._on_gradient(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        """Something of this parameter's gradient is there: the first of a backward pass, perhaps."""
         refuse_compiled_autograd()
         refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
@@ -179,6 +215,13 @@ class DistributedOptimizer(OptimizerWrapper):
             self._in_backward = True
             self._exchange.begin_backward(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
+
+    @torch.no_grad()
+    def _on_gradient(self, slot: Slot) -> None:
+        """Autograd has finished with this parameter's gradient."""
+        self._begin(slot)
+        if self._layers is not None:
+            self._layers.notice(slot)
         self._exchange.gradient(slot, self.steps, self.backward_passes_per_step if self._syncing else None)
         if slot.stage is Stage.ABSORBED:
             self._attachment.before_gradient(slot)
@@ -282,6 +325,8 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._closed:
             return
         self._attachment.end()
+        if self._layers is not None:
+            self._layers.end()
         self.levels.close()
         self._closed = True
         for name in FREED:

@@ -14,6 +14,7 @@ from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
+from resireduce.layers import is_by_rows, planned_use
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
@@ -62,7 +63,8 @@ def plan(
         gradients and a full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: at the
         fullest moment of a step, activations not counted. in_flight: peak_states - total. waiting: bytes of gradients
         that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
-        baseline_total. itemised, also items: every `resireduce.item.Item` of parameters, gradients, residuals and
+        baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, by
+        name. itemised, also items: every `resireduce.item.Item` of parameters, gradients, residuals and
         optimizer_states, of which these are the sums.
     """
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
@@ -101,6 +103,7 @@ def plan(
         "in_flight": peak - states.total,
         "waiting": waiting,
         "peak_normalised": peak / baseline,
+        **({"whole_gradients": distributed.whole_gradients} if given.slices else {}),
         **({"items": items} if itemised else {}),
     }
 
@@ -166,8 +169,9 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}
     trainable = [p for p in model.parameters() if p.requires_grad]
     for _ in range(optimizer.backward_passes_per_step):
-        waiting = {id(p): torch.empty_like(p) for p in trainable if compiled or id(p) in tied}
+        whole = [p for p in trainable if not is_by_rows(p)]
+        waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
         for parameter in reversed(trainable):
             waiting.pop(id(parameter), None)
-            parameter.sum().backward()
+            planned_use(parameter).backward()
     optimizer.step()

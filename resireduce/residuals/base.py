@@ -126,6 +126,21 @@ class Residual(ABC):
         before `update`, for one gradient after the other."""
         return False
 
+    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
+        """Add `grad`, the gradient of some `rows` of tensor `name`, into what is stored, where the residual `absorbs`.
+
+        All rows one after the other are as one call of `compensate_`, whose result is then that of `absorbed`. Raises
+        NotImplementedError in a residual that does not.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+
+    def absorbed(self, name: str) -> Tensor:
+        """Return residual + gradients of tensor `name` that have been absorbed, in the residual's own memory.
+
+        Raises NotImplementedError in a residual that does not absorb.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+
     def end_step(self, step: int) -> None:
         """Store what has waited for other tensors: all gradients of step number `step` have arrived."""
         return

@@ -38,6 +38,14 @@ class FullResidual(Residual):
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
+    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
+        """Add `grad` to the `rows` of R, of tensor `name`, in place."""
+        self._summing[name].values[rows].add_(grad)
+
+    def absorbed(self, name: str) -> Tensor:
+        """Return the memory of R of tensor `name`, in which the sum is formed."""
+        return self._summing[name].values
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, unless it is in the residual's memory already, since the sum was formed there."""
         left, stored = error(), self._stored[name]

@@ -40,6 +40,14 @@ class RoutedResidual(Residual):
         """Whether the responsible part adds the gradient into what is stored."""
         return self._part(name).absorbs(name)
 
+    def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
+        """Add the gradient of some rows into what the responsible part stores."""
+        self._part(name).absorb_rows(grad, name, rows)
+
+    def absorbed(self, name: str) -> Tensor:
+        """Return residual + absorbed gradients, in the memory of the responsible part."""
+        return self._part(name).absorbed(name)
+
     def host_tensors(self) -> list[Tensor]:
         """Return the tensors of all parts that are held in the host's memory."""
         return [tensor for part in self._parts for tensor in part.host_tensors()]

@@ -114,6 +114,7 @@ class Exchange:
             self._send(slot, step)
         else:
             self.intake.hold(slot)
+        slot.by_rows = False
 
     def _send(self, slot: Slot, step: int) -> None:
         """Compress a gradient that is complete, and launch what is ready."""

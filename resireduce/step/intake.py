@@ -9,7 +9,10 @@ from resireduce.clip import clip_factor
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback, check_finite
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.message import Round
+from resireduce.payload import Payload
 from resireduce.settings import Settings
+from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
@@ -46,6 +49,9 @@ class Intake:
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
         grad = slot.parameter.grad
+        if slot.by_rows and grad is None:
+            slot.hide()
+            return
         absorbs = self.streamed and slot.slices is None and self.feedback.absorbs(slot.name)
         if not absorbs or grad is None or grad.layout != torch.strided:
             self.holds = True
@@ -67,11 +73,11 @@ class Intake:
         With slices it is held for the ranks of the node to share it out.
         """
         slot.check_kind()
-        grad = self._gradient(slot)
         try:
             if slot.slices is None:
-                slot.payload = self.feedback.compress(grad.contiguous(), slot.name, step)
+                slot.payload = self._payload(slot, step)
             else:
+                grad = self._gradient(slot)
                 check_finite(grad, slot.name)
                 slot.whole = grad.contiguous()
         except NonFiniteGradient as error:
@@ -100,6 +106,40 @@ class Intake:
             self.non_finite = self.non_finite or error
         slot.payload = self.feedback.absent(slot.template, slot.name, step)
 
+    def _payload(self, slot: Slot, step: int) -> Payload | Round:
+        absorbed = slot.parameter.grad is None if slot.by_rows else slot.is_guarded
+        if absorbed and slot.stage in (Stage.ABSORBED, Stage.LAST):
+            return self.feedback.compress_absorbed(slot.name, step)
+        return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
+
+    def takes_rows(self, slot: Slot) -> bool:
+        """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""
+        grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
+        return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
+
+    def absorb_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> None:
+        """Have the residual absorb the `gradient` of `slot`, slice by slice of its `rows`.
+
+        Nothing of it, if a slice is not finite: where that is not sure before, each is made twice.
+        """
+        slot.by_rows = True
+        if slot.stage is Stage.SPOILT:
+            return
+        slot.check_kind()
+        try:
+            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))):
+                for part in rows:
+                    check_finite(self._unscale_(gradient.rows(part)), slot.name)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.SPOILT)
+            slot.parameter.grad = None
+            return
+        for part in rows:
+            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)), slot.name, part)
+        self.has_begun = True
+        slot.go(Stage.ABSORBED)
+        slot.hide()
+
     def pending(self) -> list[Slot]:
         """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
 
@@ -120,10 +160,8 @@ class Intake:
         return self.scaler is None or not self._anywhere(self.non_finite is not None)
 
     def _gradient(self, slot: Slot) -> Tensor:
-        """Return the gradient that has come in this step, unscaled, but for what is absorbed already."""
+        """Return the gradient that has come in this step, unscaled."""
         grad = slot.parameter.grad
-        if slot.stage is Stage.ABSORBED and slot.is_guarded:
-            return torch.zeros_like(slot.parameter)
         if grad is None or slot.stage is Stage.ABSORBED:
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
@@ -131,12 +169,14 @@ class Intake:
         return grad if self._prepared else self._unscale_(slot.own(grad))
 
     def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, asked for once a step."""
-        if self.scaler is None:
-            return grad
+        """Divide by the scale of the loss, in place."""
+        return grad if self.scaler is None else grad.mul_(self._inverse())
+
+    def _inverse(self) -> float:
+        """Return what gradients are multiplied by for the scale of the loss, asked for once a step."""
         if self._inverse_scale is None:
-            self._inverse_scale = self.scaler.inverse_scale()
-        return grad.mul_(self._inverse_scale)
+            self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
+        return self._inverse_scale
 
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
         """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""

@@ -13,7 +13,7 @@ SLICES, SMALLEST_SLICE = 128, 1 << 14
 
 
 def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> int:
-    """Return the bytes of a slice, where `resireduce.distribute` was `asked` for some, of `slots`; 0: none is cut."""
+    """Return the bytes of a slice that `resireduce.distribute` was `asked` for, given all `slots`; 0: none is cut."""
     if asked is True:
         return max(sum(slot.nbytes for slot in slots) // SLICES, SMALLEST_SLICE)
     return asked or 0

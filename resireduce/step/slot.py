@@ -79,6 +79,8 @@ class Slot:
     """Backward passes since the last step."""
     made: int | None = None
     """Where the gradient lies that autograd has left in `.grad` in this step. Another was put there by hand."""
+    by_rows: bool = False
+    """Whether a layer has brought the gradient of the present pass row by row, and the residual has absorbed it."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -130,7 +132,7 @@ class Slot:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
         self.whole, self.elsewhere, self.average = None, False, None
-        self.stage = Stage.OPEN
+        self.stage, self.by_rows = Stage.OPEN, False
 
     def hide(self, keep: bool = False) -> None:
         """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""

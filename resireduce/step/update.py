@@ -47,7 +47,7 @@ class Updater:
         self._parameters = [slot.parameter for slot in slots]
         self.slice_bytes = slice_bytes(settings.slices, slots)
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
-        self._large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
+        self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
         self.grad_norm: Tensor | None = None
         self._wrapped_step = WrappedStep(optimizer, self.streamed)
         corrects_momentum = queue.feedback.momentum is not None
@@ -92,7 +92,7 @@ class Updater:
         """
         self._sliced = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._sliced and self.waits
-        self.queue.in_slices = self._large if self._wrapped_step.is_cut else frozenset()
+        self.queue.in_slices = self.large if self._wrapped_step.is_cut else frozenset()
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:

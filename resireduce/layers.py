@@ -1,0 +1,161 @@
+"""Layers whose weight's gradient is made row by row: forward and backward of nn.Linear, nn.Embedding, nn.Conv2d.
+
+What they compute is what torch's own compute. A weight's gradient goes to whoever takes it in slices, if anybody does,
+and to autograd else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from resireduce.step.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
+
+TAKERS = WeakTensorKeyDictionary()
+"""Who takes the gradient of a weight in slices."""
+
+
+@dataclass(frozen=True)
+class Taker:
+    """Takes the gradient of one weight in slices."""
+
+    node: Any
+    """What adds the weight's gradient up, in autograd's graph."""
+    take: Callable[[RowGradient], bool]
+    """Absorbs the gradient; False: it must be whole."""
+
+    def took(self, make: Callable[[], RowGradient]) -> bool:
+        """Whether the gradient that `make` returns was taken: not where a graph of it, or itself, is asked for."""
+        if torch.is_grad_enabled():
+            return False
+        try:
+            accumulates = torch._C._will_engine_execute_node(self.node)
+        except RuntimeError:  # torch.autograd.grad() of the weight
+            return False
+        return accumulates and self.take(make())
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, taker: Taker) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.taker = taker
+        return functional.linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inputs, weight), needs = ctx.saved_tensors, ctx.needs_input_grad
+        to_inputs = grad.mm(weight) if needs[0] else None
+        to_bias = grad.sum(0) if needs[2] else None
+        taken = ctx.taker.took(lambda: LinearRows(inputs, grad))
+        return to_inputs, None if taken else grad.t().mm(inputs), to_bias, None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indices: Tensor, weight: Tensor, padding: int, taker: Taker) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.taker, ctx.padding, ctx.count = taker, padding, len(weight)
+        return functional.embedding(indices, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (indices,) = ctx.saved_tensors
+
+        def rows() -> RowGradient:
+            wide = indices.long()
+            return EmbeddingRows(wide.masked_fill(wide == ctx.padding, -1), grad, torch.empty_like(wide))
+
+        if ctx.taker.took(rows):
+            return None, None, None, None
+        whole = torch.ops.aten.embedding_dense_backward(grad, indices, ctx.count, ctx.padding, False)
+        return None, whole, None, None
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, form: Any, taker: Taker) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.form, ctx.taker = form, taker
+        return functional.conv2d(inputs, weight, bias, *form)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inputs, weight), needs = ctx.saved_tensors, ctx.needs_input_grad
+        taken = ctx.taker.took(lambda: ConvolutionRows(inputs, grad, weight, *ctx.form))
+        to_inputs, to_weight, _ = torch.ops.aten.convolution_backward(
+            grad, inputs, weight, None, *ctx.form, False, [0, 0], 1, [needs[0], not taken, False]
+        )
+        return to_inputs, to_weight, grad.sum((0, 2, 3)) if needs[2] else None, None, None
+
+
+class _Planned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, taker: Taker) -> Tensor:
+        ctx.parameter, ctx.taker = parameter, taker
+        return torch.empty((), device=parameter.device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        taken = ctx.taker.took(lambda: PlannedRows(ctx.parameter))
+        return None if taken else torch.empty_like(ctx.parameter), None
+
+
+def is_by_rows(parameter: Tensor) -> bool:
+    """Whether the gradient of `parameter` is made row by row by the layers that hold it."""
+    return parameter in TAKERS
+
+
+def planned_use(parameter: Tensor) -> Tensor:
+    """Return a number, 0-D, whose backward pass makes a gradient of `parameter`, without storage, as its layers do."""
+    taker = TAKERS.get(parameter)
+    return parameter.sum() if taker is None else _Planned.apply(parameter, taker)
+
+
+def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:
+    """Who takes the gradient of `weight` in slices, if plain autograd keeps the graph of this call with `inputs`."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
+        return None
+    if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
+        return None
+    if forward_ad._current_level >= 0 or not isinstance(weight, nn.Parameter) or type(inputs) is not Tensor:
+        return None
+    taker: Taker | None = TAKERS.get(weight)
+    return taker if weight.requires_grad else None
+
+
+def _linear(self: nn.Linear, input: Tensor) -> Tensor:
+    taker = _taker_of(self.weight, input)
+    if taker is None or input.dim() < 2 or input.dtype != self.weight.dtype:
+        return type(self).forward(self, input)
+    flat = _Linear.apply(input.reshape(-1, input.shape[-1]), self.weight, self.bias, taker)
+    return flat if input.dim() == 2 else flat.view(*input.shape[:-1], len(self.weight))
+
+
+def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
+    taker = _taker_of(self.weight, input)
+    if taker is None or not input.numel():
+        return type(self).forward(self, input)
+    padding = -1 if self.padding_idx is None else self.padding_idx
+    return _Embedding.apply(input.reshape(-1), self.weight, padding, taker).view(*input.shape, -1)
+
+
+def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
+    taker = _taker_of(self.weight, input)
+    if taker is None or input.dim() != 4 or input.dtype != self.weight.dtype:
+        return type(self).forward(self, input)
+    return _Convolution.apply(input, self.weight, self.bias, (self.stride, self.padding, self.dilation), taker)
+
+
+FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.Linear: _linear,
+    nn.Embedding: _embedding,
+    nn.Conv2d: _convolution,
+}
+for _one in FORWARD.values():  # so copy and pickle, which ask for a method by its name, find the module's own
+    _one.__name__ = "forward"

@@ -1,0 +1,169 @@
+"""Which weights have their gradient made row by row, why others have not, and what is changed in their layers."""
+
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.utils.hooks import RemovableHandle
+
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.layers import FORWARD, TAKERS, Taker
+from resireduce.step.row_gradients import RowGradient
+from resireduce.step.slot import Slot
+
+Holders = Sequence[tuple[nn.Module, str]]
+"""The modules that hold a parameter, with the name that each has for it."""
+
+
+class RowLayers:
+    """The layers of `model` that hold the weights of `slots`, as long as they give gradients row by row.
+
+    Args:
+        model: whose classes, names and state stay as they are: a layer has a `forward` of its own.
+        slots: those of large parameters.
+        feedback: knows which residuals absorb gradients.
+        act: is called with the optimizer, slot and gradient; False: that must be whole.
+        done: is called with the optimizer and slot when a backward pass has come to the weight's last use.
+        owner: the optimizer, which is held weakly.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        slots: Sequence[Slot],
+        feedback: ErrorFeedback,
+        act: Callable[[Any, Slot, RowGradient], bool],
+        done: Callable[[Any, Slot], None],
+        owner: torch.optim.Optimizer,
+    ):
+        self.whole: dict[str, str] = {}
+        """Why the gradient of a large parameter is made whole, by its name."""
+        self.by_rows: set[Slot] = set()
+        """The others."""
+        self._absorbs = feedback.absorbs
+        self._modules: list[nn.Module] = []
+        self._handles: list[RemovableHandle] = []
+        for slot in slots:
+            holders = [(m, key) for m in model.modules() for key, p in m._parameters.items() if p is slot.parameter]
+            reason = why_whole(slot, holders, feedback)
+            if reason is not None:
+                self.whole[slot.name] = reason
+                continue
+            self.by_rows.add(slot)
+            taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
+            self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
+            for module, _ in holders:
+                module.forward = MethodType(_form(module), module)
+                self._modules.append(module)
+        self._end = weakref.finalize(
+            owner, _restore, self._modules, [slot.parameter for slot in self.by_rows], self._handles
+        )
+        self._end.atexit = False
+
+    def notice(self, slot: Slot) -> None:
+        """Warn once of a gradient that has come whole although all its layers would make it row by row."""
+        if slot in self.by_rows and slot.parameter.grad is not None and self._absorbs(slot.name):
+            self.by_rows.discard(slot)
+            warnings.warn(
+                f"the gradient of {slot.name!r} came whole, so that slices save nothing of it: under autocast, "
+                "torch.compile or torch.func, or where the weight is used outside of its layers, it cannot be made row "
+                "by row",
+                stacklevel=2,
+            )
+
+    def end(self) -> None:
+        """Give the layers their own `forward` back."""
+        self._end()
+
+
+def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback) -> str | None:
+    """Return why the gradient of `slot`, a parameter that `holders` have, must be whole; None: it need not be.
+
+    feedback: knows whether the residual absorbs it.
+    """
+    if not feedback.keeps_residual(slot.name):
+        return "it is sent without compression"
+    if feedback.momentum is not None:
+        return "the compressor corrects momentum, with the whole gradient"
+    if not feedback.residual.absorbs(slot.name):
+        return "its residual is none that absorbs gradients: a full one, in the gradient's dtype, of 32 bits at least"
+    if slot.parameter._backward_hooks or len(slot.parameter._post_accumulate_grad_hooks or {}) > 1:
+        return "a hook is registered for it"
+    return next((reason for module, key in holders if (reason := _why_not(module, key))), None)
+
+
+def _why_not(module: nn.Module, key: str) -> str | None:
+    """Why the gradient of the parameter `key` of `module` cannot be made row by row."""
+    kind, own = type(module), vars(module).get("forward")
+    form, name = _form(module), type(module).__name__
+    if form is None or key != "weight":
+        return f"{name}.{key} is no weight of nn.Linear, nn.Embedding or nn.Conv2d with their own forward"
+    if own is not None and getattr(own, "__func__", None) not in (kind.forward, form):
+        return f"a forward has been put into its {name}"
+    odd = {
+        nn.Embedding: ("max_norm", "scale_grad_by_freq", "sparse"),
+        nn.Conv2d: (),
+        nn.Linear: (),
+    }
+    base = next(one for one in FORWARD if isinstance(module, one))
+    if any(getattr(module, option) for option in odd[base]):
+        return f"its {name} has max_norm, scale_grad_by_freq or sparse"
+    if isinstance(module, nn.Conv2d) and (
+        module.groups != 1 or isinstance(module.padding, str) or module.padding_mode != "zeros"
+    ):
+        return f"its {name} has groups, or padding that is not of zeros and given as numbers"
+    return None
+
+
+def _form(module: nn.Module) -> Any:
+    """Return the forward that makes gradients row by row, for a module that has torch's own; else None.
+
+    That of `nn.MultiheadAttention.out_proj` is never called: attention uses its weight by itself.
+    """
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return None
+    for kind, form in FORWARD.items():
+        if isinstance(module, kind):
+            inner = getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
+            return form if type(module).forward is kind.forward and inner else None
+    return None
+
+
+def _taker(slot: Slot, act: Callable[[Any, Slot, RowGradient], bool], owner: weakref.ref[Any]) -> Taker:
+    with torch.enable_grad():
+        node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+    index = slot.index
+
+    def take(gradient: RowGradient) -> bool:
+        optimizer = owner()
+        return optimizer is not None and act(optimizer, optimizer.slots[index], gradient)
+
+    return Taker(node, take)
+
+
+def _after(slot: Slot, done: Callable[[Any, Slot], None], owner: weakref.ref[Any]) -> Callable[..., None]:
+    index = slot.index
+
+    def after(*_: object) -> None:
+        optimizer = owner()
+        if optimizer is not None:
+            done(optimizer, optimizer.slots[index])
+
+    return after
+
+
+def _restore(
+    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], handles: Sequence[RemovableHandle]
+) -> None:
+    for handle in handles:
+        handle.remove()
+    for module in modules:
+        if getattr(vars(module).get("forward"), "__func__", None) is _form(module):
+            del module.forward
+    for parameter in parameters:
+        TAKERS.pop(parameter, None)

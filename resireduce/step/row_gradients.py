@@ -1,0 +1,101 @@
+"""Gradients of weights that can be made some rows at a time, from what a layer was given and what came back to it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class RowGradient(ABC):
+    """The gradient of a weight, of which rows (dimension 0) are made when they are asked for."""
+
+    @abstractmethod
+    def rows(self, part: slice) -> Tensor:
+        """Return the gradient of the rows in `part`: a new tensor, in the weight's dtype."""
+
+    @abstractmethod
+    def stays_below(self, limit: float) -> bool:
+        """Whether all elements, and all sums on the way to them, are surely smaller than `limit` in magnitude."""
+
+
+@dataclass(frozen=True)
+class LinearRows(RowGradient):
+    """Of `nn.Linear`: outputs' gradients, transposed, x inputs; a matrix each, with a row for each sample."""
+
+    inputs: Tensor
+    outputs: Tensor
+
+    def rows(self, part: slice) -> Tensor:
+        """Return the gradient of the weights of the outputs in `part`."""
+        return self.outputs[:, part].t().mm(self.inputs)
+
+    def stays_below(self, limit: float) -> bool:
+        """Whether the largest input x the largest gradient x the number of samples is below `limit`."""
+        return _largest(self.inputs) * _largest(self.outputs) * len(self.inputs) < limit
+
+
+@dataclass(frozen=True)
+class EmbeddingRows(RowGradient):
+    """Of `nn.Embedding`: the sums of the outputs' gradients for each index; 1-D int64, -1 where there is to be none."""
+
+    indices: Tensor
+    outputs: Tensor
+    """A matrix, with a row for each index."""
+    local: Tensor
+    """Room like `indices`."""
+
+    def rows(self, part: slice) -> Tensor:
+        """Return the gradient of the embeddings in `part`; what is outside of it is seen as padding, by index -1."""
+        count = part.stop - part.start
+        local = torch.sub(self.indices, part.start - 1, out=self.local).clamp_(0, count + 1).remainder_(count + 1)
+        return torch.ops.aten.embedding_dense_backward(self.outputs, local.sub_(1), count, -1, False)
+
+    def stays_below(self, limit: float) -> bool:
+        """Whether the largest gradient x the number of indices is below `limit`."""
+        return _largest(self.outputs) * len(self.indices) < limit
+
+
+@dataclass(frozen=True)
+class ConvolutionRows(RowGradient):
+    """Of `nn.Conv2d` without groups: a row is a channel of the output."""
+
+    inputs: Tensor
+    outputs: Tensor
+    weight: Tensor
+    stride: Sequence[int]
+    padding: Sequence[int]
+    dilation: Sequence[int]
+
+    def rows(self, part: slice) -> Tensor:
+        """Return the gradient of the weights of the channels in `part`."""
+        return torch.ops.aten.convolution_backward(
+            self.outputs[:, part], self.inputs, self.weight[part], None, self.stride, self.padding, self.dilation,
+            False, [0, 0], 1, [False, True, False],
+        )[1]  # fmt: skip
+
+    def stays_below(self, limit: float) -> bool:
+        """Whether the largest input x the largest gradient x the number of places is below `limit`."""
+        places = self.outputs.numel() // self.outputs.shape[1]
+        return _largest(self.inputs) * _largest(self.outputs) * places < limit
+
+
+@dataclass(frozen=True)
+class PlannedRows(RowGradient):
+    """Of a `parameter` without storage: room for the rows, and no values."""
+
+    parameter: Tensor
+
+    def rows(self, part: slice) -> Tensor:
+        """Return a tensor without storage, of the rows in `part`."""
+        return torch.empty_like(self.parameter[part])
+
+    def stays_below(self, limit: float) -> bool:
+        """Return True: there are no values."""
+        return True
+
+
+def _largest(tensor: Tensor) -> float:
+    """Return the largest magnitude; NaN if there is one."""
+    return float(torch.linalg.vector_norm(tensor, torch.inf)) if tensor.numel() else 0.0
