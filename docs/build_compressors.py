@@ -30,6 +30,19 @@ with: [library.md](library.md#compressors). Where they differ from papers and re
   that: `scheme="none"` keeps nothing.
 
 """
+TAIL = """
+## Beside one another
+
+How much of a gradient x is taken up by what is sent, Q(x): 1 less the contraction |x - Q(x)|² / |x|², by the bytes of a
+step, on a small model. `python -m benchmarks readme` draws it from `results/reference/rivals.json`:
+
+![How much of a gradient is taken up by what is sent](contraction-against-bytes.svg)
+
+And what that costs in accuracy. Both as a table, which of them do not do what their source says, and how to measure
+them: [rivals.md](rivals.md).
+
+![Metric lost by what is sent](lost-against-bytes.svg)
+"""
 COLUMNS = (
     "Compressor",
     "What is sent",
@@ -85,7 +98,7 @@ def source(compressor: Compressor) -> str:
 def page() -> str:
     """Return the whole page."""
     lines = [COLUMNS, ("---", "---", "---:", *["---"] * (len(COLUMNS) - 3)), *map(row, COMPRESSORS)]
-    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return HEAD + "".join(f"| {' | '.join(line)} |\n" for line in lines) + TAIL
 
 
 if __name__ == "__main__":

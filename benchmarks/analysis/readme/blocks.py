@@ -10,6 +10,7 @@ from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.measured import Measured, Row
+from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
@@ -17,7 +18,7 @@ from benchmarks.analysis.tables.intervals import readme_table
 Make = Callable[[Measured], str | None]
 """From measurements to text; None leaves what is there, as nothing was measured yet."""
 
-ORIGINS = (smoke.FIRST, seeds.FILE, "precision")
+ORIGINS = (smoke.FIRST, seeds.FILE, "precision", RIVALS)
 
 
 def _beside(name: str, measured: Measured) -> str:
@@ -84,6 +85,7 @@ BLOCKS: Mapping[str, Make] = {
     "precision-expected": precision.precision_expected,
     "slow-links": slow_links,
     "powers": powers,
+    "rivals": rivals,
     **{f"beside-{name}": partial(_beside, name) for name in TABLES},
     **{f"origin-{name}": partial(Measured.origin, name=name) for name in ORIGINS},
 }

@@ -7,12 +7,15 @@ on that line. Where the comments have lines of their own, a paragraph between th
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from benchmarks.analysis.readme.blocks import BLOCKS, Make
 from benchmarks.analysis.readme.measured import Measured
+from benchmarks.analysis.readme.rivals_block import RIVALS
 from benchmarks.analysis.readme.seeds_block import FILE
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_text
@@ -70,8 +73,6 @@ def laid_out(old: str, new: str) -> str:
     return head + new + tail
 
 
-PICTURE = Path("docs/memory-against-accuracy.svg")
-"""Memory against accuracy, each scheme with the interval of its metric over seeds."""
 PAGES = ("README.md", "docs/*.md")
 REFERENCE = Path("results/reference")
 
@@ -113,8 +114,8 @@ def main(args: argparse.Namespace) -> int:
     for page in pages:
         if not args.check and any(page.changed()):
             save_text(page.renewed(), page.path)
-    if not args.check and (changed or not (args.root / PICTURE).exists()):
-        save_picture(Measured(args.root / REFERENCE), args.root)
+    if not args.check and (changed or not all((args.root / path).exists() for path in PICTURES)):
+        save_pictures(Measured(args.root / REFERENCE), args.root)
     for page, block, _ in changed:
         print(f"{page.path.relative_to(args.root)}:{block.line}: {block.name}: changed")
     if not changed:
@@ -146,11 +147,28 @@ def _read(path: Path, name: str, measured: Measured, blocks: Mapping[str, Make])
     return Page(path, text, tuple(found))
 
 
-def save_picture(measured: Measured, root: Path) -> None:
-    """Draw the seeds' measurements below root. How wide letters are is the machine's matter, so nothing compares it."""
+def _schemes(measured: Measured) -> Any:
+    """Return memory against accuracy, each scheme with the interval of its metric over seeds."""
     rows = [Cell(model=row["model"]).to_dict() | row for row in measured.load(FILE)["rows"]]
-    chart = load("benchmarks.analysis.charts.trade_off:trade_off_chart")(rows, rows)
-    save_text(load("benchmarks.analysis.charts.draw:drawn")(PICTURE.stem, chart).svg + "\n", root / PICTURE)
+    return load("benchmarks.analysis.charts.trade_off:trade_off_chart")(rows, rows)
+
+
+def _rivals(measured: Measured, chart: str) -> Any:
+    """Return one of the charts of compressors beside one another."""
+    return load(f"benchmarks.analysis.charts.rivals_chart:{chart}")(measured.load(RIVALS)["rows"])
+
+
+PICTURES: Mapping[Path, Callable[[Measured], Any]] = {
+    Path("docs/memory-against-accuracy.svg"): _schemes,
+    Path("docs/contraction-against-bytes.svg"): partial(_rivals, chart="contraction_chart"),
+    Path("docs/lost-against-bytes.svg"): partial(_rivals, chart="lost_chart"),
+}
+
+
+def save_pictures(measured: Measured, root: Path) -> None:
+    """Draw what was measured, below root. How wide letters are is the machine's matter, so nothing compares it."""
+    for path, chart in PICTURES.items():
+        save_text(load("benchmarks.analysis.charts.draw:drawn")(path.stem, chart(measured)).svg + "\n", root / path)
 
 
 def _first_difference(page: Page, block: Block, new: str, root: Path) -> str:
