@@ -28,7 +28,7 @@ from benchmarks.training.tasks.task import Setting
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 
-STEPS, SEEDS = 300, 3
+STEPS, SEEDS = 300, 1
 BATCH_PER_RANK, LEARNING_RATE = 4, 1e-4
 NODES, RANKS_OF_NODE = 2, 2
 

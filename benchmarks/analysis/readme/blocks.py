@@ -11,6 +11,7 @@ from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
+from benchmarks.analysis.readme.sharded_block import sharded
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
@@ -84,6 +85,7 @@ BLOCKS: Mapping[str, Make] = {
     "settled-claim": precision.settled_claim,
     "precision-expected": precision.precision_expected,
     "slow-links": slow_links,
+    "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
     "rivals": rivals,
     **{f"beside-{name}": partial(_beside, name) for name in TABLES},
