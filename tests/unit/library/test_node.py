@@ -434,3 +434,19 @@ def test_what_does_not_go_together_is_refused(options: dict[str, object], messag
 def test_nodes_that_change_nothing_or_send_nothing_are_told(nodes: list[list[int]], message: str) -> None:
     with pytest.warns(UserWarning, match=message):
         train_world(2, seeded(Net), hierarchy=nodes, steps=1)
+
+
+class Undivided(LocalCommunicator):
+    """A communicator of one's own, which says nothing of parts."""
+
+    split = Communicator.split
+
+
+def test_a_communicator_that_cannot_be_divided_is_named() -> None:
+    def rank(communicator: LocalCommunicator) -> None:
+        own = Undivided(communicator.rank, communicator._world)
+        with pytest.raises(ConfigError, match=r"hierarchy: only 'flat' is allowed over Undivided, .*give backend="):
+            train(own, start, hierarchy=PAIRS)
+
+    start = seeded(Net)
+    LocalWorld(4).run(rank)
