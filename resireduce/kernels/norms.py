@@ -37,7 +37,7 @@ def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
         return
     sums = np.zeros((2, LANES))
     for piece in slices(flat.numel(), PIECE):
-        part = flat[piece].double().abs_().numpy()
+        part = flat[piece].double().abs().numpy()
         rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
         sums = np.stack(
             [np.vstack((so_far, more)).sum(0) for so_far, more in zip(sums, (rows, rows * rows), strict=True)]

@@ -35,15 +35,17 @@ class Contraction:
     def __init__(self, optimizer: DistributedOptimizer, steps: int):
         self.every = max(LEAST, steps // POINTS)
         self._feedback = optimizer.feedback
-        self._places = optimizer.feedback.residual, optimizer.feedback.communicator
+        self._queue = optimizer.queue
+        self._places = optimizer.feedback.residual, optimizer.feedback.communicator, optimizer.queue.world
         self._dense_bytes = sum(slot.nbytes for slot in optimizer.slots if slot.dense)
         self._points: list[dict[str, Any]] = []
         self._looks = False
         self._sums = torch.zeros(0)
         self._bytes = 0
-        residual, communicator = self._places
-        optimizer.feedback.residual = _Residual(residual, self)  # type: ignore[assignment]
-        optimizer.feedback.communicator = _Communicator(communicator, self)  # type: ignore[assignment]
+        residual, between, world = self._places
+        self._feedback.residual = _Residual(residual, self)  # type: ignore[assignment]
+        self._feedback.communicator = _Communicator(between, self)  # type: ignore[assignment]
+        self._queue.world = _Communicator(world, self)  # type: ignore[assignment]
 
     def begin_step(self, step: int) -> None:
         """Look at step number `step`, counted from 0, if it is one of those; the one before it is over."""
@@ -61,7 +63,7 @@ class Contraction:
         """
         self._note()
         self._looks = False
-        self._feedback.residual, self._feedback.communicator = self._places
+        self._feedback.residual, self._feedback.communicator, self._queue.world = self._places
         return {"every": self.every, "dense_bytes": self._dense_bytes, "points": self._points}
 
     def compressed(self, whole: Tensor, left: Tensor) -> None:
