@@ -37,12 +37,20 @@ def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
         return
     sums = np.zeros((2, LANES))
     for piece in slices(flat.numel(), PIECE):
-        part = flat[piece].double().abs().numpy()
+        part = np.abs(_array(flat[piece]), dtype=np.float64)
         rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
         sums = np.stack(
             [np.vstack((so_far, more)).sum(0) for so_far, more in zip(sums, (rows, rows * rows), strict=True)]
         )
     magnitudes.numpy()[:], squares.numpy()[:] = sums
+
+
+def _array(flat: Tensor) -> np.ndarray:
+    """Return the elements of `flat` for NumPy, which has no bfloat16: the upper half of a float32."""
+    if flat.dtype != torch.bfloat16:
+        return flat.numpy()
+    upper: np.ndarray = flat.contiguous().view(torch.int16).numpy().astype(np.uint32) << 16
+    return upper.view(np.float32)
 
 
 def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from resireduce.draw import generator
 from resireduce.kernels.largest import largest_magnitudes
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
+from resireduce.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
@@ -103,6 +104,21 @@ def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
     expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
     assert l1.dtype == torch.promote_types(dtype, torch.float32)
     assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_norms_hold_the_same_memory_with_and_without_compiled_code(
+    monkeypatch: pytest.MonkeyPatch, switch: str, dtype: torch.dtype
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    peaks = []
+    for device in ("cpu", "meta"):
+        x = torch.zeros(200_000, dtype=dtype, device=device)
+        with LiveBytes(lambda tensor: True) as alive:
+            l1_and_l2_norm(x)
+        peaks.append(alive.peak_bytes)
+    assert peaks[0] == peaks[1] < 1000
 
 
 def test_many_elements_have_the_norm_that_they_have() -> None:
