@@ -18,7 +18,7 @@ class PartialSelection:
     dense: tuple[str, ...]
     """Patterns of the parameters to send without compression."""
     density: float
-    """Of all others."""
+    """Share of the elements of all other parameters that is sent."""
 
 
 def partial_selection(

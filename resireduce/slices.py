@@ -15,7 +15,7 @@ class Slices:
     """
 
     shape: torch.Size
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     count: int
     """Ranks that share it."""
 

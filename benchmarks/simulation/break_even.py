@@ -14,7 +14,7 @@ from resireduce.scheme import COMPRESSORS
 
 DENSITIES = tuple(float(one) for one in np.geomspace(1e-4, 1, 25))
 FACTORS = tuple(float(one) for one in np.geomspace(1e-3, 1e3, 37))
-"""Of the bandwidth of the slowest link, by which it is asked whether compression pays."""
+"""Multiples of the slowest link's bandwidth at which it is asked whether compression pays."""
 
 
 def break_even_density(

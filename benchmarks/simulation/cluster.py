@@ -33,7 +33,7 @@ class Link:
     latency_seconds: float
     """From a rank to its neighbour."""
     bandwidth_bytes_per_second: float
-    """Of one direction: of a rank within a node, of a whole node between nodes."""
+    """Bandwidth in one direction: that of a rank within a node, that of a whole node between nodes."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Device:
     memory_bytes_per_second: float
     memory_bytes: float
     launch_seconds: float = 5e-6
-    """Of the smallest thing that it can be told to do."""
+    """Seconds from telling it to do the smallest thing until that is done."""
     flops_share: float = 0.5
     """What part of the operations a second training reaches: an assumption, until it is measured."""
     memory_share: float = 0.8

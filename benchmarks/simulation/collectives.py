@@ -12,7 +12,7 @@ from benchmarks.simulation.cluster import Cluster, Link
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one collective: `latency` + `per_byte` x bytes, in seconds."""
+    """What one collective takes, in seconds: `latency` + `per_byte` x bytes."""
 
     latency: float
     per_byte: float

@@ -37,7 +37,7 @@ class Compression:
     """What the compression of a tensor takes, and where that is from."""
 
     curve: Curve
-    """Of one case: seconds by elements of a tensor with a full residual."""
+    """Seconds that one case takes, by the elements of a tensor with a full residual."""
     more: dict[str, float]
     """Seconds an element that a scheme takes beside that, or less, by kind of tensor."""
     basis: str

@@ -54,7 +54,7 @@ class Rows:
     in_node_latency: Array
     in_node_per_byte: Array
     latency: Array
-    """Of a message with this tensor alone."""
+    """Seconds before the first byte of a message with this tensor alone."""
     transfer: Array
     nbytes: Array
     dense: Array

@@ -26,7 +26,7 @@ Key = tuple[Device, str, float, str]
 
 @dataclass(frozen=True)
 class Work:
-    """Of one compressor at one density, with one scheme, on one device; arrays have a number for each tensor.
+    """What one compressor at one density, with one scheme, makes one device do; arrays have a number for each tensor.
 
     Small tensors that are sent as they are beside compressed ones lie in buckets, each an all-reduce of its own, and
     all of a bucket is where its last tensor is.

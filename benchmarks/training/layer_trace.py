@@ -74,7 +74,7 @@ class _Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.since: list[Operation] = []
-        """Of the operations since somebody last looked."""
+        """The operations since `taken` was last called."""
 
     def taken(self) -> list[Operation]:
         """Return the operations since the last call."""

@@ -40,7 +40,7 @@ class Way:
     title: str
     sharded: bool
     settings: dict[str, Any] | None
-    """Of the compression; None: FSDP's own hybrid, which has none."""
+    """Settings of the compression; None: FSDP's own hybrid, which has none."""
 
 
 WAYS = {

@@ -38,7 +38,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
     every: int = 10
     """The released scripts have 5, 10 or 20, by model."""
     steps: int | None = None
-    """Of the training; None: it is not known, and rows are never selected from."""
+    """Steps of the whole training; None: that is not known, and rows are never selected from."""
     stable: float = 0.1
     """Ours: the released code compares the threshold with itself."""
 

@@ -2,13 +2,6 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <stdlib.h>
-
-#if defined(__x86_64__) && defined(__GLIBC__)
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_PROCESSOR
-#endif
 
 enum { BLOCK = 32 };
 

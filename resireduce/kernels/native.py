@@ -3,8 +3,8 @@
 import ctypes
 import hashlib
 import os
+import platform
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: 0 says that nothing is to be compiled."""
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 """No sum is formed in another order or precision than it is written in: results are those of the plain form."""
+CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
+"""What FOR_EACH_PROCESSOR stands for in C where it can: a function has code for each of these, chosen when it is loaded."""
 SECONDS = 60.0
 
 
@@ -26,18 +28,24 @@ def library(name: str) -> ctypes.CDLL | None:
 
     It lies in the user's cache, under a name that changes with its source, so that it is compiled once.
     """
-    source = Path(__file__).with_name(f"{name}.c")
-    compiler = shlex.split(os.environ.get("CC") or "cc")
-    if os.environ.get(SWITCH) == "0" or shutil.which(compiler[0]) is None or not source.is_file():
+    if os.environ.get(SWITCH) == "0":
         return None
-    told = [*compiler, *FLAGS, os.uname().machine, os.uname().sysname, source.read_text()]
-    built = _cache() / f"{name}-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
     try:
-        if not built.is_file():
-            _compile([*compiler, *FLAGS], source, built)
-        return ctypes.CDLL(str(built))
-    except (OSError, subprocess.SubprocessError):
+        return ctypes.CDLL(str(_built(name)))
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home
         return None
+
+
+def _built(name: str) -> Path:
+    """Return where the compiled code lies, made now if it is not there."""
+    source = Path(__file__).with_name(f"{name}.c")
+    clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
+    command = [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
+    told = [*command, os.uname().machine, os.uname().sysname, source.read_text()]
+    built = _cache() / f"{name}-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
+    if not built.is_file():
+        _compile(command, source, built)
+    return built
 
 
 def _cache() -> Path:

@@ -22,7 +22,7 @@ class RowGradient(ABC):
 
 @dataclass(frozen=True)
 class LinearRows(RowGradient):
-    """Of `nn.Linear`: outputs' gradients, transposed, x inputs; a matrix each, with a row for each sample."""
+    """The rows for `nn.Linear`: outputs' gradients, transposed, x inputs; matrices with a row for each sample."""
 
     inputs: Tensor
     outputs: Tensor
@@ -38,7 +38,7 @@ class LinearRows(RowGradient):
 
 @dataclass(frozen=True)
 class EmbeddingRows(RowGradient):
-    """Of `nn.Embedding`: the sums of the outputs' gradients for each index; 1-D int64, -1 where there is to be none."""
+    """The rows for `nn.Embedding`: outputs' gradients, summed for each index; 1-D int64, -1 where none is wanted."""
 
     indices: Tensor
     outputs: Tensor
@@ -59,7 +59,7 @@ class EmbeddingRows(RowGradient):
 
 @dataclass(frozen=True)
 class ConvolutionRows(RowGradient):
-    """Of `nn.Conv2d` without groups: a row is a channel of the output."""
+    """The rows for `nn.Conv2d` without groups: one for each channel of the output."""
 
     inputs: Tensor
     outputs: Tensor
@@ -83,7 +83,7 @@ class ConvolutionRows(RowGradient):
 
 @dataclass(frozen=True)
 class PlannedRows(RowGradient):
-    """Of a `parameter` without storage: room for the rows, and no values."""
+    """The rows for a `parameter` without storage: room for them, and no values."""
 
     parameter: Tensor
 

@@ -9,7 +9,7 @@ from resireduce.blocks import row_slices
 from resireduce.step.slot import Slot
 
 SLICES, SMALLEST_SLICE = 128, 1 << 14
-"""Of what is trained, which part a slice is by default, in bytes, and how many bytes at least."""
+"""By default a slice is one of so many parts of the bytes that are trained, and has so many bytes at least."""
 
 
 def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> int:

@@ -135,7 +135,7 @@ def test_what_does_not_lie_in_a_row_is_compressed_all_the_same(monkeypatch: pyte
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("variables", [{SWITCH: "0"}, {"CC": "no-such-compiler"}, {"CC": "false"}])
+@pytest.mark.parametrize("variables", [{SWITCH: "0"}, {"CC": "no-such-compiler"}, {"CC": "false"}, {"CC": "cc '"}])
 def test_without_a_compiler_that_works_it_is_done_without(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
 ) -> None:
@@ -148,6 +148,13 @@ def test_without_a_compiler_that_works_it_is_done_without(
 def test_without_a_place_to_keep_it_it_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert library("candidates") is None
+
+
+def test_without_a_home_it_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # of nobody: containers are run with such
     assert library("candidates") is None
 
 
