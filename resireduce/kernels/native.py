@@ -18,7 +18,7 @@ SWITCH = "RESIREDUCE_NATIVE"
 FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
 """No sum is formed in another order or precision than it is written in: results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
-"""What FOR_EACH_PROCESSOR stands for in C where it can: a function has code for each of these, chosen when it is loaded."""
+"""What FOR_EACH_PROCESSOR stands for in C, where that is known: code for each, of which one is chosen at the start."""
 SECONDS = 60.0
 
 
