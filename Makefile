@@ -80,13 +80,13 @@ images: .venv/installed
 	@$(BIN)/python -m benchmarks image list
 
 test-images: .venv/installed
-	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest tests/images
+	$(BIN)/python -m benchmarks image engine -- $(BIN)/python -m pytest --timeout 900 tests/images
 
 test-slurm: .venv/installed horovod
-	$(BIN)/python -m pytest tests/slurm -m "not full"
+	$(BIN)/python -m pytest --timeout 900 tests/slurm -m "not full"
 
 test-slurm-full: .venv/installed horovod
-	$(BIN)/python -m pytest tests/slurm
+	$(BIN)/python -m pytest --timeout 3600 tests/slurm
 
 lint: .venv/installed
 	$(BIN)/ruff check .
@@ -100,9 +100,9 @@ horovod: .venv/horovod
 .venv/horovod: .venv/installed containers/build_horovod.sh containers/horovod.lock containers/build-tools.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
-# A process for each core, and one thread in each.
+# A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes half a minute.
 unit: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 300 --numprocesses auto --maxprocesses 8 --dist loadfile
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

@@ -1,8 +1,10 @@
 """Tests that need processes of their own, one for each rank."""
 
+import faulthandler
 import multiprocessing
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -13,9 +15,19 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 
 Checks = Callable[[Communicator], None]
+SECONDS = 240.0
+"""When a rank ends itself, and leaves word of what it was at: it waits for another, which may wait for half an hour."""
+WORD = "rank {rank} waited here"
 
 
 def _rank(rank: int, world_size: int, folder: str, checks: Checks) -> None:
+    with (Path(folder) / WORD.format(rank=rank)).open("w") as word:
+        faulthandler.dump_traceback_later(SECONDS, exit=True, file=word)
+        _check(rank, world_size, folder, checks)
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _check(rank: int, world_size: int, folder: str, checks: Checks) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world_size)
     checks(TorchCommunicator())
@@ -34,8 +46,16 @@ def on_processes(world_size: int, checks: Checks) -> None:
     """Run `checks`, a function of a module, in `world_size` processes; a failure in one is raised here."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = start(world_size, folder, checks)
-        while not ranks.join():
-            pass
+        try:
+            while not ranks.join():
+                pass
+        except BaseException as error:
+            for process in ranks.processes:
+                process.kill()
+            for word in sorted(Path(folder).glob(WORD.format(rank="*"))):
+                if word.stat().st_size:
+                    error.add_note(f"{word.name}:\n{word.read_text()}")
+            raise
 
 
 def all_equal(model: nn.Module) -> bool:
