@@ -1,18 +1,19 @@
 """Is the oracle right? It is plain training, DistributedDataParallel, and the definitions of error feedback."""
 
 import copy
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from resireduce.comm.base import Communicator
 from tests import oracle
 from tests.habits.script import Net, Script
 from tests.oracle import Averaging, Ranks
+from tests.processes import on_processes
 from tests.worlds import same, seeded
 
 
@@ -44,23 +45,20 @@ def test_one_rank_without_compression_is_plain_training() -> None:
     assert not same(trained(1)[0], plain)
 
 
-def in_parallel(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+def in_parallel(folder: Path, communicator: Communicator) -> None:
     parallel = DistributedDataParallel(seeded(Net))
     optimizer = torch.optim.SGD(parallel.parameters(), 0.1, momentum=0.9)
-    one = script(rank, 2, parallel.module, Ranks(1))
+    one = script(communicator.rank, 2, parallel.module, Ranks(1))
     for step in range(4):
         optimizer.zero_grad()
         one.loss(parallel, step).backward()
         nn.utils.clip_grad_norm_(parallel.parameters(), 0.3)
         optimizer.step()
-    torch.save(parallel.module.state_dict(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(parallel.module.state_dict(), folder / f"{communicator.rank}.pt")
 
 
 def test_without_compression_it_is_ddp_that_clips(tmp_path: Path) -> None:
-    mp.spawn(in_parallel, (str(tmp_path),), nprocs=2)
+    on_processes(2, partial(in_parallel, tmp_path))
     models = trained(2, compressor="none", max_grad_norm=0.3)
     for rank, model in enumerate(models):
         theirs = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
