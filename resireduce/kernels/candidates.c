@@ -1,37 +1,38 @@
-/* Inner loops of candidates.py for float32, a piece of the elements at a time; the same results as its loops in NumPy. */
+/* Inner loops of candidates.py for float32, the same results as its loops in NumPy, a piece at a time. */
 
 #include <math.h>
 #include <stdint.h>
 
 enum { BLOCK = 32 };
 
-/* Write magnitude and place (counted from `first`) of the elements of x[0..n) whose magnitude reaches `border`, from the
- * last to the first. Return how many, or -1, with nothing that counts written, if there are more than `room`. */
+/* Write magnitude and place of the elements of x[0..*left) whose magnitude reaches `border`, from the last to the first,
+ * as long as there is `room`. Return how many; in *left remains how many elements have not been looked at. */
 FOR_EACH_PROCESSOR
-int64_t resireduce_reaching(const float *x, int64_t n, float border, int64_t first, int64_t room, float *magnitudes,
-                            int32_t *places)
+int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t room, float *magnitudes, int32_t *places)
 {
     int64_t count = 0;
-    for (int64_t stop = n; stop > 0; stop -= BLOCK) {
-        const int64_t start = stop > BLOCK ? stop - BLOCK : 0;
+    for (int64_t stop = *left; stop > 0;) {
+        const int64_t start = (stop - 1) / BLOCK * BLOCK;
         int any = 0;
         if (stop - start == BLOCK)
             for (int i = 0; i < BLOCK; i++)
                 any |= fabsf(x[start + i]) >= border;
         else
             any = 1;
-        if (!any)
-            continue;
-        for (int64_t i = stop - 1; i >= start; i--) {
+        for (int64_t i = stop - 1; any && i >= start; i--) {
             const float magnitude = fabsf(x[i]);
             if (magnitude >= border) {
-                if (count == room)
-                    return -1;
+                if (count == room) {
+                    *left = i + 1;
+                    return count;
+                }
                 magnitudes[count] = magnitude;
-                places[count++] = (int32_t)(first + i);
+                places[count++] = (int32_t)i;
             }
         }
+        stop = start;
     }
+    *left = 0;
     return count;
 }
 

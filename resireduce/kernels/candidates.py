@@ -35,12 +35,12 @@ class Candidates:
         self._flat, self._size = flat, min(n, piece)
         exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
         self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
-        held = torch.empty(2 * self.room + self._size, dtype=exact, device=flat.device)
-        marks = torch.empty(max(self.room, self._size), dtype=torch.bool, device=flat.device)
+        held = torch.empty(2 * self.room, dtype=exact, device=flat.device)
+        marks = torch.empty(self.room, dtype=torch.bool, device=flat.device)
         self._held = held, marks
         if not flat.is_meta:
-            self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[2 * self.room :]
-            self._magnitudes, self._ordered = held.numpy()[: self.room], held.numpy()[self.room : 2 * self.room]
+            self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[self.room :]
+            self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
 
     def look_through(self, border: float) -> None:
         """Look at all elements for those whose magnitude is `border` or more; nothing without storage."""
@@ -94,27 +94,30 @@ class Candidates:
 class CompiledCandidates(Candidates):
     """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
 
-    Of contiguous float32 elements of the CPU, fewer than 2^31.
+    Of contiguous float32 elements of the CPU, fewer than 2^31, which are gone through at once, as far as there is room.
     """
 
     def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
         super().__init__(flat, k, piece)
-        self._compiled = compiled
+        self._compiled, self._reaching = compiled, compiled.resireduce_reaching
+        self._reaching.restype = ctypes.c_int64
 
-    def _take_up(self, part: Tensor, start: int) -> bool:
-        least = float(np.nextafter(np.float32(self._border), np.float32(math.inf))) if self._exceeds else self._border
-        reaching = self._compiled.resireduce_reaching
-        reaching.restype = ctypes.c_int64
-        found = reaching(
-            ctypes.c_void_p(part.data_ptr()),
-            ctypes.c_int64(part.numel()),
-            ctypes.c_float(least),
-            ctypes.c_int64(start),
-            ctypes.c_int64(self.room - self.count),
-            *self._pointers(self.count),
-        )
-        self.count += max(found, 0)
-        return found >= 0
+    def look_through(self, border: float) -> None:
+        """Look at all elements for those whose magnitude is `border` or more."""
+        self.count, self._border, self._exceeds = 0, border, False
+        left = ctypes.c_int64(self._flat.numel())
+        while True:
+            least = float(np.nextafter(np.float32(self._border), np.float32(math.inf))) if self._exceeds else border
+            self.count += self._reaching(
+                ctypes.c_void_p(self._flat.data_ptr()),
+                ctypes.byref(left),
+                ctypes.c_float(least),
+                ctypes.c_int64(self.room - self.count),
+                *self._pointers(self.count),
+            )
+            if not left.value:
+                return
+            self._compact()
 
     def _keep_largest(self) -> None:
         self._compiled.resireduce_keep(

@@ -12,8 +12,9 @@ from resireduce.kernels.candidates import candidates_of, magnitudes_into
 
 PIECE = 1 << 16
 """Elements of a large tensor that are looked at at once on a CPU, small enough for its cache."""
-SMALLEST = 1 << 12
-"""Elements of a piece of a small tensor: what a selection holds beside it stays below the tensor itself."""
+SMALLEST, PIECES = 1 << 11, 128
+"""Elements of a piece of a small tensor, and how many pieces one of middling size has: what a selection holds beside it
+is some per cent of the tensor."""
 SAMPLES = 1 << 16
 """About how many elements of a large tensor are in its sample."""
 SPARSEST = 16
@@ -34,8 +35,7 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
         return torch.arange(n, device=flat.device)
     if flat.device.type not in ("cpu", "meta"):
         return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
-    usual = n // 4 if n <= PIECE else min(PIECE, max(SMALLEST, n // 32))
-    return by_candidates(flat, k, piece or max(SMALLEST, usual))
+    return by_candidates(flat, k, piece or min(PIECE, max(SMALLEST, n // PIECES)))
 
 
 def by_candidates(flat: Tensor, k: int, piece: int) -> Tensor:

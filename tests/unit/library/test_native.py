@@ -121,6 +121,25 @@ def test_norms_hold_the_same_memory_with_and_without_compiled_code(
     assert peaks[0] == peaks[1] < 1000
 
 
+@needs_compiler
+@pytest.mark.parametrize("n", [5000, 65_536, 688_128])
+def test_a_selection_holds_some_per_cent_of_the_tensor_with_and_without_compiled_code(
+    monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    def held(device: str = "cpu") -> list[torch.Tensor]:
+        flat, peaks = torch.zeros(n, device=device), []
+        for k in (max(1, n // 1000), n // 100):
+            with LiveBytes(lambda tensor: True) as alive:
+                largest_magnitudes(flat, k)
+            peaks.append(alive.peak_bytes)
+        return [torch.tensor(peaks)]
+
+    for one, other in both(monkeypatch, held):
+        assert torch.equal(one, other) and torch.equal(one, held("meta")[0])
+        # The samples; or a place, two magnitudes and a mark of a hundredth, a quarter more, and of a piece beside them.
+        assert one[1] <= max(4 * n / 16, 13 * (1.25 * n / 100 + max(2048, n / 128)) + 8 * n / 100 + 64)
+
+
 def test_many_elements_have_the_norm_that_they_have() -> None:
     n = 1 << 25  # sums of ones in float32 come no further than half of it
     assert [float(norm) for norm in l1_and_l2_norm(torch.ones(n))] == [n, pytest.approx(n**0.5)]
