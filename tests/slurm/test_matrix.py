@@ -11,7 +11,11 @@ from tests.slurm.cluster import Cluster
 from tests.slurm.project import Project
 
 FEW = {"model": "vgg-digits", "steps": 5}
-MATRIX = [{**FEW, "world_size": [1, 2, 4], "backend": ["torch", "horovod"]}, {**FEW, "nodes": 2}]
+MATRIX = [
+    {**FEW, "world_size": [1, 2, 4], "backend": ["torch", "horovod"]},
+    {**FEW, "nodes": 2},
+    {**FEW, "world_size": 4, "hierarchy": "node"},
+]
 PLACES = {
     (1, None): ("A", 1),
     (2, None): ("AA", 2),
@@ -32,7 +36,7 @@ def project(tmp_path_factory: pytest.TempPathFactory, shared_cluster: Cluster) -
 
 def test_ranks_nodes_and_gpus_are_as_asked_for(project: Project) -> None:
     records = project.records()
-    assert len(records) == 7
+    assert len(records) == 8
     for record in records.values():
         names: dict[str, str] = {}
         source = record.provenance
@@ -47,8 +51,18 @@ def test_ranks_nodes_and_gpus_are_as_asked_for(project: Project) -> None:
 def test_it_does_not_matter_for_the_result_who_starts_the_ranks_and_where(project: Project) -> None:
     metrics: dict[int, set[float | None]] = {}
     for record in project.records().values():
-        metrics.setdefault(record.cell.world_size, set()).add(record.metric)
+        if record.cell.hierarchy == "flat":
+            metrics.setdefault(record.cell.world_size, set()).add(record.metric)
     assert {ranks: len(found) for ranks, found in metrics.items()} == {1: 1, 2: 1, 4: 1}
+
+
+def test_ranks_that_slurm_has_put_on_one_node_share_a_residual_without_being_told_which(project: Project) -> None:
+    held = {
+        record.cell.hierarchy: record.residuals_bytes
+        for record in project.records().values()
+        if record.cell.world_size == 4 and record.cell.backend == "torch"
+    }
+    assert held["node"] * 2 == held["flat"]
 
 
 def test_tables_have_all_cells(project: Project) -> None:

@@ -423,7 +423,8 @@ def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
     steps = {case["name"]: case for values in found.values() for case in values["cases"]}
     assert {name: case["reason"] for name, case in steps.items() if case["status"] != "ok"} == {}
     assert {*steps} == {step.name for step in list_steps("cpu", tiny=True) if step.missing is None}
-    done_early = {case["name"]: case["date"] for values in early.values() for case in values["cases"]}
+    cases = [case for values in early.values() for case in values["cases"] if case["status"] == "ok"]
+    done_early = {case["name"]: case["date"] for case in cases}  # on a busy machine a stretch may end in a step
     assert {name: steps[name]["date"] for name in done_early} == done_early, "what is done is not done again"
     assert all(one["agrees"] for one in found["memory"]["cases"][0]["agreement"][0]["states"].values())
     (text,) = merge([tmp_path / "run"], tmp_path / "reference")
