@@ -108,6 +108,14 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._exchange.queue
 
     @property
+    def messages(self) -> list[list[str]]:
+        """Names of the tensors that travel together, a list for each message, in the order of their launch.
+
+        With it as `merge`, and the same settings, `resireduce.distribute` makes the same messages.
+        """
+        return [[slot.name for slot in message] for message in self.queue.messages]
+
+    @property
     def updates_in_backward(self) -> bool:
         """Whether parameters are updated during the backward pass."""
         return self._exchange.updater.in_backward

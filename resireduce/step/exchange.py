@@ -42,7 +42,7 @@ class Exchange:
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers)
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
@@ -128,7 +128,7 @@ class Exchange:
     def _launch(self, step: int) -> None:
         """Launch what is ready: within the node first, if there are two levels, and what has come there beyond it."""
         if self._scatter is not None:
-            for slot, mean in self._scatter.advance(self.queue.messages):
+            for slot, mean in self._scatter.advance(self.queue.buckets):
                 self.intake.take_slice(slot, mean, step)
         self.queue.launch(step)
 
@@ -144,7 +144,7 @@ class Exchange:
             self._launch(step)
         self._uncover()
         if self._scatter is not None:
-            for slot, mean in self._scatter.complete(self.queue.messages):
+            for slot, mean in self._scatter.complete(self.queue.buckets):
                 self.intake.take_slice(slot, mean, step)
                 self.queue.launch(step)
         return True
