@@ -7,10 +7,9 @@ from torch import Tensor
 
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count
+from resireduce.scheme import MERGES
 
-FIXED = ("none", "one")
-"""Names of ways to merge that need to know nothing but the tensors."""
-CURE = "give 'none', 'one', a number of bytes, or lists of names of parameters"
+CURE = "give a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
 
 
 def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Tensor]) -> None:
@@ -18,7 +17,7 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     if merge is None:
         return
     if isinstance(merge, str):
-        choose("merge", merge, FIXED)
+        choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         _check_lists(merge, parameters)
     elif not is_count(merge) or merge < 1:

@@ -22,6 +22,7 @@ from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
+from resireduce.merging.costs import Costs
 from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
@@ -114,6 +115,11 @@ class DistributedOptimizer(OptimizerWrapper):
         With it as `merge`, and the same settings, `resireduce.distribute` makes the same messages.
         """
         return [[slot.name for slot in message] for message in self.queue.messages]
+
+    @property
+    def costs(self) -> Costs | None:
+        """What was timed in the first steps, where a rule merges by that; None before it is known, and without."""
+        return self._exchange.profiler.costs
 
     @property
     def updates_in_backward(self) -> bool:

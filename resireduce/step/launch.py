@@ -70,10 +70,14 @@ class LaunchQueue:
         self.merge(merge)
         self._restart()
 
+    @property
+    def compressed(self) -> list[Slot]:
+        """Tensors that are compressed, once warm-up is over, in the order of arrival."""
+        return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
+
     def merge(self, merge: object) -> None:
         """Send tensors together as `merge` has it, which is as in `resireduce.distribute`; between two steps only."""
-        compressed = [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
-        together = merged(compressed, merge, self.feedback)
+        together = merged(self.compressed, merge, self.feedback)
         dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
         self.messages = list(arrange([*together, *dense], self._order))
         """Which tensors travel together, in the order of their launch."""

@@ -13,8 +13,9 @@ from resireduce.step.slot import Slot
 def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
     """Return the messages of `slots`, tensors that are compressed, in the order in which they arrive.
 
-    merge: as in `resireduce.distribute`, checked; or lists of names, of which those of other tensors are left out. A
-    tensor that no list names has a message of its own. `feedback` says how many bytes are sent of each.
+    merge: as in `resireduce.distribute`, checked; of lists of names those of other tensors are left out. A tensor that
+    no list names has a message of its own, and so have all before a rule has decided. `feedback` says how many bytes
+    are sent of each.
     """
     if isinstance(merge, str | None):
         return [*_alike(slots)] if merge == "one" else [[slot] for slot in slots]
@@ -22,7 +23,7 @@ def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[l
         return [*_filled(slots, merge, feedback)]
     by_name = {slot.name: slot for slot in slots}
     listed = [[by_name.pop(name) for name in names if name in by_name] for names in merge]
-    return [message for message in listed if message] + [[slot] for slot in by_name.values()]
+    return [message for names in listed for message in _alike(names)] + [[slot] for slot in by_name.values()]
 
 
 def planned_payload(slot: Slot, feedback: ErrorFeedback) -> Payload:

@@ -1,5 +1,9 @@
 """Merged messages: whatever travels together, training is the same, bit for bit, and what travels is what was asked."""
 
+import json
+import threading
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +15,12 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError
 from resireduce.memory import measure_states, step_bounds, track_states
+from resireduce.merging.costs import TIMED, Costs, line_through
 from resireduce.packing import Packed, packed_nbytes
 from resireduce.payload import Payload
+from resireduce.plan import plan
 from resireduce.scheme import COMPRESSORS
+from resireduce.step import profile
 from tests.covering import lifetimes
 from tests.worlds import Net, distributed, same, seeded, train, train_world
 
@@ -52,11 +59,10 @@ class Watched(LocalCommunicator):
         return super().all_reduce(tensor, name)
 
 
-WAYS: dict[str, object] = {
-    "one": "one",
-    "bytes": 6000,
-    "lists": [["first.weight", "head.weight", "norm.bias"], ["blocks.1.up.weight", "blocks.2.down.weight"]],
-}
+WAYS: list[object] = [
+    [["first.weight", "head.weight", "norm.bias"], ["blocks.1.up.weight", "blocks.2.down.weight"]],
+    6000,
+]
 
 
 ROUNDS = ("powersgd", "l1-chunks")
@@ -101,12 +107,12 @@ CASES: list[dict[str, object]] = [
 
 
 @pytest.mark.parametrize("number", range(len(CASES)))
-@pytest.mark.parametrize("merge", WAYS)
-def test_it_goes_with_all_other_settings(number: int, merge: str) -> None:
+def test_it_goes_with_all_other_settings(number: int) -> None:
     options = {"steps": 2, "loss": loss_of, "density": 0.05} | CASES[number]
+    merge = WAYS[number % len(WAYS)]
     start = seeded(Wide)
 
-    alone, together = (train_world(4, start, merge=way, **options) for way in (None, WAYS[merge]))
+    alone, together = (train_world(4, start, merge=way, **options) for way in (None, merge))
     assert all(same(one, other) for (one, _), (other, _) in zip(alone, together, strict=True))
     assert not same(alone[0][0], start)
 
@@ -232,6 +238,110 @@ def test_what_is_alive_in_a_step_stays_below_what_is_promised(compressor: str, m
 
     held, bound = rank(LocalCommunicator())
     assert held <= bound
+
+
+@pytest.mark.parametrize("rule", ["mg-wfbp", "rgmerge-style"])
+def test_a_rule_merges_by_what_the_first_steps_took_and_training_is_the_same(rule: str) -> None:
+    options = {"steps": 7, "loss": loss_of, "scheme": "baseline"}
+    start = seeded(Wide)
+    alone = train_world(2, start, **options)
+    together = train_world(2, start, merge=rule, **options)
+    (first, one), (second, other) = together
+    assert same(first, second) and same(first, alone[0][0])
+    assert one.costs is not None and one.costs == other.costs, "the same on all ranks"
+    assert one.messages == other.messages
+    assert sorted(one.costs.names) == sorted(LARGE)
+    planned = one.costs.messages(rule)
+    assert [names for names in one.messages if names in planned] == planned
+    again = Costs(**json.loads(json.dumps(vars(one.costs))))
+    assert again.messages(rule) == planned
+    given = train_world(2, start, merge=planned, **options)
+    assert given[0][1].messages == one.messages and same(given[0][0], first)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradients": "kept"},
+        {"hierarchy": [[0, 1], [2, 3]]},
+        {"warm_up_steps": 1},
+        {"compressor": "fp16", "scheme": "none", "hierarchy": [[0, 1], [2, 3]]},
+    ],
+)
+def test_first_steps_are_timed_in_every_form(options: dict[str, object]) -> None:
+    options = {"scheme": "baseline", "steps": 7, "loss": loss_of} | options
+    start = seeded(Wide)
+    alone = train_world(4, start, **options)
+    together = train_world(4, start, merge="optimal", **options)
+    for (first, _), (second, optimizer) in zip(alone, together, strict=True):
+        assert same(first, second) and optimizer.costs is not None
+        assert all(nbytes > 0 for nbytes in optimizer.costs.nbytes) and optimizer.costs.seconds_per_byte >= 0
+
+
+def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose clock runs a hundred times as fast finds everything to take longer."""
+    clock, fast = time.perf_counter, threading.local()
+    monkeypatch.setattr(profile, "_clock", lambda device: clock() * getattr(fast, "factor", 1.0))
+
+    def rank(communicator: Communicator) -> Costs | None:
+        return train(communicator, start, merge="mg-wfbp", steps=6, gradients="kept", loss=loss_of)[1].costs
+
+    def other(communicator: Communicator) -> Costs | None:
+        fast.factor = 1.0 + 99.0 * communicator.rank
+        return rank(communicator)
+
+    start = seeded(Wide)
+    plain, slowed = (LocalWorld(2).run(work)[0] for work in (rank, other))
+    assert plain is not None and slowed is not None
+    assert sum(slowed.compress_seconds) > 5 * sum(plain.compress_seconds)
+
+
+def test_messages_follow_from_costs_alone() -> None:
+    """By hand: a link that is slow to start merges what is ready close together, one that is not merges nothing."""
+    costs = {"names": ["c", "b", "a"], "ready_seconds": [1.0, 1.1, 9.0], "compress_seconds": [0.01] * 3}
+    costs |= {"nbytes": [10, 10, 10], "elements": [100, 100, 100]}
+    slow, fast = (Costs(latency, 0.01, **costs) for latency in (0.5, 0.0))  # type: ignore[arg-type]
+    for rule in TIMED:
+        assert slow.messages(rule)[-1] == ["a"] and fast.messages(rule)[-1] == ["a"]
+    assert slow.messages("mg-wfbp") == slow.messages("optimal") == slow.messages("omgs") == [["c", "b"], ["a"]]
+    assert fast.messages("optimal") == fast.messages("omgs") == [["c"], ["b"], ["a"]]
+    for wrong in ({"nbytes": [1]}, {"elements": [1, 2, -3]}, {"ready_seconds": [1.0, 2.0, float("nan")]}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: .* one for each name"):
+            Costs(0.1, 0.1, **costs | wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rule: 'one' is not known; allowed: mg-wfbp, omgs"):
+        slow.messages("one")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "line"),
+    [
+        ([1.0, 2.0, 4.0], [3.0, 5.0, 9.0], (1.0, 2.0)),
+        ([1.0, 2.0, 4.0], [2.0, 4.0, 8.0], (0.0, 2.0)),
+        ([1.0, 2.0, 3.0], [3.0, 3.0, 3.0], (3.0, 0.0)),
+        ([4.0], [8.0], None),
+        ([1.0, 2.0], [0.0, 0.0], (0.0, 0.0)),
+    ],
+)
+def test_a_line_through_times(sizes: list[float], seconds: list[float], line: tuple[float, float] | None) -> None:
+    start, each = line_through(np.array(sizes), np.array(seconds))
+    assert start >= 0 and each >= 0
+    if line is not None:
+        np.testing.assert_allclose((start, each), line, atol=1e-9)
+
+
+def test_a_line_that_would_begin_below_nothing_begins_at_nothing() -> None:
+    start, each = line_through(np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0]))
+    assert start == 0 and 0.5 < each < 1.4
+
+
+def test_what_is_not_known_before_training_is_not_planned() -> None:
+    with pytest.raises(ConfigError, match="merge: 'mg-wfbp' is not known before training"):
+        plan(Wide, merge="mg-wfbp", compressor="topk")
+    alone, together = (plan(Wide, merge=merge, scheme="baseline", density=0.1) for merge in (None, "one"))
+    assert {name: alone[name] for name in ("total", "residuals")} == {
+        name: together[name] for name in ("total", "residuals")
+    }
+    assert together["peak_states"] > alone["peak_states"], "payloads wait for each other, and come together"
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
