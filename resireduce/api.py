@@ -16,6 +16,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
+from resireduce.merge_checks import check_merge
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
@@ -50,6 +51,7 @@ def distribute(
     warm_up_steps: int = 0,
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat",
     slices: int | bool | None = None,
+    merge: int | str | Sequence[Sequence[str]] | None = None,
 ) -> DistributedOptimizer:
     """Make `optimizer` average compressed gradients over all ranks, with error feedback.
 
@@ -111,6 +113,15 @@ def distribute(
             found, by Slurm's numbers or host names; or given: the ranks of each node as lists, or, with backend
             "torch", the ProcessGroup of this rank's node, or a DeviceMesh, of which the last dimension is a node.
             `compress_ddp` has none: its buckets hold whole gradients.
+        merge: which compressed tensors travel in one message. None, or "none": none, each leaves as it comes. one: all,
+            at the end of the backward pass. A number: as many as come one after the other and take so many bytes
+            together, as a rank sends them. mg-wfbp, omgs, optimal, rgmerge-style: what these rules make of the times of
+            the first steps, of the slowest rank and of the link, which `optimizer.costs` has then; which tensors they
+            merge may differ from run to run. Lists of names of parameters, such as those of `optimizer.messages` or
+            `optimizer.costs.messages(rule)`: as they say; who is in none travels alone. Payloads that are gathered
+            (topk and most others) give the same parameters in any messages, bit for bit; those that are summed (none,
+            fp16, randomk) round by their place in a message, on three ranks or more. What is sent dense beside them
+            stays as it is.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
@@ -123,6 +134,7 @@ def distribute(
     parameters = optimized(model, optimizer)
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
+    check_merge(settings.merge, lossy, parameters)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

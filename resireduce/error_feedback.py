@@ -8,13 +8,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator
+from resireduce.comm.base import Communicator, Deferred
 from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import NonFiniteGradient
 from resireduce.message import Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
+from resireduce.packing import FromEach, Packed
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state
@@ -104,7 +105,7 @@ class ErrorFeedback:
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: none where it is sent dense."""
-        return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
+        return self._dense_compressor if self._warms_up else self.later_compressor_of(name)
 
     def keeps_residual(self, name: str) -> bool:
         """Whether tensor `name` has a residual."""
@@ -113,6 +114,18 @@ class ErrorFeedback:
     def leaves_residual(self, name: str) -> bool:
         """Whether anything of tensor `name` can be left unsent in this step."""
         return not self.compressor_of(name).lossless
+
+    def packs(self, name: str) -> bool:
+        """Whether the payload of tensor `name` may share a collective with others in this step: it is compressed."""
+        return self.merges(name) and not self._warms_up
+
+    def merges(self, name: str) -> bool:
+        """Whether tensor `name` is compressed, once warm-up is over; else it is sent dense, in its bucket."""
+        return name not in self._dense
+
+    def later_compressor_of(self, name: str) -> Compressor:
+        """Return the compressor of tensor `name` once warm-up is over: none where it is sent dense."""
+        return self.compressor if self.merges(name) else self._dense_compressor
 
     def gathers(self, name: str) -> bool:
         """Whether all ranks' payloads of tensor `name` are received in this step, instead of their sum."""
@@ -191,7 +204,7 @@ class ErrorFeedback:
 
     @timed("communicate")
     def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
-        """Launch the collective of tensor `name`, or one for several lossless ones of which it is the first.
+        """Launch the collective of tensor `name`, or one for several of one compressor, of which it is the first.
 
         Of what `compress` has `made`: a payload, or a round, which then is itself what is under way.
         """
@@ -203,9 +216,7 @@ class ErrorFeedback:
     def _send(self, payloads: list[Payload], name: str) -> list[Message | Round]:
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
-            (payload,) = payloads
-            gathered = self.communicator.all_gather(payload.buffer, name, compressor.equal_sizes)
-            return [Message(name, payload, compressor, Shared(gathered))]
+            return self._gather(payloads, compressor, name)
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:
@@ -216,6 +227,18 @@ class ErrorFeedback:
         return [
             Message(name, replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
             for payload, part in zip(payloads, parts, strict=True)
+        ]
+
+    def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:
+        if len(payloads) == 1:
+            gathered = self.communicator.all_gather(payloads[0].buffer, name, compressor.equal_sizes)
+            return [Message(name, payloads[0], compressor, Shared(gathered))]
+        packed = Packed(payloads, compressor.equal_sizes)
+        rows = self.communicator.all_gather(packed.buffer, name, compressor.equal_sizes)
+        unpacked = Shared(Deferred(lambda: [packed.unpack(row) for row in rows.wait()]))
+        return [
+            Message(name, payload, compressor, FromEach(unpacked, number))
+            for number, payload in enumerate(packed.payloads)
         ]
 
     @timed("communicate")

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -17,6 +16,7 @@ from resireduce.item import STATES, sums
 from resireduce.itemise import held_items, itemise_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.step.buckets import BUCKET_BYTES
+from resireduce.step.merge import planned_payload
 from resireduce.step.update import largest_layer
 
 ACTIVATIONS = ("resireduce.layers",)
@@ -87,7 +87,7 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     waiting_bytes: what is sent without compression, and waits for `step()`. dense_bytes: gradients and averaged ones:
     twice those of the largest layer (autograd makes the gradients of weight and bias together), and a message of small
     tensors with its parts. Tied parameters come on top: autograd holds their gradient from their last use to their
-    first. local_bytes: this rank's compressed payloads.
+    first. local_bytes: this rank's compressed payloads, and, where they are merged, the largest message of them.
     gathered_bytes: all ranks' payloads of the tensors under way. node_bytes: with two levels, gradients that wait for
     the other ranks of the node, and the slices that come of them; twice the largest layer, none with one level.
 
@@ -98,16 +98,15 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     `max_grad_norm` or a GradScaler all messages wait for the last one, so there is no bound but their sum.
     """
     queue, feedback = optimizer.queue, optimizer.feedback
-    payloads = {}
-    for slot in queue.slots:
-        like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
-        payloads[slot] = feedback.compressor_of(slot.name).compress(like, slot.name, 0)
-    gathered = [queue.gathered_nbytes(slot, payload) for slot, payload in payloads.items()]
+    payloads = {slot: planned_payload(slot, feedback) for slot in queue.slots}
+    gathered = [queue.gathered_nbytes(message, [payloads[slot] for slot in message]) for message in queue.messages]
+    together = [message for message in queue.messages if len(message) > 1 and not message[0].small]
+    packed = max((sum(payloads[slot].nbytes for slot in message) for message in together), default=0)
     small = sum(slot.nbytes for slot in queue.slots if slot.small)
     return {
         "waiting_bytes": waiting_bytes(optimizer),
         "dense_bytes": 2 * (largest_layer(queue.slots) + min(BUCKET_BYTES, small)),
-        "local_bytes": sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
+        "local_bytes": packed + sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
         "gathered_bytes": max(queue.gathered_limit, *gathered),
         "node_bytes": 0 if optimizer.levels.node is None else 2 * largest_layer(queue.slots),
     }

@@ -22,6 +22,7 @@ from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
+from resireduce.merging.costs import Costs
 from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
@@ -106,6 +107,19 @@ class DistributedOptimizer(OptimizerWrapper):
     def queue(self) -> LaunchQueue:
         """The queue of messages that are under way."""
         return self._exchange.queue
+
+    @property
+    def messages(self) -> list[list[str]]:
+        """Names of the tensors that travel together, a list for each message, in the order of their launch.
+
+        With it as `merge`, and the same settings, `resireduce.distribute` makes the same messages.
+        """
+        return [[slot.name for slot in message] for message in self.queue.messages]
+
+    @property
+    def costs(self) -> Costs | None:
+        """What was timed in the first steps, where a rule merges by that; None before it is known, and without."""
+        return self._exchange.profiler.costs
 
     @property
     def updates_in_backward(self) -> bool:

@@ -16,6 +16,7 @@ from resireduce.item import Item, sums
 from resireduce.itemise import itemise_states
 from resireduce.layers import is_by_rows, planned_use
 from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
+from resireduce.merging.costs import TIMED
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
@@ -74,6 +75,11 @@ def plan(
     nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
     given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
     check_passes(given.backward_passes_per_step)
+    if isinstance(given.merge, str) and given.merge in TIMED:
+        raise ConfigError(
+            f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
+            "of names that optimizer.messages had then"
+        )
     model = _build(build)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:

@@ -24,6 +24,8 @@ class Listed:
     """Whether it selects a share of the elements, the density; else density means nothing to it."""
     corrects_momentum: bool = False
     """Whether it takes the place of the optimizer's momentum, which must be 0 then."""
+    in_rounds: bool = False
+    """Whether ranks make its payloads together, in rounds, so that they cannot be merged."""
 
 
 COMPRESSORS = {
@@ -58,8 +60,8 @@ COMPRESSORS = {
     "natural": Listed("resireduce.compressors.natural:Natural", selects=False),
     "block8": Listed("resireduce.compressors.block:Block8", selects=False),
     "block4": Listed("resireduce.compressors.block:Block4", selects=False),
-    "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False),
-    "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True),
+    "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
+    "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True, in_rounds=True),
 }
 """All compressors, by name."""
 
@@ -103,6 +105,8 @@ UPDATES = ("in_step", "in_backward")
 """When parameters change."""
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
+MERGES = ("none", "one", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
+"""Names of ways in which compressed tensors travel together; all but the first two need to be timed."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

@@ -49,6 +49,7 @@ class Settings:
     warm_up_steps: int = 0
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
     slices: int | bool | None = None
+    merge: int | str | Sequence[Sequence[str]] | None = None
 
     @property
     def streamed(self) -> bool:

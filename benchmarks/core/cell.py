@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
-from benchmarks.core import scheme_options
+from benchmarks.core import merge_option, scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
@@ -58,6 +58,9 @@ class Cell:
     """Whether every rank compresses by itself, or the ranks of a node together: a slice of their mean each."""
     ranks_per_node: int | None = None
     """Ranks that count as one node where the hierarchy is of nodes; None: all that share a machine."""
+    merge: Any = "none"
+    """Which compressed tensors travel in one message: a name, bytes, or lists of names, held so that they can be
+    hashed: `core.merge_option`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -79,6 +82,7 @@ class Cell:
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
+        object.__setattr__(self, "merge", merge_option.freeze(self.merge, self.compressor))
         object.__setattr__(self, "options", scheme_options.freeze(self.options, self.scheme))
         self._check_workload()
         self._check_combinations()
@@ -156,7 +160,8 @@ class Cell:
     def to_dict(self) -> dict[str, Any]:
         """Return all fields as plain values, from which from_dict makes the same cell."""
         lists = {name: list(getattr(self, name)) for name in NAME_LISTS}
-        return asdict(self) | lists | {"options": scheme_options.thaw(self.options)}
+        plain = {"options": scheme_options.thaw(self.options), "merge": merge_option.thaw(self.merge)}
+        return asdict(self) | lists | plain
 
     @property
     def update(self) -> str:
@@ -187,6 +192,7 @@ class Cell:
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
+        parts += merge_option.name(self.merge)
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []

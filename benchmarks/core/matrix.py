@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
 from benchmarks.core.checks import allow, known_keys, mapping, several, within
+from benchmarks.core.merge_option import is_plan
 from resireduce.errors import ConfigError, choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
@@ -78,7 +79,9 @@ def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[C
 
 def _choices(where: str, name: str, value: Any) -> list[Any]:
     # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
+    # So is its `merge`, if that is a list: of lists of names.
     several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
+    several = several and not (name == "merge" and is_plan(value))
     choices = value if several else [value]
     allow(f"{where}: {name}", choices, choices, "a value or a list of at least one")
     return [_number_from_yaml(where, name, choice) for choice in choices]

@@ -30,6 +30,8 @@ class Measured:
     """Units of all ranks, after warm-up."""
     observations: dict[str, Any] = field(default_factory=dict)
     """What the cell's `observe` asked for, as plain values by name; rank 0's."""
+    messages: list[list[str]] = field(default_factory=list)
+    """Names of the tensors that travelled together at the end of training, if the cell's `merge` asked for that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from benchmarks.core.files import all_finite, finite, load_json, save_json
 from benchmarks.core.items import items_problem
 from benchmarks.core.ladder import rung_problem
 from benchmarks.core.matrix import expand
+from benchmarks.core.merge_option import is_plan
 from benchmarks.core.outcome import Measured
 from resireduce.errors import ConfigError
 from resireduce.item import STATES
@@ -20,7 +21,7 @@ __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "R
 SCHEMA_VERSION = 2
 ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
-OPTIONAL = ("items",)
+OPTIONAL = ("items", "messages")
 """Fields that records of this version may lack, too."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
@@ -141,6 +142,7 @@ def _own_checks(status: Any) -> dict[str, tuple[str, Check]]:
         "status": (f"one of {', '.join(STATUSES)}", lambda value: isinstance(value, str) and value in STATUSES),
         "reason": ("a text (required unless ok)", (lambda value: value is None) if status == "ok" else is_text),
         "metric_history": ("a list of [step, value]", _are_pairs),
+        "messages": ("lists of names", lambda value: value == [] or is_plan(value)),
         "observations": ("mappings by name", lambda value: isinstance(value, dict) and all_of([*value.values()], dict)),
     }
 

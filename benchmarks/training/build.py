@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import resireduce
+from benchmarks.core import merge_option
 from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import open_prepared
 from benchmarks.core.registry import MODELS, TASKS
@@ -72,6 +73,7 @@ def build(
         options=thaw(cell.options),
         grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
+        merge=merge_option.thaw(cell.merge),
     )
     watch = watch or Watch()
     watch.join(communicator, cell.name, task)

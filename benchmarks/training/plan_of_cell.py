@@ -3,10 +3,12 @@
 from torch import nn
 from torch.optim import Optimizer
 
+from benchmarks.core import merge_option
 from benchmarks.core.cell import Cell
 from benchmarks.core.registry import MODELS
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.optimizers import make_optimizer
+from resireduce.merging.costs import TIMED
 from resireduce.plan import plan
 from resireduce.scheme import load
 
@@ -35,6 +37,7 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         overlap=True,
         hierarchy=cell.hierarchy,
         ranks_per_node=_ranks_per_node(cell),
+        merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # as it is before it has been timed
     )
 
 

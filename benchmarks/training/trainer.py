@@ -167,6 +167,7 @@ class Trainer:
             steps_per_second=self.clock.steps_per_second,
             memory=memory | self.probe.result(self.optimizer),
             observations=observations,
+            messages=[] if self.cell.merge == "none" else self.optimizer.messages,
             baseline_bytes=baseline_total(self.model, measure_states(self.optimizer)),
             unit=self.task.unit,
             units_per_second=self.clock.steps_per_second * units_per_step,

@@ -14,6 +14,7 @@ class Agreeing(Compressor):
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
+    has_rounds: ClassVar[bool] = True
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:

@@ -55,6 +55,9 @@ class Compressor(ABC):
     turns: ClassVar[int] = 1
     """After how many steps payloads have their first form again; other than 1 if forms take turns."""
 
+    has_rounds: ClassVar[bool] = False
+    """Whether ranks make payloads together, in rounds: `agree` asks for sums."""
+
     source_feeds_back: ClassVar[bool] = True
     """Whether its source keeps what is not sent (error feedback); here that is the scheme's choice."""
 

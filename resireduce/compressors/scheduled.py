@@ -52,6 +52,11 @@ class Scheduled(Compressor):
         return self.kind.same_draw
 
     @property
+    def has_rounds(self) -> bool:  # type: ignore[override]
+        """Whether ranks of the kind make payloads in rounds."""
+        return self.kind.has_rounds
+
+    @property
     def turns(self) -> int:  # type: ignore[override]
         """After how many steps payloads of the kind have their first form again."""
         return self.kind.turns

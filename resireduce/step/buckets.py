@@ -15,7 +15,7 @@ def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
         if not slot.small:
             yield [slot]
             continue
-        if waiting and (not _alike(waiting[0], slot) or sum(s.nbytes for s in waiting) + slot.nbytes > BUCKET_BYTES):
+        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > BUCKET_BYTES):
             yield waiting
             waiting = []
         waiting.append(slot)
@@ -24,8 +24,8 @@ def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
 
 
 def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Put `messages`, as `buckets` has cut them, into the order in which `order` completes them; one of small tensors
-    leaves when the next begins, as there.
+    """Put `messages` into the order in which `order` completes them; one of small tensors leaves when the next begins,
+    as `buckets` has it.
 
     What is in a message never changes: with three ranks or more, what an all-reduce rounds to depends on where in its
     message an element lies, and training that goes on from a checkpoint begins with the first order again.
@@ -34,16 +34,12 @@ def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[l
     missing = {id(message): len(message) for message in place.values()}
     ready: list[list[Slot]] = []
     for slot in order:
-        if not slot.small:
-            yield place[slot]
-            continue
-        yield from ready
         message = place[slot]
         missing[id(message)] -= 1
-        ready = [] if missing[id(message)] else [message]
+        complete = [] if missing[id(message)] else [message]
+        if slot.small:
+            yield from ready
+            ready = complete
+        else:
+            yield from complete
     yield from ready
-
-
-def _alike(first: Slot, second: Slot) -> bool:
-    a, b = first.parameter, second.parameter
-    return a.dtype == b.dtype and a.device == b.device

@@ -6,9 +6,11 @@ from torch import Tensor
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
 from resireduce.step.intake import Intake
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater, largest_layer
@@ -42,7 +44,9 @@ class Exchange:
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers)
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
+        rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
+        self.profiler = Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
@@ -119,7 +123,8 @@ class Exchange:
     def _send(self, slot: Slot, step: int) -> None:
         """Compress a gradient that is complete, and launch what is ready."""
         self.queue.prefetch_after(slot)
-        self.intake.take(slot, step)
+        with self.profiler.timing(slot):
+            self.intake.take(slot, step)
         self._launch(step)
         # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
         if self.updater.in_backward and not self.intake.holds:
@@ -128,8 +133,9 @@ class Exchange:
     def _launch(self, step: int) -> None:
         """Launch what is ready: within the node first, if there are two levels, and what has come there beyond it."""
         if self._scatter is not None:
-            for slot, mean in self._scatter.advance(self.queue.messages):
-                self.intake.take_slice(slot, mean, step)
+            for slot, mean in self._scatter.advance(self.queue.buckets):
+                with self.profiler.timing(slot):
+                    self.intake.take_slice(slot, mean, step)
         self.queue.launch(step)
 
     def send_rest(self, step: int) -> bool:
@@ -140,12 +146,14 @@ class Exchange:
             self.failed = False
             return False
         for slot in self.intake.pending():
-            self.intake.take(slot, step)
+            with self.profiler.timing(slot):
+                self.intake.take(slot, step)
             self._launch(step)
         self._uncover()
         if self._scatter is not None:
-            for slot, mean in self._scatter.complete(self.queue.messages):
-                self.intake.take_slice(slot, mean, step)
+            for slot, mean in self._scatter.complete(self.queue.buckets):
+                with self.profiler.timing(slot):
+                    self.intake.take_slice(slot, mean, step)
                 self.queue.launch(step)
         return True
 
@@ -164,8 +172,15 @@ class Exchange:
             self._fail_or_put_back(step, error)
         else:
             self.feedback.states.commit()
+            self._choose_messages(step)
         self.failed = False
         return not self.queue.flagged
+
+    def _choose_messages(self, step: int) -> None:
+        """After `step`: merge by the costs that were timed, once they are known."""
+        messages = self.profiler.end_step(step, self.queue.compressed)
+        if messages is not None:
+            self.queue.merge(messages)
 
     def _uncover(self) -> None:
         """Make room for the averages."""

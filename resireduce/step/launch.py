@@ -11,9 +11,11 @@ from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.message import Message, Round
+from resireduce.packing import packed_nbytes
 from resireduce.payload import Payload
 from resireduce.step.buckets import arrange, buckets
 from resireduce.step.gather import Gather
+from resireduce.step.merge import merged
 from resireduce.step.slot import Slot, laid_out
 from resireduce.timeline import Timeline, timed
 
@@ -30,12 +32,16 @@ class LaunchQueue:
     of all tensors have been launched: each of all tensors in the same order, before any message is received. In the
     backward pass a rank would wait there for others, which may be in a collective of the user's.
 
+    Tensors that are sent dense are in buckets, which never change: what an all-reduce rounds to depends on where in its
+    message an element lies. The others may be merged into messages of several, which leave when the last is there.
+
     Args:
         slots: one for each parameter.
         feedback: compresses and averages.
         gathered_limit: in bytes.
         levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether a copy of what is sent is kept, for a step that is skipped.
+        merge: which tensors travel together, as in `resireduce.distribute`.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class LaunchQueue:
         gathered_limit: int,
         levels: Levels,
         remembers: bool = False,
+        merge: object = None,
     ):
         self.slots, self.feedback, self.gathered_limit, self.world = slots, feedback, gathered_limit, levels.world
         self._gather = None if levels.node is None else Gather(levels.node, feedback)
@@ -55,14 +62,29 @@ class LaunchQueue:
         """Those whose averages are not put into `.grad`, but asked for in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
-        self.messages, self._order_is_learnt = list(buckets(reversed(slots))), False
-        """Which tensors travel together, in the order of their launch."""
-        self._message_of = {slot: message for message in self.messages for slot in message}
+        self.buckets, self._order = list(buckets(reversed(slots))), list(reversed(slots))
+        """Tensors that share a message whatever is merged, each other one by itself, in the order of arrival."""
+        self._order_is_learnt = False
+        self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         self._next: dict[Slot, Slot] = {}
+        self.merge(merge)
         self._restart()
+
+    @property
+    def compressed(self) -> list[Slot]:
+        """Tensors that are compressed, once warm-up is over, in the order of arrival."""
+        return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
+
+    def merge(self, merge: object) -> None:
+        """Send tensors together as `merge` has it, which is as in `resireduce.distribute`; between two steps only."""
+        together = merged(self.compressed, merge, self.feedback)
+        dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
+        self.messages = list(arrange([*together, *dense], self._order))
+        """Which tensors travel together, in the order of their launch."""
 
     def _restart(self) -> None:
         self._launched = self._gathered_bytes = 0
+        self._gathered_until: dict[Slot, int] = {}  # bytes that are received with this slot, the last of its message
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
 
@@ -74,7 +96,7 @@ class LaunchQueue:
     def prefetch_after(self, slot: Slot) -> None:
         """Begin to bring the residual that will be needed next, now that the gradient of `slot` is there."""
         if not self._next:
-            slots = [slot for bucket in self.messages for slot in bucket]
+            slots = [slot for bucket in self.buckets for slot in bucket]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
             self.feedback.residual.prefetch(self._next[slot].name)
@@ -84,28 +106,31 @@ class LaunchQueue:
         while self._launched < len(self.messages):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's, and come to this one in step() only
-            bucket = self.messages[self._launched]
-            missing = [slot for slot in bucket if slot.payload is None]
+            message = self.messages[self._launched]
+            missing = [slot for slot in message if slot.payload is None]
             if missing and not complete:
                 return
             for slot in missing:
                 slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
-            nbytes = sum(self.gathered_nbytes(slot, slot.payload) for slot in bucket if slot.payload)
+            nbytes = self.gathered_nbytes(message, [slot.payload for slot in message if slot.payload])
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
-            self._send(bucket)
-            self._under_way.extend(bucket)
+            apart = not message[0].small and not self.feedback.packs(message[0].name)
+            for together in [[slot] for slot in message] if apart else [message]:
+                self._send(together)
+            self._under_way.extend(message)
+            self._gathered_until[message[-1]] = nbytes
             self._gathered_bytes += nbytes
             self._launched += 1
         if complete:
             self._end_rounds()
 
-    def _send(self, bucket: list[Slot]) -> None:
-        made = [slot.payload for slot in bucket if slot.payload]
-        for slot in bucket if self._remembers else ():
+    def _send(self, together: list[Slot]) -> None:
+        made = [slot.payload for slot in together if slot.payload]
+        for slot in together if self._remembers else ():
             if slot.is_taken and self.feedback.leaves_residual(slot.name):
                 slot.remember_sent(self.feedback.gathers(slot.name))
-        for slot, message in zip(bucket, self.feedback.send(made, bucket[0].name), strict=True):
+        for slot, message in zip(together, self.feedback.send(made, together[0].name), strict=True):
             slot.payload, slot.message = None, message
 
     def _end_rounds(self) -> None:
@@ -115,11 +140,13 @@ class LaunchQueue:
                 slot.payload = self.feedback.end_round(slot.message)
                 self._send([slot])
 
-    def gathered_nbytes(self, slot: Slot, payload: Payload | Round) -> int:
-        """Bytes of all ranks' payloads of a tensor, if they are received; an all-reduce works in place."""
-        if isinstance(payload, Round) or not self.feedback.gathers(slot.name):
+    def gathered_nbytes(self, message: Sequence[Slot], payloads: Sequence[Payload | Round]) -> int:
+        """Bytes of all ranks' `payloads` of a message, if they are received; an all-reduce works in place."""
+        if isinstance(payloads[0], Round) or not self.feedback.gathers(message[0].name):
             return 0
-        return payload.nbytes * self.feedback.communicator.world_size
+        equal_sizes = self.feedback.compressor_of(message[0].name).equal_sizes
+        nbytes = packed_nbytes([payload.nbytes for payload in payloads if isinstance(payload, Payload)], equal_sizes)
+        return nbytes * self.feedback.communicator.world_size
 
     def next(self) -> Slot | None:
         """Return the slot whose message is the oldest under way, if any is."""
@@ -131,8 +158,7 @@ class LaunchQueue:
         A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks.
         """
         slot = self._under_way.popleft()
-        assert isinstance(slot.message, Message)
-        self._gathered_bytes -= self.gathered_nbytes(slot, slot.message.payload)
+        self._gathered_bytes -= self._gathered_until.pop(slot, 0)
         if slot.is_taken:
             self.deliver(slot)
         else:
@@ -146,7 +172,7 @@ class LaunchQueue:
             return
         kept = slot.parameter.grad
         if self._gather is not None:
-            average = self._gather.average(slot, self._message_of[slot])
+            average = self._gather.average(slot, self._bucket_of[slot])
             slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
         elif kept is None:
             slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
@@ -214,6 +240,8 @@ class LaunchQueue:
             indices = [slot.index for slot in arrived] + [s.index for s in reversed(self.slots) if not s.is_taken]
             order: Tensor = torch.tensor(indices, device=self.world.control_device)
             self.world.broadcast_(order, "resireduce.order")
-            self.messages = list(arrange(self.messages, [self.slots[index] for index in order.tolist()]))
+            self._order = [self.slots[index] for index in order.tolist()]
+            self.buckets = list(arrange(self.buckets, self._order))
+            self.messages = list(arrange(self.messages, self._order))
             self._order_is_learnt, self._next = True, {}
         self._restart()

@@ -106,6 +106,10 @@ class Slot:
         """Bytes of the dense gradient."""
         return self.parameter.nbytes
 
+    def is_like(self, other: "Slot") -> bool:
+        """Whether it may share a collective with `other`: of the same dtype, on the same device."""
+        return self.kind[:2] == other.kind[:2]
+
     @property
     def is_guarded(self) -> bool:
         """Whether the guard stands in `.grad`."""

@@ -51,6 +51,16 @@ def check_that_it_is_as_over_torch(communicator: HorovodCommunicator) -> None:
         assert same(first, second) and not same(first, start), (dtype, compressor)
 
 
+def check_merged_messages(communicator: HorovodCommunicator) -> None:
+    """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
+    start = seeded(small)
+    for hierarchy, compressor in (("flat", "topk"), (NODES, "threshold")):
+        options = {"scheme": "w+2d", "compressor": compressor, "steps": 3, "hierarchy": hierarchy}
+        alone, _ = train(communicator, start, loss=_loss, **options)  # type: ignore[arg-type]
+        together, _ = train(communicator, start, loss=_loss, merge="one", **options)  # type: ignore[arg-type]
+        assert same(alone, together) and not same(together, start)
+
+
 def check_that_process_sets_are_asked_for(communicator: HorovodCommunicator) -> None:
     """Of nodes that nobody told Horovod of when it started."""
     with pytest.raises(
@@ -64,14 +74,21 @@ def _loss(model: nn.Module, generator: torch.Generator) -> torch.Tensor:
     return model(x).float().square().mean()
 
 
+CHECKS = (
+    check_the_definition,
+    check_that_it_is_as_over_torch,
+    check_merged_messages,
+    check_that_process_sets_are_asked_for,
+)
+
+
 def main(meeting_place: str) -> None:
     torch.set_num_threads(1)
     os.environ["HOROVOD_CYCLE_TIME"] = "20"  # ms: two cores cannot look after five process sets of four ranks faster
     hvd.init(process_sets=[hvd.ProcessSet(ranks) for ranks in SETS])
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
-    checks = (check_the_definition, check_that_it_is_as_over_torch, check_that_process_sets_are_asked_for)
-    for check in checks:
+    for check in CHECKS:
         check(communicator)
         print(f"{check.__name__} passed on rank {hvd.rank()} of {hvd.size()}", flush=True)
     dist.barrier()  # Horovod shuts down on all ranks as soon as one leaves

@@ -89,6 +89,7 @@ DIFFERENT: dict[str, tuple[dict[str, object], object]] = {
     "warm_up_steps": ({}, 1),
     "hierarchy": ({}, "node"),
     "slices": ({}, True),
+    "merge": ({}, "one"),
 }
 """Another value than the default of each setting that ranks must have alike, and what else that takes."""
 

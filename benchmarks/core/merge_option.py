@@ -1,0 +1,49 @@
+"""How a cell's tensors travel together: checked before anything runs, without torch. Standard library only."""
+
+import json
+from typing import Any
+
+from benchmarks.core.content import text_hash
+from resireduce.errors import ConfigError, choose
+from resireduce.scheme import COMPRESSORS, MERGES
+
+CURE = f"give {', '.join(MERGES)}, a number of bytes, or lists of names of parameters"
+
+
+def freeze(merge: Any, compressor: str) -> Any:
+    """Return `merge`, as `resireduce.distribute` has it, in a form that can be hashed.
+
+    Raises ConfigError, one line, for what it may not be, and for a `compressor` whose payloads cannot travel together.
+    """
+    if isinstance(merge, str):
+        choose("merge", merge, MERGES)
+    elif isinstance(merge, list | tuple):
+        if not is_plan(merge):
+            raise ConfigError(f"merge: {merge!r} is not allowed; {CURE}")
+        merge = tuple(tuple(names) for names in merge)
+    elif isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+        raise ConfigError(f"merge: {merge!r} is not allowed; {CURE}")
+    if merge != "none" and COMPRESSORS[compressor].in_rounds:
+        raise ConfigError(
+            f"merge: {merge!r} is not allowed with compressor {compressor!r}, whose payloads ranks make in rounds of "
+            "one tensor each; allowed: none"
+        )
+    return merge
+
+
+def thaw(merge: Any) -> Any:
+    """Return frozen `merge` as plain values."""
+    return [list(names) for names in merge] if isinstance(merge, tuple) else merge
+
+
+def is_plan(merge: Any) -> bool:
+    """Whether `merge` is lists of names, one for each message."""
+    lists = isinstance(merge, list | tuple) and merge and all(isinstance(names, list | tuple) for names in merge)
+    return bool(lists) and all(names and all(isinstance(name, str) for name in names) for names in merge)
+
+
+def name(merge: Any) -> list[str]:
+    """Return frozen `merge` as a part of a file's name, none where nothing is merged; lists are hashed."""
+    if merge == "none":
+        return []
+    return [f"merge-{text_hash(json.dumps(merge))[:8] if isinstance(merge, tuple) else merge}"]

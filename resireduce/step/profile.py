@@ -1,0 +1,111 @@
+"""The costs of a step, timed in the first steps of training, for rules that make messages by them."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from resireduce.agreement import broadcast_object
+from resireduce.comm.base import Communicator
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.merging.costs import Costs, line_through
+from resireduce.payload import Payload
+from resireduce.step.slot import Slot
+
+TIMED_STEPS = 5
+"""Steps that are timed, after one that is not, in which memory and threads are new."""
+SIZES, REPEATS = 4, 5
+"""Messages by which the link is timed: of so many sizes, each so often."""
+
+
+class Profiler:
+    """Times when tensors are ready, what compressing them takes, and the link, and has `rule` make messages of that.
+
+    On a GPU the host waits for the device at each tensor of the steps that are timed.
+
+    Args:
+        rule: one of `resireduce.merging.costs.TIMED`; None: nothing is timed.
+        feedback: compresses, and sends.
+        world: all ranks.
+    """
+
+    def __init__(self, rule: str | None, feedback: ErrorFeedback, world: Communicator):
+        self.rule, self.feedback, self.world = rule, feedback, world
+        self.costs: Costs | None = None
+        """What was found, on all ranks the same; None before that."""
+        self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
+        self._now: dict[Slot, tuple[float, float, int]] = {}
+
+    @contextmanager
+    def timing(self, slot: Slot) -> Iterator[None]:
+        """Note how long it takes to make the payload of `slot`, and when it is there."""
+        if self.rule is None or not self.feedback.packs(slot.name):
+            yield
+            return
+        device = slot.parameter.device
+        began = _clock(device)
+        yield
+        ready = _clock(device)
+        self._now[slot] = ready, ready - began, slot.payload.nbytes if isinstance(slot.payload, Payload) else 0
+
+    def end_step(self, step: int, order: Sequence[Slot]) -> list[list[str]] | None:
+        """Note the end of `step`; once enough are timed, return the messages of the tensors in `order` of arrival.
+
+        All ranks call it together: rank 0 decides, by the largest times of all.
+        """
+        found, self._now = self._now, {}
+        if self.rule is None or step < self.feedback.warm_up_steps or not order:
+            return None
+        self._steps.append(found)
+        if len(self._steps) <= TIMED_STEPS:
+            return None
+        self.costs = self._found(order)
+        messages: list[list[str]] = broadcast_object(self.costs.messages(self.rule), self.world)
+        self.rule, self._steps = None, []
+        return messages
+
+    def _found(self, order: Sequence[Slot]) -> Costs:
+        steps = [
+            {slot: (ready - min(one[0] for one in step.values()), *rest) for slot, (ready, *rest) in step.items()}
+            for step in self._steps[1:]
+        ]
+        times = [[step[slot] for step in steps if slot in step] or [(0.0, 0.0, 0)] for slot in order]
+        mine = np.array([np.median(one, axis=0) for one in times])
+        ready, compress, nbytes = self._largest(mine).T
+        latency, per_byte = self._largest(np.array(self._link(nbytes, order[0].parameter.device)))
+        elements = [slot.template.numel() for slot in order]
+        sizes, names = [int(size) for size in nbytes], [slot.name for slot in order]
+        return Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
+
+    def _largest(self, mine: np.ndarray) -> np.ndarray:
+        """Return the largest of each number over all ranks."""
+        flat = torch.from_numpy(mine.reshape(-1)).to(self.world.control_device)
+        rows = self.world.all_gather(flat, "resireduce.profile").wait()
+        return torch.stack(list(rows)).amax(0).cpu().numpy().reshape(mine.shape)
+
+    def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:
+        """Return latency and seconds for each byte of collectives as payloads need them."""
+        smallest, whole = max(nbytes.min(), 64.0), max(nbytes.sum(), 128.0)
+        sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(whole, 2 * smallest), SIZES)]
+        seconds = [np.median([self._collective(size, device) for _ in range(REPEATS)]) for size in sizes]
+        return line_through(np.array(sizes, dtype=np.float64), np.array(seconds))
+
+    def _collective(self, nbytes: int, device: torch.device) -> float:
+        """Return the seconds of one collective, that all ranks begin together."""
+        ranks, buffer = self.feedback.communicator, torch.zeros(nbytes // 4, device=device)
+        ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()
+        began = _clock(device)
+        launch: Callable[..., object] = ranks.all_gather
+        if self.feedback.compressor.collective == "all_reduce":
+            launch = ranks.all_reduce
+        launch(buffer, f"resireduce.profile.{nbytes}").wait()  # type: ignore[attr-defined]
+        return _clock(device) - began
+
+
+def _clock(device: torch.device) -> float:
+    """Return the seconds of a clock, when `device` has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -1,0 +1,399 @@
+"""Merged messages: whatever travels together, training is the same, bit for bit, and what travels is what was asked."""
+
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.threshold import Threshold
+from resireduce.errors import ConfigError
+from resireduce.memory import measure_states, step_bounds, track_states
+from resireduce.merging.costs import TIMED, Costs, line_through
+from resireduce.packing import Packed, packed_nbytes
+from resireduce.payload import Payload
+from resireduce.plan import plan
+from resireduce.scheme import COMPRESSORS
+from resireduce.step import profile
+from tests.covering import lifetimes
+from tests.worlds import Net, distributed, same, seeded, train, train_world
+
+LARGE = ["head.weight", *[f"blocks.{i}.{way}.weight" for i in (2, 1, 0) for way in ("down", "up")], "first.weight"]
+"""Tensors of `Wide` that are compressed, in the order in which their gradients come."""
+
+
+class Wide(Net):
+    """A net of which every weight is compressed."""
+
+    def __init__(self) -> None:
+        super().__init__(width=100, blocks=3)
+        self.head = nn.Linear(100, 110)
+
+
+def loss_of(model: nn.Module, generator: torch.Generator) -> Tensor:
+    """The loss of a batch that the generator makes."""
+    return model(torch.randn(6, 600, generator=generator)).square().mean()
+
+
+class Watched(LocalCommunicator):
+    """Notes the name and the bytes of each gather and each sum of gradients."""
+
+    def __init__(self, *arguments: object):
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.gathers: list[tuple[str, int]] = []
+        self.sums: list[tuple[str, int]] = []
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True):  # type: ignore[no-untyped-def]
+        self.gathers.append((name, tensor.nbytes))
+        return super().all_gather(tensor, name, equal_sizes)
+
+    def all_reduce(self, tensor: Tensor, name: str):  # type: ignore[no-untyped-def]
+        if not name.startswith("resireduce"):
+            self.sums.append((name, tensor.nbytes))
+        return super().all_reduce(tensor, name)
+
+
+WAYS: list[object] = [
+    [["first.weight", "head.weight", "norm.bias"], ["blocks.1.up.weight", "blocks.2.down.weight"]],
+    6000,
+]
+
+
+ROUNDS = ("powersgd", "l1-chunks")
+"""Compressors whose payloads are made in rounds, of one tensor each."""
+
+
+@pytest.mark.parametrize("compressor", [name for name in COMPRESSORS if name not in ROUNDS])
+def test_whatever_travels_together_parameters_are_the_same(compressor: str) -> None:
+    options = {
+        "compressor": compressor,
+        "gradients": lifetimes(compressor)[-1],
+        "steps": 2,
+        "loss": loss_of,
+        "scheme": "w+2d",
+    }
+    options |= {"scheme": "none"} if compressor == "none" else {}
+    start = seeded(Wide)
+    alone = train_world(3, start, **options)
+    together = train_world(3, start, merge="one", **options)
+    for (first, a), (second, b) in zip(alone, together, strict=True):
+        assert same(first, second)
+        held, found = a.residual_state_dict(), b.residual_state_dict()
+        assert held.keys() == found.keys() and all(torch.equal(held[name], found[name]) for name in held)
+    assert LARGE in b.messages
+
+
+CASES: list[dict[str, object]] = [
+    {"scheme": "w+2d", "residual_dtype": "int8"},
+    {"scheme": "baseline", "gradients": "kept", "overlap": True},
+    {"compressor": Threshold(0.01), "residual_dtype": "int4"},
+    {"scheme": "a", "max_grad_norm": 0.1},
+    {"scheme": "baseline", "gradients": "kept"},
+    {"scheme": "w+2d", "warm_up_steps": 1},
+    {"scheme": "baseline", "slices": 4096},
+    {"scheme": "baseline", "dense": ["first.weight"]},
+    {"scheme": "w", "backward_passes_per_step": 2, "steps": 4},
+    {"scheme": "baseline", "hierarchy": [[0, 1], [2, 3]]},
+    {"scheme": "w+2d", "hierarchy": [[0, 1], [2, 3]], "gradients": "kept", "compressor": Threshold(0.01)},
+    {"scheme": "none", "compressor": "none", "update": "in_backward"},
+]
+"""Settings on which something in the way of messages depends."""
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_it_goes_with_all_other_settings(number: int) -> None:
+    options = {"steps": 2, "loss": loss_of, "density": 0.05} | CASES[number]
+    merge = WAYS[number % len(WAYS)]
+    start = seeded(Wide)
+
+    alone, together = (train_world(4, start, merge=way, **options) for way in (None, merge))
+    assert all(same(one, other) for (one, _), (other, _) in zip(alone, together, strict=True))
+    assert not same(alone[0][0], start)
+
+
+def test_a_step_that_is_skipped_gives_back_what_a_merged_message_has_sent() -> None:
+    def rank(communicator: Communicator, merge: object) -> list[Tensor]:
+        model, scaler = starts[communicator.rank], resireduce.GradScaler("cpu", init_scale=2.0**16)
+        wrapped = torch.optim.SGD(model.parameters(), 0.1)
+        options = {"scheme": "baseline", "density": 0.05, "backend": communicator, "merge": merge}
+        optimizer = resireduce.distribute(model, wrapped, grad_scaler=scaler, **options)  # type: ignore[arg-type]
+        generator = torch.Generator().manual_seed(communicator.rank)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = loss_of(model, generator) * (1e38 if (step, communicator.rank) == (1, 1) else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            assert optimizer.overflowed == (step == 1)
+        return [*model.parameters(), *optimizer.residual_state_dict().values()]
+
+    found = []
+    for merge in (None, "one", 6000):
+        starts = [seeded(Wide) for _ in range(2)]
+        found.append(LocalWorld(2).run(lambda one, merge=merge: rank(one, merge)))
+    for alone, first, second in zip(*found, strict=True):
+        assert all(map(torch.equal, alone, first)) and all(map(torch.equal, alone, second))
+
+
+def test_messages_are_those_that_were_asked_for() -> None:
+    def messages(**options: object) -> list[list[str]]:
+        with distributed(seeded(Wide), **options) as optimizer:
+            return [names for names in optimizer.messages if set(names) & set(LARGE)]
+
+    assert messages() == messages(merge="none") == [[name] for name in LARGE]
+    assert messages(merge="one") == [LARGE]
+    sizes = {name: 8 * int(0.01 * p.numel()) for name, p in seeded(Wide).named_parameters() if name in LARGE}
+    limit = sizes["head.weight"] + sizes["blocks.2.down.weight"]
+    first, *others = messages(merge=limit)
+    assert first == LARGE[:2] and others[-1] == ["first.weight"], "one that is larger goes alone"
+    assert all(sum(sizes[name] for name in names) <= limit for names in others[:-1])
+    asked = [["first.weight", "norm.bias"], ["blocks.0.up.weight", "head.weight"]]
+    found = messages(merge=asked)
+    assert found == [*[[name] for name in LARGE[1:-2]], ["blocks.0.up.weight", "head.weight"], ["first.weight"]]
+
+
+def test_what_was_chosen_can_be_given() -> None:
+    for merge in ("one", 5000):
+        with distributed(seeded(Wide), merge=merge) as first:
+            chosen = first.messages
+        with distributed(seeded(Wide), merge=chosen) as second:
+            assert second.messages == chosen
+
+
+def test_a_merged_message_is_one_collective_of_all_payloads() -> None:
+    counts = {}
+    for merge in (None, "one"):
+        communicator = Watched()
+        train(communicator, seeded(Wide), steps=2, scheme="baseline", merge=merge, loss=loss_of)
+        counts[merge] = communicator.gathers, communicator.sums
+    alone, together = counts[None][0], counts["one"][0]
+    assert len(alone) == 2 * len(LARGE) and len(together) == 2
+    assert sum(nbytes for _, nbytes in together) == sum(nbytes for _, nbytes in alone)
+    assert counts[None][1] == counts["one"][1], "small dense tensors travel as ever"
+
+
+def test_dense_gradients_are_merged_too_and_small_ones_keep_their_message() -> None:
+    communicator = Watched()
+    train(communicator, seeded(Wide), steps=1, scheme="none", compressor="none", merge="one", loss=loss_of)
+    model = seeded(Wide)
+    sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
+    large = sum(sizes[name] for name in LARGE)
+    assert sorted(nbytes for _, nbytes in communicator.sums) == sorted((large, sum(sizes.values()) - large))
+
+
+def test_warm_up_sends_each_tensor_by_itself() -> None:
+    communicator = Watched()
+    options = {"scheme": "baseline", "merge": "one", "warm_up_steps": 1, "loss": loss_of}
+    train(communicator, seeded(Wide), steps=1, **options)  # type: ignore[arg-type]
+    assert not communicator.gathers and len(communicator.sums) == len(LARGE) + 1
+
+
+def test_messages_with_tensors_that_some_ranks_do_not_use() -> None:
+    """A layer that one rank alone uses, first in its message, and one that none does."""
+
+    def rank(communicator: Communicator, merge: object) -> list[Tensor]:
+        model = layers[communicator.rank]
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend=communicator, merge=merge
+        )
+        for step in range(4):
+            optimizer.zero_grad()
+            used = [0, 1, 3] if communicator.rank == step % 2 else [1, 3]
+            x = torch.full((2, 120), float(communicator.rank + 1))
+            for i in used:
+                x = model[i](x)
+            x.square().mean().backward()
+            optimizer.step()
+        return [p.detach().clone() for p in model.parameters()]
+
+    found = []
+    for merge in (None, "one", [["0.weight", "2.weight"], ["1.weight", "3.weight"]]):
+        layers = [seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)])) for _ in range(2)]
+        first, second = LocalWorld(2).run(lambda one, merge=merge: rank(one, merge))
+        assert all(map(torch.equal, first, second))
+        found.append(first)
+    assert all(map(torch.equal, found[0], found[1])) and all(map(torch.equal, found[0], found[2]))
+
+
+@pytest.mark.parametrize("compressor", ["topk", "threshold", "fp16"])
+@pytest.mark.parametrize("merge", ["one", 6000])
+def test_what_is_alive_in_a_step_stays_below_what_is_promised(compressor: str, merge: object) -> None:
+    start = seeded(Wide)
+
+    def rank(communicator: Communicator) -> tuple[int, int]:
+        model, optimizer = train(
+            communicator, start, steps=2, scheme="baseline", compressor=compressor, merge=merge, loss=loss_of
+        )
+        generator = torch.Generator().manual_seed(7)
+        with track_states(optimizer) as tracker:
+            loss_of(model, generator).backward()
+            optimizer.step()
+        return tracker.peak_bytes - measure_states(optimizer).total, sum(step_bounds(optimizer).values())
+
+    held, bound = rank(LocalCommunicator())
+    assert held <= bound
+
+
+@pytest.mark.parametrize("rule", ["mg-wfbp", "rgmerge-style"])
+def test_a_rule_merges_by_what_the_first_steps_took_and_training_is_the_same(rule: str) -> None:
+    options = {"steps": 7, "loss": loss_of, "scheme": "baseline"}
+    start = seeded(Wide)
+    alone = train_world(2, start, **options)
+    together = train_world(2, start, merge=rule, **options)
+    (first, one), (second, other) = together
+    assert same(first, second) and same(first, alone[0][0])
+    assert one.costs is not None and one.costs == other.costs, "the same on all ranks"
+    assert one.messages == other.messages
+    assert sorted(one.costs.names) == sorted(LARGE)
+    planned = one.costs.messages(rule)
+    assert [names for names in one.messages if names in planned] == planned
+    again = Costs(**json.loads(json.dumps(vars(one.costs))))
+    assert again.messages(rule) == planned
+    given = train_world(2, start, merge=planned, **options)
+    assert given[0][1].messages == one.messages and same(given[0][0], first)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"gradients": "kept"},
+        {"hierarchy": [[0, 1], [2, 3]]},
+        {"warm_up_steps": 1},
+        {"compressor": "fp16", "scheme": "none", "hierarchy": [[0, 1], [2, 3]]},
+    ],
+)
+def test_first_steps_are_timed_in_every_form(options: dict[str, object]) -> None:
+    options = {"scheme": "baseline", "steps": 7, "loss": loss_of} | options
+    start = seeded(Wide)
+    alone = train_world(4, start, **options)
+    together = train_world(4, start, merge="optimal", **options)
+    for (first, _), (second, optimizer) in zip(alone, together, strict=True):
+        assert same(first, second) and optimizer.costs is not None
+        assert all(nbytes > 0 for nbytes in optimizer.costs.nbytes) and optimizer.costs.seconds_per_byte >= 0
+
+
+def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose clock runs a hundred times as fast finds everything to take longer."""
+    clock, fast = time.perf_counter, threading.local()
+    monkeypatch.setattr(profile, "_clock", lambda device: clock() * getattr(fast, "factor", 1.0))
+
+    def rank(communicator: Communicator) -> Costs | None:
+        return train(communicator, start, merge="mg-wfbp", steps=6, gradients="kept", loss=loss_of)[1].costs
+
+    def other(communicator: Communicator) -> Costs | None:
+        fast.factor = 1.0 + 99.0 * communicator.rank
+        return rank(communicator)
+
+    start = seeded(Wide)
+    plain, slowed = (LocalWorld(2).run(work)[0] for work in (rank, other))
+    assert plain is not None and slowed is not None
+    assert sum(slowed.compress_seconds) > 5 * sum(plain.compress_seconds)
+
+
+def test_messages_follow_from_costs_alone() -> None:
+    """By hand: a link that is slow to start merges what is ready close together, one that is not merges nothing."""
+    costs = {"names": ["c", "b", "a"], "ready_seconds": [1.0, 1.1, 9.0], "compress_seconds": [0.01] * 3}
+    costs |= {"nbytes": [10, 10, 10], "elements": [100, 100, 100]}
+    slow, fast = (Costs(latency, 0.01, **costs) for latency in (0.5, 0.0))  # type: ignore[arg-type]
+    for rule in TIMED:
+        assert slow.messages(rule)[-1] == ["a"] and fast.messages(rule)[-1] == ["a"]
+    assert slow.messages("mg-wfbp") == slow.messages("optimal") == slow.messages("omgs") == [["c", "b"], ["a"]]
+    assert fast.messages("optimal") == fast.messages("omgs") == [["c"], ["b"], ["a"]]
+    for wrong in ({"nbytes": [1]}, {"elements": [1, 2, -3]}, {"ready_seconds": [1.0, 2.0, float("nan")]}):
+        with pytest.raises(ConfigError, match=f"{next(iter(wrong))}: .* one for each name"):
+            Costs(0.1, 0.1, **costs | wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rule: 'one' is not known; allowed: mg-wfbp, omgs"):
+        slow.messages("one")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds", "line"),
+    [
+        ([1.0, 2.0, 4.0], [3.0, 5.0, 9.0], (1.0, 2.0)),
+        ([1.0, 2.0, 4.0], [2.0, 4.0, 8.0], (0.0, 2.0)),
+        ([1.0, 2.0, 3.0], [3.0, 3.0, 3.0], (3.0, 0.0)),
+        ([4.0], [8.0], None),
+        ([1.0, 2.0], [0.0, 0.0], (0.0, 0.0)),
+    ],
+)
+def test_a_line_through_times(sizes: list[float], seconds: list[float], line: tuple[float, float] | None) -> None:
+    start, each = line_through(np.array(sizes), np.array(seconds))
+    assert start >= 0 and each >= 0
+    if line is not None:
+        np.testing.assert_allclose((start, each), line, atol=1e-9)
+
+
+def test_a_line_that_would_begin_below_nothing_begins_at_nothing() -> None:
+    start, each = line_through(np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.0, 4.0]))
+    assert start == 0 and 0.5 < each < 1.4
+
+
+def test_what_is_not_known_before_training_is_not_planned() -> None:
+    with pytest.raises(ConfigError, match="merge: 'mg-wfbp' is not known before training"):
+        plan(Wide, merge="mg-wfbp", compressor="topk")
+    alone, together = (plan(Wide, merge=merge, scheme="baseline", density=0.1) for merge in (None, "one"))
+    assert {name: alone[name] for name in ("total", "residuals")} == {
+        name: together[name] for name in ("total", "residuals")
+    }
+    assert together["peak_states"] > alone["peak_states"], "payloads wait for each other, and come together"
+
+
+REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"merge": "all"}, "merge: 'all' is not known; allowed: "),
+    ({"merge": 0}, "merge: 0 is not allowed; give"),
+    ({"merge": True}, "merge: True is not allowed; give"),
+    ({"merge": 2.5}, "merge: 2.5 is not allowed; give"),
+    ({"merge": ["first.weight"]}, "merge: .* a list of names of parameters for each message"),
+    ({"merge": [[]]}, "merge: .* a list of names of parameters for each message"),
+    ({"merge": [["first.weigt"]]}, "merge: 'first.weigt' is not known .did you mean 'first.weight'"),
+    ({"merge": [["first.weight"], ["first.weight"]]}, "merge: 'first.weight' is in several messages"),
+    ({"merge": "one", "compressor": "powersgd"}, "merge: 'one' is not allowed with PowerSGD.*rounds"),
+    ({"merge": 9, "compressor": "l1-chunks", "density": lambda step: 0.1}, "merge: 9 is not allowed .*rounds"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_messages_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        distributed(seeded(Wide), **options)
+
+
+def test_tensors_of_two_kinds_cannot_share_a_message_and_are_kept_apart() -> None:
+    model = seeded(Wide)
+    model.blocks[1].to(torch.bfloat16)  # type: ignore[operator]
+    with pytest.raises(ConfigError, match=r"'head.weight' and 'blocks.1.up.weight' have different dtypes"):
+        distributed(model, merge=[["head.weight", "blocks.1.up.weight"]])
+    kinds = {name: parameter.dtype for name, parameter in model.named_parameters()}
+    with distributed(model, merge="one") as optimizer:
+        messages = [names for names in optimizer.messages if set(names) & set(LARGE)]
+    assert len(messages) == 3 and all(len({kinds[name] for name in names}) == 1 for names in messages)
+
+
+@pytest.mark.parametrize("equal_sizes", [True, False])
+def test_packed_payloads_come_out_as_they_went_in(equal_sizes: bool) -> None:
+    own = np.random.default_rng(3)
+    like = torch.zeros(5, 7, dtype=torch.bfloat16)
+    counts = [0, 1, 3, 5, 8]
+    parts = [torch.from_numpy(own.integers(0, 255, count).astype(np.uint8)) for count in counts]
+    parts += [torch.arange(3, dtype=torch.float64), torch.ones(3, dtype=torch.bfloat16)]
+    payloads = [Payload.pack(part, like=like) for part in parts]
+    packed = Packed(payloads, equal_sizes)
+    assert packed.buffer.numel() == packed_nbytes([part.nbytes for part in parts], equal_sizes)
+    for found in (packed.unpack(packed.buffer.clone()), [payload.buffer for payload in packed.payloads]):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found, parts, strict=True))
+
+
+def test_ranks_may_put_more_or_less_into_each_part_of_a_message() -> None:
+    like = torch.zeros(40)
+    mine = Packed([Payload.pack(torch.arange(3.0), torch.arange(3), like=like, ragged=True)] * 2, equal_sizes=False)
+    lists = [torch.arange(5.0), torch.zeros(0)]
+    theirs = Packed(
+        [Payload.pack(one, torch.arange(one.numel()), like=like, ragged=True) for one in lists], equal_sizes=False
+    )
+    assert [part.numel() for part in mine.unpack(theirs.buffer)] == [60, 0]
