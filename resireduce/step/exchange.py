@@ -10,6 +10,7 @@ from resireduce.settings import Settings
 from resireduce.step.intake import Intake
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.scatter import Scatter
+from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater, largest_layer
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -41,8 +42,9 @@ class Exchange:
         levels: Levels,
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
-        limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers)
+        limit, parts = gathered_at_once(settings, slots)
+        remembers = settings.streamed and settings.scaler is not None
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, parts)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
