@@ -1,6 +1,6 @@
 """The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred
+from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.none import NoCompression
@@ -16,6 +16,7 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.message import Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
 from resireduce.packing import FromEach, Packed
+from resireduce.parts import Gathered, PartedMessage, Parts
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state
@@ -242,8 +243,17 @@ class ErrorFeedback:
         ]
 
     @timed("communicate")
-    def _wait(self, message: Message) -> Tensor | Sequence[Tensor]:
-        return message.handle.wait()
+    def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
+        """Launch the first collective of those that bring the payloads of tensor `name` in parts.
+
+        most_bytes: of all ranks' parts that are alive at once. present: whether there is a gradient on this rank.
+        """
+        parts = Parts(name, payload, self.communicator, most_bytes, present)
+        return PartedMessage(name, payload, self.compressor_of(name), parts)
+
+    @timed("communicate")
+    def _wait(self, handle: Handle[Tensor] | Gathered) -> Tensor | Sequence[Tensor]:
+        return handle.wait()
 
     @timed("communicate")
     def _sum(self, under_way: Round) -> Tensor:
@@ -251,9 +261,12 @@ class ErrorFeedback:
         return under_way.handle.wait()
 
     @timed("decompress")
-    def receive(self, message: Message, into: Tensor | None = None) -> Tensor:
+    def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
         """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
-        payload, received = message.payload, self._wait(message)
+        if isinstance(message, PartedMessage):
+            average = self.receive_part(message, 0, message.payload.shape.numel()).view(message.payload.shape)
+            return average if into is None else into.copy_(average)
+        payload, received = message.payload, self._wait(message.handle)
         if not isinstance(received, Tensor):
             return self._average(message, received, into)
         if message.compressor.lossless:
@@ -266,13 +279,24 @@ class ErrorFeedback:
         return self._average(message, [received], into)
 
     @timed("decompress")
-    def receive_part(self, message: Message, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of the flat average over all ranks: new, 1-D; of a compressor that `cuts`."""
-        received, payload = self._wait(message), message.payload
-        buffers = [received] if isinstance(received, Tensor) else received
+    def receive_part(self, message: Message | PartedMessage, start: int, stop: int) -> Tensor:
+        """Elements `start` to `stop` of the flat average over all ranks: new, 1-D; of a compressor that `cuts`.
+
+        Of a message in parts all elements must be asked for, once, in their order.
+        """
+        payload = message.payload
         part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
-        for one in map(payload.received, buffers):
-            message.compressor.add_part_(part, one, start, 1 / self.communicator.world_size)
+
+        def add(handle: Gathered | Handle[Tensor], received: Callable[[Tensor], Payload]) -> None:
+            got = self._wait(handle)
+            for one in map(received, [got] if isinstance(got, Tensor) else got):
+                message.compressor.add_part_(part, one, start, 1 / self.communicator.world_size)
+
+        if isinstance(message, PartedMessage):
+            parts = message.parts
+            parts.through(stop, lambda handle: add(handle, parts.received))
+        else:
+            add(message.handle, payload.received)
         return part
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:

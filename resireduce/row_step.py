@@ -46,6 +46,8 @@ def step_in_rows(
                 optimizer.state[view] = {key: _cut(value, parameter, rows) for key, value in before.items()}
             step()
             shared |= _put_back(optimizer.state.pop(view, {}), state, parameter, rows)
+            view.grad = None
+            del average  # before the next is made
     for key, value in shared.items():
         if isinstance(state.get(key), Tensor):
             state[key].copy_(value)

@@ -71,6 +71,11 @@ class Compressor(ABC):
         return "add_part_" in vars(own) and type(self).combine_ is Compressor.combine_
 
     @property
+    def divides(self) -> bool:
+        """Whether payloads are values and ascending indices, of which some may be gathered and added before others."""
+        return False
+
+    @property
     def exact(self) -> bool:
         """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
         return True

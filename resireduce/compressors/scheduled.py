@@ -67,6 +67,11 @@ class Scheduled(Compressor):
         return self._any.cuts
 
     @property
+    def divides(self) -> bool:
+        """Whether payloads of the kind can be gathered in parts."""
+        return self._any.divides
+
+    @property
     def exact(self) -> bool:
         """Whether the kind sends the gradient's own values."""
         return self._any.exact

@@ -24,6 +24,12 @@ class SparseCompressor(Compressor):
         """Whether the values are the gradient's own: they are, unless they are rounded to half precision."""
         return not self.half
 
+    @property
+    def divides(self) -> bool:
+        """Whether payloads are packed, and added in part, as here."""
+        here, own = SparseCompressor, type(self)
+        return self.cuts and own.packed is here.packed and own.add_part_ is here.add_part_
+
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Indices (int64, unique, ascending) of the elements of 1-D `flat` to send; `name`, `step`: `compress`'s."""

@@ -12,6 +12,7 @@ from resireduce.step.intake import Intake
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
+from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
 from resireduce.step.update import Updater, largest_layer
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -43,8 +44,9 @@ class Exchange:
         levels: Levels,
     ):
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
-        limit, remembers = sum(slot.nbytes for slot in slots) // 16, settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge)
+        limit, parts = gathered_at_once(settings, slots)
+        remembers = settings.streamed and settings.scaler is not None
+        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge, parts)
         rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
         self.profiler = Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)

@@ -12,6 +12,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.message import Message, Round
 from resireduce.packing import packed_nbytes
+from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
 from resireduce.step.buckets import arrange, buckets
 from resireduce.step.gather import Gather
@@ -25,8 +26,9 @@ class LaunchQueue:
 
     Before the first step the order is the reverse of the model's; from the second step on it is the order in which
     rank 0's gradients arrived in the first. Messages that are gathered cost world size x payload bytes from launch to
-    receipt: beyond `gathered_limit` bytes of them the next waits (a single larger one goes alone). With two `levels`
-    messages are those of slices, and what comes back is gathered within the node.
+    receipt: beyond `gathered_limit` bytes of them the next waits. A single larger one goes alone; with `parts`, if its
+    compressor `divides`, in parts that take no more together, in `step()`, and nothing is launched between these. With
+    two `levels` messages are those of slices, and what comes back is gathered within the node.
 
     Where ranks make payloads in rounds, the first takes a message's place. The others come in `step()`, when the first
     of all tensors have been launched: each of all tensors in the same order, before any message is received. In the
@@ -42,6 +44,7 @@ class LaunchQueue:
         levels: the ranks of this one's node, and of its place in all nodes.
         remembers: whether a copy of what is sent is kept, for a step that is skipped.
         merge: which tensors travel together, as in `resireduce.distribute`.
+        parts: whether large messages are gathered in parts, each used before the next but one is there.
     """
 
     def __init__(
@@ -52,10 +55,11 @@ class LaunchQueue:
         levels: Levels,
         remembers: bool = False,
         merge: object = None,
+        parts: bool = False,
     ):
         self.slots, self.feedback, self.gathered_limit, self.world = slots, feedback, gathered_limit, levels.world
         self._gather = None if levels.node is None else Gather(levels.node, feedback)
-        self._remembers = remembers
+        self._remembers, self._parts = remembers, parts
         self.keeps_messages = False
         """Whether a message may be delivered again."""
         self.in_slices: frozenset[Slot] = frozenset()
@@ -87,6 +91,8 @@ class LaunchQueue:
         self._gathered_until: dict[Slot, int] = {}  # bytes that are received with this slot, the last of its message
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
+        self._nominal: dict[Slot, int] = {}
+        self._in_parts: Slot | None = None
 
     @property
     def timeline(self) -> Timeline | None:
@@ -103,7 +109,7 @@ class LaunchQueue:
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
-        while self._launched < len(self.messages):
+        while self._launched < len(self.messages) and self._in_parts is None:
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's, and come to this one in step() only
             message = self.messages[self._launched]
@@ -112,6 +118,11 @@ class LaunchQueue:
                 return
             for slot in missing:
                 slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
+            if len(message) == 1 and self._goes_in_parts(message[0], step):
+                if not complete or self._gathered_bytes:
+                    return
+                self._send_in_parts(message[0])
+                continue
             nbytes = self.gathered_nbytes(message, [slot.payload for slot in message if slot.payload])
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
@@ -133,6 +144,29 @@ class LaunchQueue:
         for slot, message in zip(together, self.feedback.send(made, together[0].name), strict=True):
             slot.payload, slot.message = None, message
 
+    def _goes_in_parts(self, slot: Slot, step: int) -> bool:
+        """Whether the message of `slot` is to be gathered in parts: decided by what all ranks know alike.
+
+        Where sizes of payloads differ, by that of a tensor without values.
+        """
+        payload, name = slot.payload, slot.name
+        if not self._parts or not isinstance(payload, Payload) or not self.feedback.gathers(name):
+            return False
+        compressor = self.feedback.compressor_of(name)
+        if compressor.equal_sizes or not compressor.divides:
+            return compressor.divides and self.gathered_nbytes([slot], [payload]) > self.gathered_limit
+        if slot not in self._nominal:
+            like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
+            self._nominal[slot] = self.gathered_nbytes([slot], [compressor.compress(like, name, step)])
+        return self._nominal[slot] > self.gathered_limit
+
+    def _send_in_parts(self, slot: Slot) -> None:
+        assert isinstance(slot.payload, Payload)
+        slot.message = self.feedback.send_in_parts(slot.payload, slot.name, self.gathered_limit, slot.is_taken)
+        slot.payload, self._in_parts = None, slot
+        self._under_way.append(slot)
+        self._launched += 1
+
     def _end_rounds(self) -> None:
         while waiting := [slot for slot in self._under_way if isinstance(slot.message, Round)]:
             for slot in waiting:
@@ -152,26 +186,32 @@ class LaunchQueue:
         """Return the slot whose message is the oldest under way, if any is."""
         return self._under_way[0] if self._under_way else None
 
-    def receive(self) -> Slot:
-        """Bring the oldest message back into its parameter's `.grad`.
+    def receive(self) -> Slot | None:
+        """Bring the oldest message back into its parameter's `.grad`, and return its slot; None if it is parked.
 
-        A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks.
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks; one
+        whose message comes in parts only if it has none on any.
         """
         slot = self._under_way.popleft()
-        self._gathered_bytes -= self._gathered_until.pop(slot, 0)
-        if slot.is_taken:
-            self.deliver(slot)
+        assert isinstance(slot.message, Message | PartedMessage)
+        if isinstance(slot.message, Message):
+            self._gathered_bytes -= self._gathered_until.pop(slot, 0)
         else:
-            self._parked.append(slot)
-        return slot
+            self._in_parts = None
+        if slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere):
+            self.deliver(slot)
+            return slot
+        self._parked.append(slot)
+        return None
 
     def deliver(self, slot: Slot) -> None:
         """Decompress a received message into its parameter's `.grad`, unless it is to be asked for in slices."""
-        assert isinstance(slot.message, Message)
+        assert isinstance(slot.message, Message | PartedMessage)
         if slot in self.in_slices:
             return
         kept = slot.parameter.grad
         if self._gather is not None:
+            assert isinstance(slot.message, Message)
             average = self._gather.average(slot, self._bucket_of[slot])
             slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
         elif kept is None:
@@ -188,14 +228,19 @@ class LaunchQueue:
 
         It is decompressed slice by slice; as a whole, before the first, where its compressor cannot do that.
         """
-        assert isinstance(slot.message, Message)
+        assert isinstance(slot.message, Message | PartedMessage)
         whole = None if slot.message.compressor.cuts else self.feedback.receive(slot.message)
         width = slot.parameter.shape[1:].numel()
         for part in rows:
             like = slot.parameter[part]
             if whole is None:
                 flat = self.feedback.receive_part(slot.message, part.start * width, part.stop * width)
-            yield laid_out(flat.view(like.shape) if whole is None else whole[part], like)
+                average = laid_out(flat.view(like.shape), like)
+                del flat
+            else:
+                average = laid_out(whole[part], like)
+            yield average
+            del average
 
     def settle(self, flag: bool) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.

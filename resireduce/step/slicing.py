@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import row_slices
+from resireduce.settings import Settings
 from resireduce.step.slot import Slot
 
 SLICES, SMALLEST_SLICE = 128, 1 << 14
 """By default a slice is one of so many parts of the bytes that are trained, and has so many bytes at least."""
+GATHERED, GATHERED_IN_PARTS = 16, 40
+"""Payloads of all ranks take at most such a part of the bytes that are trained; the second is a 100th of the states of
+an optimizer without any, or less."""
 
 
 def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> int:
@@ -17,6 +21,13 @@ def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> int:
     if asked is True:
         return max(sum(slot.nbytes for slot in slots) // SLICES, SMALLEST_SLICE)
     return asked or 0
+
+
+def gathered_at_once(settings: Settings, slots: Sequence[Slot]) -> tuple[int, bool]:
+    """Return how many bytes of all ranks' payloads are alive at once, given all `slots`, and whether a message is
+    gathered in parts that takes more: with slices, unless `settings` say that messages wait for the last one."""
+    parts = bool(settings.slices) and settings.scaler is None and settings.max_grad_norm is None
+    return sum(slot.nbytes for slot in slots) // (GATHERED_IN_PARTS if parts else GATHERED), parts
 
 
 def rows_of(slot: Slot, nbytes: int) -> list[slice]:

@@ -12,6 +12,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.message import Message, Round
+from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
 from resireduce.slices import Slices
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
@@ -87,7 +88,7 @@ class Slot:
     """With a GradScaler: a copy of what this rank sent, which goes back into the residual if the step is skipped."""
     payload: Payload | Round | None = None
     """This rank's message, from its compression to its launch; or the round before it, until that is launched."""
-    message: Message | Round | None = None
+    message: Message | PartedMessage | Round | None = None
     """The message under way, from its launch to its receipt; or the round before it."""
     kind: tuple[torch.dtype, torch.device, tuple[int, ...]] = field(init=False)
     """Dtype, device and shape that the parameter had at the start."""

@@ -118,8 +118,7 @@ class Updater:
         slot = self.queue.next()
         assert slot is not None
         self._make_room(slot)
-        self.queue.receive()
-        if slot.is_taken:
+        if self.queue.receive() is not None:
             self._add(slot)
         return slot
 
@@ -151,8 +150,7 @@ class Updater:
                 slot.parameter.grad = None
 
         while self.queue.next():
-            slot = self.queue.receive()
-            if slot.is_taken:
+            if (slot := self.queue.receive()) is not None:
                 measure(slot)
             self.queue.launch(step, complete=True)
         for slot in self.queue.settle(flag):
@@ -188,8 +186,12 @@ class Updater:
 
         def averages() -> Iterator[tuple[slice, Tensor]]:
             rows = rows_of(slot, self.slice_bytes)
-            for part, average in zip(rows, self.queue.averages(slot, rows), strict=True):
-                yield part, average if factor is None else average.mul_(factor.to(average.device))
+            parts = iter(rows)
+            for average in self.queue.averages(slot, rows):  # zip would hold the last one while the next is made
+                if factor is not None:
+                    average.mul_(factor.to(average.device))
+                yield next(parts), average
+                del average
 
         self._wrapped_step.rows(slot.parameter, averages())
         slot.message = None

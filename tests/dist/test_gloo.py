@@ -108,6 +108,15 @@ def check_ragged(communicator: Communicator) -> None:
         assert [row.tolist() for row in rows] == [[size] * size * rank for rank in range(communicator.world_size)]
 
 
+def check_messages_in_parts(communicator: Communicator) -> None:
+    """What is gathered in parts gives the parameters that whole messages give, bit for bit."""
+    start = seeded(lambda: Net(blocks=1))
+    for compressor in ("topk", "gaussian"):
+        options = {"scheme": "baseline", "compressor": compressor, "residual_dtype": "bfloat16", "steps": 3}
+        whole, cut = (train(communicator, start, slices=slices, **options)[0] for slices in (None, 4096))
+        assert same(whole, cut) and not same(cut, start)
+
+
 def check_gradients_that_cannot_be_used(communicator: Communicator) -> None:
     """One rank's: all skip the step if there is a scaler, and fail together if there is none."""
     for gradients in ("kept", "streamed"):
@@ -151,6 +160,7 @@ def check_staged(communicator: Communicator) -> None:
 
 CHECKS = (
     check_ragged,
+    check_messages_in_parts,
     check_staged,
     check_ddp,
     check_lifetimes,

@@ -17,7 +17,7 @@ LAYERS = (
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
-    ("packing",),
+    ("packing", "parts"),
     ("error_feedback",),
     ("patterns", "start", "step", "step.row_gradients", "step.slot", "under_way", "wrapper"),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),

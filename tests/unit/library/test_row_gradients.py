@@ -48,16 +48,18 @@ def tokens(seed: int) -> Tensor:
     return torch.randint(0, 512, (4, 17), generator=torch.Generator().manual_seed(seed))
 
 
-def toy(communicator: Communicator | str = "local", slices: int | None = SLICE, kind: str = "adamw", **options: object
-        ) -> tuple[Toy, DistributedOptimizer]:  # fmt: skip
-    model = seeded(Toy)
+def toy(communicator: Communicator | str = "local", slices: int | None = SLICE, kind: str = "adamw",
+        start: Toy | None = None, **options: object) -> tuple[Toy, DistributedOptimizer]:  # fmt: skip
+    model = copy.deepcopy(start) if start else seeded(Toy)
     wrapped = OPTIMIZERS[kind](list(model.parameters()))
     given = {"scheme": "baseline", "density": 0.05, "backend": communicator, "slices": slices, **options}
     return model, resireduce.distribute(model, wrapped, **given)  # type: ignore[arg-type]
 
 
-def trained(communicator: Communicator, slices: int | None, passes: int) -> tuple[Toy, DistributedOptimizer]:
-    model, optimizer = toy(communicator, slices, backward_passes_per_step=passes)
+def trained(
+    communicator: Communicator, start: Toy, slices: int | None, passes: int
+) -> tuple[Toy, DistributedOptimizer]:
+    model, optimizer = toy(communicator, slices, start=start, backward_passes_per_step=passes)
     for step in range(6):
         optimizer.zero_grad()
         for one in range(passes):
@@ -68,7 +70,8 @@ def trained(communicator: Communicator, slices: int | None, passes: int) -> tupl
 
 @pytest.mark.parametrize(("world_size", "passes"), [(1, 1), (2, 1), (1, 2)])
 def test_training_is_that_of_whole_gradients_but_for_rounding(world_size: int, passes: int) -> None:
-    whole, cut = (LocalWorld(world_size).run(lambda c, s=s: trained(c, s, passes)) for s in (None, SLICE))
+    start = seeded(Toy)  # threads share the global generator
+    whole, cut = (LocalWorld(world_size).run(lambda c, s=s: trained(c, start, s, passes)) for s in (None, SLICE))
     assert same(cut[0][0], cut[-1][0]), "all ranks have the same"
     for (model, plain), (other, optimizer) in zip(whole, cut, strict=True):
         # Products of fewer rows may add up in another order; what is added to the residual first differs in the tied.

@@ -1,0 +1,180 @@
+"""A large message in parts: what all ranks send of some elements of a tensor is gathered, used, and let go."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.base import Communicator, Handle
+from resireduce.compressors.base import Compressor
+from resireduce.message import Shared
+from resireduce.payload import ALIGNMENT, Payload
+
+BINS = 256
+"""In how many ranges of elements ranks count, at once, what they send."""
+AHEAD = 2
+"""How many parts are alive at once: one is gathered while the one before it is used."""
+Gathered = Handle[Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Elements that make a part: where this rank's payload has them, how many any rank has at most, where they end."""
+
+    first: int
+    last: int
+    most: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Where ranges begin and end, among a tensor's elements and in this rank's payload, and what all ranks tell."""
+
+    borders: list[int]
+    places: list[int]
+    handle: Gathered
+
+    def counts(self) -> Tensor | None:
+        """Return how many elements each rank, one a row, has of each range, and whether it has a gradient, int64.
+
+        None without storage.
+        """
+        rows = self.handle.wait()
+        return None if rows[0].is_meta else torch.stack(list(rows)).cpu().long()
+
+
+@dataclass(frozen=True)
+class PartedMessage:
+    """A payload on its way to all ranks in parts."""
+
+    name: str
+    """Name of its tensor."""
+    payload: Payload
+    compressor: Compressor
+    parts: "Parts"
+
+
+class Parts:
+    """All ranks' payloads of one tensor, gathered a range of its elements after the other.
+
+    Ranks tell one another first how many elements they send of each of BINS ranges. Neighbours make a part as long as
+    that takes no more than its share of `most_bytes`; a range that takes more by itself is told of in BINS again. All
+    ranks find the same parts. A part has one size on all ranks: who has fewer elements fills it up with zeros at an
+    index that no tensor has.
+
+    Args:
+        name: of the collectives, to which a number is added.
+        payload: values and ascending indices, as a compressor that `divides` makes them.
+        communicator: the ranks.
+        most_bytes: of the parts that are alive, all ranks' together.
+        present: whether this rank has a gradient; without one it sends zeros.
+    """
+
+    def __init__(self, name: str, payload: Payload, communicator: Communicator, most_bytes: int, present: bool):
+        self._name, self._payload, self._communicator, self._present = name, payload, communicator, present
+        self._values, self._indices = payload.parts()
+        self._each = sum(dtype.itemsize for dtype, _ in payload.layout)
+        self._most = max(1, most_bytes // (AHEAD * communicator.world_size * self._each))
+        self._launched = self._used = 0
+        self._told: _Told | None = self._tell(0, payload.shape.numel())
+        self._anywhere = True
+        self._ranges: deque[_Range] = deque()
+        self._held: deque[tuple[int, Gathered]] = deque()
+
+    @property
+    def somewhere(self) -> bool:
+        """Whether any rank has a gradient: waits for all ranks' counts."""
+        self._learn()
+        return self._anywhere
+
+    def _learn(self) -> None:
+        """Find the parts, of which the ranks tell one another once."""
+        if self._told is None:
+            return
+        told, self._told = self._told, None
+        counts = told.counts()
+        self._anywhere = counts is None or bool(counts[:, -1].any())
+        self._ranges.extend(self._even() if counts is None else self._found(told, counts))
+
+    def through(self, stop: int, use: Callable[[Gathered], None]) -> None:
+        """Call `use` for each part with elements from where the last call stopped to `stop`, ascending.
+
+        It gets the handle of all ranks' buffers, for `received`, and must not keep it. The next part is under way then.
+        """
+        while self._used < stop and self._fill():
+            end = self._held[0][0]
+            use(self._held[0][1])
+            if end > stop:
+                return
+            self._used = end
+            self._held.popleft()
+
+    def received(self, buffer: Tensor) -> Payload:
+        """Return what a rank has sent of a part as `buffer`, whose elements can be added in part."""
+        count = buffer.numel() // self._each
+        layout = tuple((dtype, count) for dtype, _ in self._payload.layout)
+        return Payload(buffer, layout, self._payload.shape, self._payload.dtype)
+
+    def _fill(self) -> bool:
+        """Launch parts until AHEAD of them are held; False: there are none any more."""
+        self._learn()
+        while len(self._held) < AHEAD and self._ranges:
+            found = self._ranges.popleft()
+            self._held.append((found.stop, self._gather(found)))
+        return bool(self._held)
+
+    def _gather(self, found: _Range) -> Gathered:
+        size = -(-found.most // ALIGNMENT) * ALIGNMENT
+        payload = self.received(torch.zeros(size * self._each, dtype=torch.uint8, device=self._indices.device))
+        (values, indices), count = payload.parts(), found.last - found.first
+        values[:count] = self._values[found.first : found.last]
+        indices[count:] = torch.iinfo(indices.dtype).max
+        indices[:count] = self._indices[found.first : found.last]
+        return self._launch(payload.buffer)
+
+    def _launch(self, tensor: Tensor) -> Gathered:
+        self._launched += 1
+        return Shared(self._communicator.all_gather(tensor, f"{self._name}@{self._launched}"))
+
+    def _tell(self, start: int, stop: int) -> _Told:
+        """Tell the others how many elements from `start` to `stop` each range has, and whether a gradient is here."""
+        borders = [start + (stop - start) * number // BINS for number in range(BINS + 1)]
+        told = torch.zeros(BINS + 1, dtype=torch.int32, device=self._indices.device)
+        places = [0] * len(borders)
+        if not told.is_meta:
+            asked = torch.tensor(borders, dtype=self._indices.dtype, device=told.device)
+            found = torch.searchsorted(self._indices, asked)
+            told[:-1], told[-1], places = found.diff(), self._present, found.tolist()
+        return _Told(borders, places, self._launch(told))
+
+    def _found(self, told: _Told, counts: Tensor) -> Iterator[_Range]:
+        """Yield what makes a part of the elements that ranks have `told` of; of ranges without elements nothing."""
+        first, together = 0, torch.zeros_like(counts[:, 0])
+        for number in range(BINS):
+            here = counts[:, number]
+            if int((together + here).max()) > self._most:
+                yield from self._between(told, first, number, together)
+                first, together = number, torch.zeros_like(here)
+            if int(here.max()) > self._most:
+                more = self._tell(told.borders[number], told.borders[number + 1])
+                found = more.counts()
+                assert found is not None
+                yield from self._found(more, found)
+                first = number + 1
+            else:
+                together = together + here
+        yield from self._between(told, first, BINS, together)
+
+    def _between(self, told: _Told, first: int, last: int, counts: Tensor) -> Iterator[_Range]:
+        if counts.any():
+            yield _Range(told.places[first], told.places[last], int(counts.max()), told.borders[last])
+
+    def _even(self) -> Iterator[_Range]:
+        """Yield the parts of a payload without storage, whose elements are taken to be spread evenly."""
+        held, stop = self._indices.numel(), self._payload.shape.numel()
+        for first in range(0, held, self._most):
+            last = min(first + self._most, held)
+            yield _Range(first, last, last - first, stop * last // held)
