@@ -1,6 +1,7 @@
 """Every optimizer of torch, and many others, for 20 steps: the oracle to the last bit, or refused by name."""
 
 import inspect
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,8 +130,18 @@ def check(make: Make, build: Callable[[], nn.Module] = Small) -> None:
 
 
 @pytest.fixture
-def eager() -> Iterator[None]:
-    """bitsandbytes compiles its functions unless other tests have compiled too much, and then rounds otherwise."""
+def eager(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """bitsandbytes compiles its functions unless other tests have compiled too much, and then rounds otherwise.
+
+    And two threads, which our ranks are, spoil each other's states of 8 bits now and then, with or without the library.
+    """
+    update, lock = bitsandbytes.functional.optimizer_update_8bit_blockwise, threading.Lock()
+
+    def one_at_a_time(*args: Any, **options: Any) -> None:
+        with lock:
+            update(*args, **options)
+
+    monkeypatch.setattr(bitsandbytes.functional, "optimizer_update_8bit_blockwise", one_at_a_time)
     with torch.compiler.set_stance("force_eager"):
         yield
 
