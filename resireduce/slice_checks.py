@@ -29,11 +29,6 @@ def check_slices(settings: Settings, optimizer: torch.optim.Optimizer) -> None:
             f"slices: {given} is not allowed with a hierarchy of nodes, whose ranks gather averages as a whole; give "
             "hierarchy='flat', or leave slices out"
         )
-    if settings.merge is not None:
-        raise ConfigError(
-            f"slices: {given} is not allowed with merge={settings.merge!r}, which gathers several tensors at once; "
-            "leave one of them out"
-        )
     if not WrappedStep(optimizer, streamed=True).is_cut:
         raise ConfigError(
             f"slices: {given} is not allowed with {type(optimizer).__name__}, which has a hook before its step or is "

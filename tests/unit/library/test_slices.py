@@ -186,7 +186,6 @@ class Careful(torch.optim.SGD):
     [
         ({"slices": 0}, r"slices: 0 is not allowed; give True, or a number of bytes, 1,024 or more"),
         ({"slices": "all"}, r"slices: 'all' is not allowed"),
-        ({"slices": True, "merge": "one"}, r"slices: True is not allowed with merge='one', which gathers several tensors"),
         ({"slices": True, "gradients": "kept"}, r"slices: True is not allowed with gradients='kept'"),
         ({"slices": True, "update": "in_backward", "compressor": "none"}, r"not allowed with update='in_backward'"),
     ],
