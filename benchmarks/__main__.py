@@ -31,6 +31,10 @@ COMMANDS = {
         "count what compressors send that fit a threshold to their density, of known distributions",
     ),
     "pace": ("benchmarks.micro.pace", "time streamed gradients beside kept ones, in turn"),
+    "links": (
+        "benchmarks.micro.links_command",
+        "time steps of two nodes on this machine, joined by a slow link, in every form; needs root",
+    ),
     "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
     "simulate": (
         "benchmarks.simulation.simulate_command",

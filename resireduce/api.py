@@ -114,14 +114,15 @@ def distribute(
             "torch", the ProcessGroup of this rank's node, or a DeviceMesh, of which the last dimension is a node.
             `compress_ddp` has none: its buckets hold whole gradients.
         merge: which compressed tensors travel in one message. None, or "none": none, each leaves as it comes. one: all,
-            at the end of the backward pass. A number: as many as come one after the other and take so many bytes
-            together, as a rank sends them. mg-wfbp, omgs, optimal, rgmerge-style: what these rules make of the times of
-            the first steps, of the slowest rank and of the link, which `optimizer.costs` has then; which tensors they
-            merge may differ from run to run. Lists of names of parameters, such as those of `optimizer.messages` or
-            `optimizer.costs.messages(rule)`: as they say; who is in none travels alone. Payloads that are gathered
-            (topk and most others) give the same parameters in any messages, bit for bit; those that are summed (none,
-            fp16, randomk) round by their place in a message, on three ranks or more. What is sent dense beside them
-            stays as it is.
+            at the end of the backward pass. hybrid: besides, all that is sent dense in one all-reduce, as in AD-Topk,
+            where `dense` names more than small tensors (`resireduce.partial_selection` chooses). A number: as many as
+            come one after the other and take so many bytes together, as a rank sends them. mg-wfbp, omgs, optimal,
+            rgmerge-style: what these rules make of the times of the first steps, of the slowest rank and of the link,
+            which `optimizer.costs` has then; which tensors they merge may differ from run to run. Lists of names of
+            parameters, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: as they say; who is
+            in none travels alone. Payloads that are gathered (topk and most others) give the same parameters in any
+            messages, bit for bit; those that are summed (none, fp16, randomk) round by their place in a message, on
+            three ranks or more. What is sent dense beside them stays as it is, but for hybrid.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
     on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the

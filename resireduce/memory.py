@@ -15,7 +15,6 @@ from resireduce.grouping import compressible
 from resireduce.item import STATES, sums
 from resireduce.itemise import held_items, itemise_states
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.step.buckets import BUCKET_BYTES
 from resireduce.step.merge import planned_payload
 from resireduce.step.update import largest_layer
 
@@ -105,7 +104,7 @@ def step_bounds(optimizer: DistributedOptimizer) -> dict[str, int]:
     small = sum(slot.nbytes for slot in queue.slots if slot.small)
     return {
         "waiting_bytes": waiting_bytes(optimizer),
-        "dense_bytes": 2 * (largest_layer(queue.slots) + min(BUCKET_BYTES, small)),
+        "dense_bytes": 2 * (largest_layer(queue.slots) + min(queue.bucket_bytes, small)),
         "local_bytes": packed + sum(payload.nbytes for slot, payload in payloads.items() if not slot.dense),
         "gathered_bytes": max(queue.gathered_limit, *gathered),
         "node_bytes": 0 if optimizer.levels.node is None else 2 * largest_layer(queue.slots),

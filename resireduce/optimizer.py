@@ -70,7 +70,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._in_backward, self._syncing, self._closed, self._steps = False, True, False, 0
-        self.slots = make_slots(parameters, feedback, levels.node)
+        self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)

@@ -1,5 +1,8 @@
-"""AD-Topk's partial sparsification: Ming et al., "Enabling efficient all-dimension top-k sparsification for
-high-performance distributed DNN training systems", the extended version of ADTopk, HPDC 2024."""
+"""Which layers to send as they are: AD-Topk's partial sparsification, and where a ring moves fewer bytes so.
+
+Ming et al., "Enabling efficient all-dimension top-k sparsification for high-performance distributed DNN training
+systems", the extended version of ADTopk, HPDC 2024.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,8 +10,9 @@ from glob import escape
 
 from torch import nn
 
-from resireduce.errors import check_share
+from resireduce.errors import ConfigError, check_share, is_count
 from resireduce.grouping import compressible
+from resireduce.share import share
 
 
 @dataclass(frozen=True)
@@ -41,8 +45,7 @@ def partial_selection(
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
     check_share("density", density)
-    given = tuple(getattr(model, "dense_parameters", ())) if dense is None else tuple(dense)
-    compressed = compressible(model, None if dense is None else given)
+    given, compressed = _compressed(model, dense)
     sizes = {name: parameter.numel() for name, parameter in compressed.items()}
     whole, budget, small = sum(sizes.values()), density * sum(sizes.values()), 0
     for limit in sorted(set(sizes.values())):
@@ -53,3 +56,50 @@ def partial_selection(
     names = tuple(escape(name) for name, size in sizes.items() if small and size <= largest)
     rest = (budget - small) / (whole - small) if keep_budget and small else density
     return PartialSelection((*given, *names), rest)
+
+
+def break_even_selection(
+    model: nn.Module,
+    density: float,
+    world_size: int,
+    index_bytes: int = 4,
+    limit: int | None = None,
+    dense: Iterable[str] | None = None,
+) -> tuple[str, ...]:
+    """Return patterns of the parameters of `model` that a ring sends faster as they are than a share of them.
+
+    Of n elements a rank sends and gets k = max(1, floor(density n)) values with their indices for each other rank,
+    where an all-reduce moves 2 (N - 1) / N times the gradient: with k (value + index) N >= 2 n value, all in bytes, it
+    is sent as it is. With 4 bytes each that is all of them from density 1 / N on, and hardly any below. To be given to
+    `resireduce.distribute` as `dense`, with merge="hybrid".
+
+    Args:
+        model: on any device, also meta.
+        density: share of the elements that is sent of what is compressed, in (0, 1].
+        world_size: ranks that exchange payloads, 1 or more; of two levels the nodes.
+        index_bytes: what an index takes, 1 or more.
+        limit: layers of at most so many elements are sent as they are, whatever they would take; None: the break-even
+            decides.
+        dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
+
+    Raises ConfigError for a number that is not allowed, and for a pattern that matches nothing.
+    """
+    check_share("density", density)
+    for field, value in (("world_size", world_size), ("index_bytes", index_bytes), ("limit", limit)):
+        if not (is_count(value) and value) and not (field == "limit" and value is None):
+            raise ConfigError(f"{field}: {value!r} is not allowed; give a whole number, 1 or more")
+    given, compressed = _compressed(model, dense)
+
+    def is_dense(parameter: nn.Parameter) -> bool:
+        if limit is not None:
+            return parameter.numel() <= limit
+        pairs, value_bytes = share(density, parameter.numel()), parameter.itemsize
+        return pairs * (value_bytes + index_bytes) * world_size >= 2 * parameter.numel() * value_bytes
+
+    return (*given, *(escape(name) for name, parameter in compressed.items() if is_dense(parameter)))
+
+
+def _compressed(model: nn.Module, dense: Iterable[str] | None) -> tuple[tuple[str, ...], dict[str, nn.Parameter]]:
+    """Return the patterns given, or those that the model has, and the parameters that are compressed all the same."""
+    given = tuple(getattr(model, "dense_parameters", ())) if dense is None else tuple(dense)
+    return given, compressible(model, None if dense is None else given)

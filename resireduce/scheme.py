@@ -105,8 +105,8 @@ UPDATES = ("in_step", "in_backward")
 """When parameters change."""
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
-MERGES = ("none", "one", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
-"""Names of ways in which compressed tensors travel together; all but the first two need to be timed."""
+MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
+"""Names of ways in which compressed tensors travel together; all but the first three need to be timed."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

@@ -7,7 +7,7 @@ two settings seed by seed, which is narrower where a seed moves both alike.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 from scipy.special import nctdtr, stdtr, stdtrit
 
@@ -39,6 +39,18 @@ def interval(values: Sequence[float]) -> Interval | None:
     n = len(values)
     half_width = t_quantile((1 + CONFIDENCE) / 2, n - 1) * stdev(values) / math.sqrt(n) if n > 1 else None
     return Interval(mean(values), half_width, n)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median of independent `values`, one at least, and the two of them that its 95 % interval ends with.
+
+    It needs no distribution: at each end as many values are left out as heads in so many tosses of a coin, or fewer,
+    have a probability of 2.5 % at most. Of fewer than six values none is.
+    """
+    ordered, n, left_out = sorted(values), len(values), 0
+    while sum(math.comb(n, heads) for heads in range(left_out + 2)) <= 2**n * (1 - CONFIDENCE) / 2:
+        left_out += 1
+    return median(ordered), ordered[left_out], ordered[n - 1 - left_out]
 
 
 def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[float]:

@@ -46,4 +46,9 @@ def name(merge: Any) -> list[str]:
     """Return frozen `merge` as a part of a file's name, none where nothing is merged; lists are hashed."""
     if merge == "none":
         return []
-    return [f"merge-{text_hash(json.dumps(merge))[:8] if isinstance(merge, tuple) else merge}"]
+    return [f"merge-{text(merge)}"]
+
+
+def text(merge: Any) -> str:
+    """Return frozen `merge` in one word; lists are hashed."""
+    return text_hash(json.dumps(merge))[:8] if isinstance(merge, tuple) else str(merge)

@@ -8,6 +8,7 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,12 +21,19 @@ from benchmarks.training.place import choose_place, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.merging.costs import TIMED
+from resireduce.step.profile import TIMED_STEPS
 
 WARM_UP_STEPS = 3
+TIMED_WARM_UP_STEPS = WARM_UP_STEPS + 1 + TIMED_STEPS
+"""Where a rule merges by the times of the first steps, so that they are over."""
 
 
 def main() -> None:
-    """Time the rounds; rank 0 leaves their seconds, a list for each cell, in the folder's `seconds.json`."""
+    """Time the rounds; rank 0 leaves their seconds, a list for each cell, in the folder's `seconds.json`.
+
+    And in `merged.json` how many messages each sends, with the costs by which a rule has merged them.
+    """
     folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     cells = [Cell.from_dict(values) for values in load_json(folder / "cells.json")]
     rank, world_size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), choose_place()
@@ -41,17 +49,24 @@ def main() -> None:
         communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
         trainers.append(build(cell, communicator, None, find_root(), place.device))
     seconds: list[list[float]] = [[] for _ in cells]
-    for trainer in trainers:
-        _train(trainer, WARM_UP_STEPS)
+    for cell, trainer in zip(cells, trainers, strict=True):
+        _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
     for number in range(rounds):
         order = range(len(cells))
         for which in order if number % 2 else reversed(order):
             seconds[which].append(_train(trainers[which], steps))
     if rank == 0:
         save_json(seconds, folder / "seconds.json")
+        save_json([_merged(trainer) for trainer in trainers], folder / "merged.json")
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
+
+
+def _merged(trainer: Trainer) -> dict[str, Any]:
+    """Return how many messages are sent in a step, and what was known of the costs, if anything was."""
+    messages, costs = trainer.optimizer.messages, trainer.optimizer.costs
+    return {"messages": len(messages), "costs": None if costs is None else vars(costs)}
 
 
 def _train(trainer: Trainer, steps: int) -> float:

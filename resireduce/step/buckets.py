@@ -8,14 +8,17 @@ BUCKET_BYTES = 1 << 18
 """Small dense tensors (biases, norms) travel together in messages of up to this size: each message costs time."""
 
 
-def buckets(order: Iterable[Slot]) -> Iterator[list[Slot]]:
-    """Cut `order` into messages: each tensor has its own, but small ones of one kind wait for each other."""
+def buckets(order: Iterable[Slot], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[Slot]]:
+    """Cut `order` into messages: each tensor has its own, but small ones of one kind wait for each other.
+
+    Until they take more than `limit_bytes`.
+    """
     waiting: list[Slot] = []
     for slot in order:
         if not slot.small:
             yield [slot]
             continue
-        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > BUCKET_BYTES):
+        if waiting and (not slot.is_like(waiting[0]) or sum(s.nbytes for s in waiting) + slot.nbytes > limit_bytes):
             yield waiting
             waiting = []
         waiting.append(slot)

@@ -14,7 +14,7 @@ from resireduce.message import Message, Round
 from resireduce.packing import packed_nbytes
 from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
-from resireduce.step.buckets import arrange, buckets
+from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
 from resireduce.step.gather import Gather
 from resireduce.step.merge import merged
 from resireduce.step.slot import Slot, laid_out
@@ -66,7 +66,9 @@ class LaunchQueue:
         """Those whose averages are not put into `.grad`, but asked for in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
-        self.buckets, self._order = list(buckets(reversed(slots))), list(reversed(slots))
+        self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
+        """Dense tensors that may share a message travel in messages of so many bytes at most."""
+        self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
         """Tensors that share a message whatever is merged, each other one by itself, in the order of arrival."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}

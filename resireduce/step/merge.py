@@ -18,7 +18,7 @@ def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[l
     are sent of each.
     """
     if isinstance(merge, str | None):
-        return [*_alike(slots)] if merge == "one" else [[slot] for slot in slots]
+        return [*_alike(slots)] if merge in ("one", "hybrid") else [[slot] for slot in slots]
     if isinstance(merge, int):
         return [*_filled(slots, merge, feedback)]
     by_name = {slot.name: slot for slot in slots}

@@ -203,11 +203,15 @@ def laid_out(average: Tensor, like: Tensor) -> Tensor:
 
 
 def make_slots(
-    parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback, node: Communicator | None = None
+    parameters: Mapping[str, nn.Parameter],
+    feedback: ErrorFeedback,
+    node: Communicator | None = None,
+    shares: bool = False,
 ) -> list[Slot]:
     """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
 
     node: the ranks that share each gradient, of which this one compresses its slice; None: it compresses all.
+    shares: whether all that is sent dense beside what is compressed may share a message, and not small tensors alone.
     """
     guard = guards(dict(parameters))
     slots = []
@@ -215,5 +219,6 @@ def make_slots(
         dense = not feedback.keeps_residual(name)
         slices = None if node is None else Slices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
-        slots.append(Slot(index, name, parameter, dense, dense and is_small(parameter), guard[name], slices, place))
+        small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
+        slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))
     return slots

@@ -9,6 +9,7 @@ from benchmarks.analysis.labels import ABSENT, markdown_table
 from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
+from benchmarks.analysis.readme.links_block import links, merged_links
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.sharded_block import sharded
@@ -85,6 +86,8 @@ BLOCKS: Mapping[str, Make] = {
     "settled-claim": precision.settled_claim,
     "precision-expected": precision.precision_expected,
     "slow-links": slow_links,
+    "links": links,
+    "merged-links": merged_links,
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
     "rivals": rivals,

@@ -187,6 +187,18 @@ def test_dense_gradients_are_merged_too_and_small_ones_keep_their_message() -> N
     assert sorted(nbytes for _, nbytes in communicator.sums) == sorted((large, sum(sizes.values()) - large))
 
 
+def test_hybrid_is_one_gather_and_one_sum() -> None:
+    """Whatever is sent dense, beyond what a bucket holds too."""
+    communicator = Watched()
+    options = {"scheme": "baseline", "dense": ["first.weight", "head.weight"], "loss": loss_of, "steps": 1}
+    train(communicator, seeded(Wide), merge="hybrid", **options)  # type: ignore[arg-type]
+    sizes = {name: parameter.nbytes for name, parameter in seeded(Wide).named_parameters()}
+    dense = sum(sizes[name] for name in sizes if name not in LARGE[1:-1])
+    assert [nbytes for _, nbytes in communicator.sums] == [dense] and len(communicator.gathers) == 1
+    alone, together = (train_world(2, seeded(Wide), merge=merge, **options)[0][0] for merge in (None, "hybrid"))
+    assert same(alone, together), "of two ranks nothing rounds otherwise"
+
+
 def test_warm_up_sends_each_tensor_by_itself() -> None:
     communicator = Watched()
     options = {"scheme": "baseline", "merge": "one", "warm_up_steps": 1, "loss": loss_of}

@@ -1,0 +1,122 @@
+"""`python -m benchmarks links`: two nodes on this machine, and every form of a step on them."""
+
+import json
+import math
+import os
+import stat
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.readme.blocks import BLOCKS
+from benchmarks.analysis.readme.measured import Measured
+from benchmarks.analysis.statistics import median_interval
+from benchmarks.micro import links_command
+from benchmarks.micro.slow_nodes import two_nodes
+from resireduce.errors import ConfigError
+from resireduce.scheme import MERGES
+
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+TBF = "tbf rate 1mbit burst 8kb latency 50ms"
+
+
+def nodes_or_skip() -> None:
+    """Skip where this user may not make networks."""
+    if os.name != "posix" or os.geteuid() != 0:
+        pytest.skip("needs root")
+    probe = [
+        "unshare",
+        "--net",
+        "sh",
+        "-c",
+        f"export PATH={PATH}; ip link add name end type veth && tc qdisc add dev end root {TBF}",
+    ]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces, or no links that can be slowed, for this root")
+
+
+def test_every_form_is_timed_flat_and_by_nodes() -> None:
+    cells = links_command.make_cells("gpt2-bytes")
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS)
+    assert {cell.compressor for cell in cells} == {"none", "fp16", "topk"}
+    merged = {cell.merge for cell in cells if cell.density == 0.01}
+    assert merged == {*MERGES, links_command.SIZE_BYTES}
+    assert all(cell.world_size == 4 for cell in cells)
+
+
+def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def nodes(rate: str):  # type: ignore[no-untyped-def]
+        yield [["env", f"NODE={number}"] for number in range(2)]
+
+    rank, count = tmp_path / "python", 2 * len(links_command.FORMS)
+    seconds = [[2.0 * number + one for one in range(7)] for number in range(count)]
+    merged = [{"messages": number, "costs": None} for number in range(count)]
+    rank.write_text(
+        f"#!/bin/sh\necho $NODE $RANK $GLOO_SOCKET_IFNAME >> {tmp_path}/where\n"
+        f"echo '{json.dumps(seconds)}' > $3/seconds.json\necho '{json.dumps(merged)}' > $3/merged.json\n"
+    )
+    rank.chmod(rank.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(sys, "executable", str(rank))
+    monkeypatch.setattr(links_command, "two_nodes", nodes)
+    output = tmp_path / "reference" / "links.json"
+    assert main(["links", "--rounds", "7", "--steps", "2", "--output", str(output)]) == 0
+    found = json.loads(output.read_text())
+    assert sorted((tmp_path / "where").read_text().split("\n"))[1:] == [
+        "0 0 eth0", "0 1 eth0", "1 2 eth0", "1 3 eth0"
+    ]  # fmt: skip
+    assert [row["median"] for row in found["rows"]] == [(2.0 * number + 3) / 2 for number in range(count)]
+    assert [row["messages"] for row in found["rows"]] == [*range(count)]
+    measured = Measured(output.parent)
+    table, rules = BLOCKS["links"](measured), BLOCKS["merged-links"](measured)
+    assert table is not None and rules is not None
+    assert "| no compression | 1.500 (0.000 to 3.000) | 1.0 | 2.500 (1.000 to 4.000) | 0.6 |" in table
+    assert "| `mg-wfbp` |" in rules and "| up to 32,768 bytes |" in rules
+    assert len(table.splitlines()) == 2 + 4 and len(rules.splitlines()) == 2 + len(MERGES) + 1
+    assert BLOCKS["links"](Measured(tmp_path)) is None
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 20, 21])
+def test_the_median_lies_where_tosses_of_a_coin_have_it(count: int) -> None:
+    """The probability that so many of all values lie on one side of the median, by adding up all cases."""
+    values = [float(one) for one in range(count)]
+    found, low, high = median_interval(values[::-1])
+    assert found == (count - 1) / 2 and low + high == count - 1
+    beyond = sum(math.comb(count, heads) for heads in range(int(low) + 1)) / 2**count
+    assert beyond <= 0.025 or low == 0
+    assert beyond + math.comb(count, int(low) + 1) / 2**count > 0.025, "one value fewer would do"
+
+
+@pytest.mark.parametrize("rate", ["fast", "0mbit", "100", "100 mbit", "1.5gbit"])
+def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["links", "--rate", rate]) == 2
+    assert f"rate: {rate!r} is not allowed; give a whole number" in capsys.readouterr().err
+
+
+def test_without_root_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(ConfigError, match="root for their namespaces; call it with sudo"), two_nodes("100mbit"):
+        raise AssertionError
+
+
+def test_nodes_reach_each_other_and_nothing_else_and_end_with_the_block() -> None:
+    nodes_or_skip()
+    code = "import socket; print(socket.if_nameindex())"
+    before = subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout
+    with two_nodes("100mbit") as nodes:
+        for number, node in enumerate(nodes):
+            there = subprocess.run([*node, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+            assert "'eth0'" in there.stdout and there.stdout.count("(") == 2
+            show = [*node, "env", f"PATH={PATH}", "tc", "qdisc", "show", "dev", "eth0"]
+            rate = subprocess.run(show, capture_output=True, text=True, check=True)
+            assert "tbf" in rate.stdout and "rate 100Mbit" in rate.stdout
+            reach = f"import socket; socket.create_connection(('10.88.0.{2 - number}', 9), timeout=5)"
+            done = subprocess.run([*node, sys.executable, "-c", reach], capture_output=True, text=True, check=False)
+            assert "ConnectionRefusedError" in done.stderr, "somebody is there, who does not listen"
+        held = nodes[0][1].removeprefix("--net=")
+    assert not Path(held).exists()
+    assert subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout == before
