@@ -60,6 +60,7 @@ COMPRESSORS = {
     "block4": Listed("resireduce.compressors.block:Block4", selects=False),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False),
     "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True),
+    "ok-topk": Listed("resireduce.compressors.oktopk:OkTopK", selects=True),
 }
 """All compressors, by name."""
 
