@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +13,8 @@ from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.none import NoCompression
-from resireduce.errors import NonFiniteGradient
-from resireduce.message import Message, Part, Round, Shared, go_on
+from resireduce.errors import ConfigError, NonFiniteGradient
+from resireduce.message import Brought, Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
 from resireduce.packing import FromEach, Packed
 from resireduce.parts import Gathered, PartedMessage, Parts
@@ -42,6 +43,11 @@ class ErrorFeedback:
     ):
         self.warm_up_steps = warm_up_steps
         """In the first so many steps all tensors are sent dense; residuals stay empty."""
+        if compressor.collective == "rounds" and not communicator.exchanges:
+            raise ConfigError(
+                f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
+                "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
+            )
         self.compressor = compressor.for_world(communicator.world_size)
         self.residual, self.communicator = residual, communicator
         self._blank = deepcopy(residual)  # nothing is registered yet
@@ -86,8 +92,8 @@ class ErrorFeedback:
         """
         held = self.state_dict(0)
         check_levels(held, state)
-        check_state(held, state)
         check_place(held, state)
+        check_state(held, state)
         self.residual.load(state)
         self.states.load(state)
         for name, velocity in ({} if self.momentum is None else self.momentum.tensors()).items():
@@ -162,8 +168,8 @@ class ErrorFeedback:
 
     @timed("compress")
     def end_round(self, under_way: Round) -> Payload | Round:
-        """Wait for the sum of a round; return the payload that follows, or the next round, neither launched."""
-        return go_on(under_way.name, under_way.rest, under_way.number, self._sum(under_way))
+        """Wait for what a round brings; return the payload that follows, or the next round, neither launched."""
+        return go_on(under_way.name, under_way.rest, under_way.number, self._brought(under_way))
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
@@ -218,6 +224,10 @@ class ErrorFeedback:
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
             return self._gather(payloads, compressor, name)
+        if compressor.collective == "rounds":
+            (payload,) = payloads
+            assert payload.known is not None
+            return [Message(name, payload, compressor, Brought([payload.known]))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
         if compressor.lossless:
@@ -256,7 +266,7 @@ class ErrorFeedback:
         return handle.wait()
 
     @timed("communicate")
-    def _sum(self, under_way: Round) -> Tensor:
+    def _brought(self, under_way: Round) -> Any:
         assert under_way.handle is not None
         return under_way.handle.wait()
 
@@ -267,6 +277,7 @@ class ErrorFeedback:
             average = self.receive_part(message, 0, message.payload.shape.numel()).view(message.payload.shape)
             return average if into is None else into.copy_(average)
         payload, received = message.payload, self._wait(message.handle)
+        self._learn(message, received)
         if not isinstance(received, Tensor):
             return self._average(message, received, into)
         if message.compressor.lossless:
@@ -274,9 +285,16 @@ class ErrorFeedback:
             if into is None or into.data_ptr() == averaged.data_ptr():
                 return averaged
             return into.copy_(averaged)
-        if (state := self.states.working(message.name)) is not None:
-            message.compressor.learn_(state, payload.received(received))
         return self._average(message, [received], into)
+
+    def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
+        """Have the compressor remember what all ranks have learnt by a sum, or by rounds."""
+        compressor = message.compressor
+        if compressor.lossless or compressor.collective == "all_gather":
+            return
+        if (state := self.states.working(message.name)) is not None:
+            known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
+            compressor.learn_(state, known)
 
     @timed("decompress")
     def receive_part(self, message: Message | PartedMessage, start: int, stop: int) -> Tensor:
@@ -296,6 +314,7 @@ class ErrorFeedback:
             parts = message.parts
             parts.through(stop, lambda handle: add(handle, parts.received))
         else:
+            self._learn(message, self._wait(message.handle))
             add(message.handle, payload.received)
         return part
 

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
+from resireduce.compressors.asked import ToAll, ToEach
 from resireduce.compressors.base import Compressor, Rounds
 from resireduce.payload import Payload
 
@@ -25,6 +26,18 @@ class Shared(Generic[T]):
         if self._result is None:
             self._result = self._handle.wait()
         return self._result
+
+
+@dataclass(frozen=True)
+class Brought(Generic[T]):
+    """The handle of what is there already."""
+
+    result: T
+    """What rounds have brought."""
+
+    def wait(self) -> T:
+        """Return it."""
+        return self.result
 
 
 @dataclass(frozen=True)
@@ -53,28 +66,34 @@ class Message:
 
 @dataclass
 class Round:
-    """What this rank puts into a sum over all ranks, by which its payload is made, or the next round is."""
+    """What this rank puts into a sum or an exchange over all ranks, by which its payload is made, or the next round."""
 
     name: str
     """Name of the tensor."""
     number: int
     """Which of the tensor's rounds in this step it is, from 1."""
-    asked: Tensor
-    """What is summed, in its own memory."""
+    asked: Tensor | ToAll | ToEach
+    """What is summed, in its own memory, or exchanged."""
     rest: Rounds
-    """Goes on with the sum."""
-    handle: Handle[Tensor] | None = None
-    """The sum under way, once it has been launched."""
+    """Goes on with the sum, or with what has come from each rank."""
+    handle: Handle[Any] | None = None
+    """The collective under way, once it has been launched."""
 
     def launch(self, communicator: Communicator) -> None:
-        """Launch the sum, by a name that no other collective of the tensor has."""
-        self.handle = communicator.all_reduce(self.asked, f"{self.name}#{self.number}")
+        """Launch the collective, by a name that no other of the tensor has."""
+        asked, called = self.asked, f"{self.name}#{self.number}"
+        if isinstance(asked, ToEach):
+            self.handle = communicator.all_to_all(asked.tensor, asked.sizes, called)
+        elif isinstance(asked, ToAll):
+            self.handle = communicator.all_gather(asked.tensor, called, equal_sizes=False)
+        else:
+            self.handle = communicator.all_reduce(asked, called)
 
 
-def go_on(name: str, rounds: Rounds, number: int = 0, total: Tensor | None = None) -> Payload | Round:
-    """Return the payload of tensor `name`, or the round that follows number `number`, whose sum is `total`."""
+def go_on(name: str, rounds: Rounds, number: int = 0, result: Any = None) -> Payload | Round:
+    """Return the payload of tensor `name`, or the round that follows number `number`, which has brought `result`."""
     try:
-        asked = next(rounds) if total is None else rounds.send(total)
+        asked = rounds.send(result)
     except StopIteration as made:
         payload: Payload = made.value
         return payload

@@ -1,6 +1,7 @@
 """What travels between ranks, and what is needed to undo it."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -29,7 +30,9 @@ class Payload:
     known: Tensor | None = None
     """What all ranks know by rounds that came before, and is not sent again."""
     rounds_bytes: int = 0
-    """Bytes that these rounds have sent."""
+    """Bytes that these rounds have sent, beside the buffer."""
+    learnt: Mapping[str, Tensor] = field(default_factory=dict)
+    """What all ranks have found in these rounds of a compressor's state, by its names there."""
 
     @classmethod
     def pack(

@@ -29,9 +29,9 @@ def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
     j = i modulo N. They are scaled by M / N, so that their average over the ranks, which is what the model would still
     be moved by, stays what it was, but for rounding, in every scheme except `d` and `2d`: where several ranks' rows
     and columns meet, only those of the largest norms can be stored, as after any step. What a compressor remembers of
-    tensors is taken from the first of the ranks whose residuals go here. With hierarchy="node", then or now, nodes take
-    the place of ranks: a node's slices are put together, and cut anew. For the time of the call two more copies of the
-    model are held.
+    tensors is taken from the first of the ranks whose residuals go here, or begun anew where it depends on the number
+    of ranks. With hierarchy="node", then or now, nodes take the place of ranks: a node's slices are put together, and
+    cut anew. For the time of the call two more copies of the model are held.
 
     Args:
         optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`, or of
@@ -47,12 +47,15 @@ def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
     if isinstance(optimizer, ShardedCompressionHook):
         states = optimizer.of_this_shard(states)
     held, feedback = optimizer.residual_state_dict(), optimizer.feedback
+    number, count = feedback.communicator.rank, feedback.communicator.world_size
     nodes = _by_node(held, states)
     readers = [_reader(optimizer, state) for state in nodes[0]]
+    levels = len(nodes), len(readers)
+    if feedback.compressor.state_of_ranks and levels != (count, feedback.place.get(RANKS_PER_NODE, 1)):
+        nodes = [[{**s, **reader.states.tensors()} for reader, s in zip(readers, n, strict=True)] for n in nodes]
     for node in nodes:
         for reader, state in zip(readers, node, strict=True):
             check_state(reader.state_dict(0), state)
-    number, count = feedback.communicator.rank, feedback.communicator.world_size
     mine = {i: share for i in range(len(nodes)) if (share := _share(i, number, len(nodes), count))}
     first = nodes[min(mine)][min(feedback.place.get("place", 0), len(readers) - 1)]
     check_state(feedback.states.tensors(), {name: first.get(name) for name in feedback.states.tensors()})  # type: ignore[misc]

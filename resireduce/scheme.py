@@ -62,6 +62,7 @@ COMPRESSORS = {
     "block4": Listed("resireduce.compressors.block:Block4", selects=False),
     "powersgd": Listed("resireduce.compressors.powersgd:PowerSGD", selects=False, in_rounds=True),
     "l1-chunks": Listed("resireduce.compressors.l1_chunks:L1Chunks", selects=True, in_rounds=True),
+    "ok-topk": Listed("resireduce.compressors.oktopk:OkTopK", selects=True, in_rounds=True),
 }
 """All compressors, by name."""
 

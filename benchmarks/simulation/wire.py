@@ -35,7 +35,7 @@ class Work:
     elements: Array
     """That travel as a tensor's own message; 0: it is in a bucket."""
     payload: Array
-    """Bytes of that message."""
+    """Bytes of that message, or of the all-reduce that takes as long as its rounds."""
     dense_bytes: Array
     """Bytes of the bucket that ends with this tensor."""
     touched: Array
@@ -69,10 +69,12 @@ def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Ma
     small = np.array([lossy and kind == "dense" for kind in layers.kinds])
     elements = np.where(small, 0.0, layers.elements)
     cost = compression(compressor, scheme, density, device, micro) if lossy else NO_COMPRESSION
+    # To exchange regions, and to gather their sums, is what an all-reduce does, with half the bytes.
+    summed = 0.5 if sent["collective"] == "rounds" else 1.0
     selects = COMPRESSORS[compressor].selects
     return Work(
         elements=elements,
-        payload=np.where(small, 0.0, np.array(sent["bytes"], dtype=float)),
+        payload=np.where(small, 0.0, summed * np.array(sent["bytes"], dtype=float)),
         dense_bytes=buckets(np.where(small, FLOAT_BYTES * layers.elements, 0.0)),
         touched=elements * (density if selects else 1.0),
         more=elements * np.array([cost.more.get(kind, 0.0) for kind in layers.kinds]),

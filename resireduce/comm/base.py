@@ -100,6 +100,20 @@ class Communicator(ABC):
     def _own(self, whole: Tensor) -> Tensor:
         return whole.view(self.world_size, -1)[self.rank].clone()
 
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Send of 1-D `tensor` the first `sizes[0]` elements to rank 0, the next `sizes[1]` to rank 1, and so on.
+
+        The result is what each rank has sent to this one, in the order of ranks, 1-D and perhaps empty. `sizes` are of
+        this rank alone: others may send other numbers. Raises NotImplementedError where there is none: compressors that
+        need it are refused before.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether there is an `all_to_all`."""
+        return type(self).all_to_all is not Communicator.all_to_all
+
     def split(self, *partitions: Partition) -> "list[Communicator]":
         """Return for each of `partitions` the communicator of those ranks that this rank is among, in their order.
 

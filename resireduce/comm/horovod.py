@@ -81,6 +81,18 @@ class HorovodCommunicator(Communicator):
         whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         return Deferred(lambda: self._hvd.synchronize(whole).view(tensor.dtype))
 
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Launch an exchange of bytes, whatever they stand for; Horovod itself tells ranks how many come."""
+        splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32)
+        data = tensor.view(torch.uint8)
+        handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
+
+        def finish() -> Sequence[Tensor]:
+            whole, counts = self._hvd.synchronize(handle)
+            return [row.view(tensor.dtype) for row in whole.split(counts.tolist())]
+
+        return Deferred(finish)
+
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with the bytes that it has on rank 0, whatever they stand for; return it."""
         how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}

@@ -146,6 +146,19 @@ class LocalCommunicator(Communicator):
         inputs = self._exchange(tensor.clone(), name)
         return Deferred(lambda: list(torch.stack(inputs.wait())) if equal_sizes else inputs.wait())
 
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Launch an exchange: of copies, or, of one rank alone, of the tensor itself."""
+        if self.world_size == 1:
+            return Deferred(lambda: [tensor])
+        numbers = self._exchange(torch.tensor(sizes, device="cpu"), f"{name}.sizes")
+        inputs = self._exchange(tensor.clone(), name)
+
+        def finish() -> list[Tensor]:
+            theirs = zip(inputs.wait(), numbers.wait(), strict=True)
+            return [whole.split(parts.tolist())[self.rank] for whole, parts in theirs]
+
+        return Deferred(finish)
+
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with rank 0's; return it."""
         if self.world_size == 1:
@@ -169,6 +182,11 @@ class PretendCommunicator(Communicator):
         """Return `world_size` copies of the tensor, made at the launch, as a real collective takes its buffer then."""
         gathered = tensor.repeat(self.world_size, 1)
         return Deferred(lambda: list(gathered))
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Return `world_size` copies of the first part of `tensor`, of `sizes[0]` elements, made at the launch."""
+        received = tensor[: sizes[0]].repeat(self.world_size, 1)
+        return Deferred(lambda: list(received))
 
     def split(self, *partitions: Partition) -> list[Communicator]:
         """Return for each of `partitions` a communicator of as many ranks as the part of rank 0 has."""

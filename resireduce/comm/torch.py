@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import pad
 
 from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.comm.pool import Pooled, acquire, acquire_part, release
+from resireduce.comm.ragged import Pieces, Ragged, RaggedExchange, RaggedGather, Rows
 from resireduce.comm.staged import Unstaged, to_host
 from resireduce.errors import ConfigError
-from resireduce.payload import ALIGNMENT
 
 
 @dataclass
@@ -32,60 +31,14 @@ class _Launched:
 
 
 @dataclass
-class _Rows:
-    """A gather of equal sizes, or of the first `sizes` elements of equally long rows."""
-
-    work: dist.Work
-    result: Tensor
-    sizes: list[int]
-    device: torch.device
-
-    def wait(self) -> Sequence[Tensor]:
-        self.work.wait()
-        rows = self.result.to(self.device, non_blocking=True).unbind()
-        return [row[:size] for row, size in zip(rows, self.sizes, strict=True)]
-
-
-@dataclass
 class _Whole:
     """A gather of equal sizes, as one tensor."""
 
-    rows: _Rows
+    rows: Rows
 
     def wait(self) -> Tensor:
         self.rows.work.wait()
         return self.rows.result.to(self.rows.device, non_blocking=True).view(-1)
-
-
-class _Ragged:
-    """A gather of unequal sizes: of the sizes first, then of the tensors, padded to the largest.
-
-    The second collective is launched before any other of the communicator's, and at the latest when it is waited for.
-    So all ranks launch in one order, wherever each of them waits.
-    """
-
-    def __init__(self, communicator: "TorchCommunicator", tensor: Tensor):
-        self._communicator, self._tensor = communicator, tensor
-        size = torch.tensor([tensor.numel()], device=communicator.control_device)
-        self._sizes = communicator.gather_rows(size, [1] * communicator.world_size)
-        self._rows: _Rows | None = None
-
-    @property
-    def is_known(self) -> bool:
-        """Whether all ranks' sizes are there."""
-        return self._rows is not None or self._sizes.work.is_completed()
-
-    def launch(self) -> _Rows:
-        """Learn the sizes, and launch the gather of the tensors, if that has not been done."""
-        if self._rows is None:
-            sizes = [int(size) for size in self._sizes.wait()]
-            longest = max(1, -(-max(sizes) // ALIGNMENT)) * ALIGNMENT
-            padded = pad(self._tensor, (0, longest - self._tensor.numel()))
-            self._rows = self._communicator.gather_rows(padded, sizes)
-        return self._rows
-
-    def wait(self) -> Sequence[Tensor]:
-        return self.launch().wait()
 
 
 class TorchCommunicator(Communicator):
@@ -114,11 +67,11 @@ class TorchCommunicator(Communicator):
         if dist.get_backend(group) == "nccl":
             self.control_device = torch.device("cuda", torch.cuda.current_device())
         self._is_gloo = dist.get_backend(group) == "gloo"
-        self._ragged: _Ragged | None = None
+        self._ragged: Ragged | None = None
 
     @property
     def would_block(self) -> bool:
-        """Whether sizes of a gather are missing, which is to be launched before any other collective."""
+        """Whether sizes of a gather or an exchange are missing, which is to be launched before any other collective."""
         return self._ragged is not None and not self._ragged.is_known
 
     def close(self) -> None:
@@ -154,7 +107,13 @@ class TorchCommunicator(Communicator):
         self._finish_ragged()
         if equal_sizes:
             return self.gather_rows(tensor, [tensor.numel()] * self.world_size)
-        self._ragged = _Ragged(self, tensor)
+        self._ragged = RaggedGather(self, tensor)
+        return self._ragged
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        """Launch an exchange, which costs a second, small one, of the sizes."""
+        self._finish_ragged()
+        self._ragged = RaggedExchange(self, tensor, sizes)
         return self._ragged
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
@@ -189,11 +148,19 @@ class TorchCommunicator(Communicator):
             self._ragged.launch()
             self._ragged = None
 
-    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> _Rows:
+    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Rows:
         """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         shape, pinned = (self.world_size, near.numel()), near is not tensor and tensor.is_cuda
         result = torch.empty(shape, dtype=near.dtype, device=near.device, pin_memory=pinned)
         work = dist.all_gather(list(result.unbind()), near, group=self.group, async_op=True)
-        return _Rows(work, result, sizes, tensor.device)
+        return Rows(work, result, sizes, tensor.device)
+
+    def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Pieces:
+        """Launch an exchange: `sizes[i]` elements of 1-D `tensor` go to rank i, `theirs[i]` come from it."""
+        self._pooled.launched += 1
+        near = to_host(tensor) if self._stages(tensor) else tensor
+        result = near.new_empty(sum(theirs), pin_memory=near is not tensor and tensor.is_cuda)
+        work = dist.all_to_all_single(result, near, theirs, sizes, group=self.group, async_op=True)
+        return Pieces(work, result, theirs, tensor.device)

@@ -18,19 +18,19 @@ class Agreeing(Compressor):
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """As in `Compressor`: yield contiguous tensors to be summed; return the payload of `grad` that follows."""
+        """As in `Compressor`: yield what ranks are to sum or exchange; return the payload of `grad` that follows."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return what one rank alone sends of `grad` in its first step; `name` and `step` seed random choices."""
         return self.compress_with(grad, name, step, self.state(grad.shape, grad))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return what one rank alone sends of `grad`, by this `state`: sums are what it has put in itself."""
+        """Return what one rank alone sends of `grad`, by this `state`: it is sent what it has put in itself."""
         rounds = self.agree(grad, name, step, state)
         try:
             asked = next(rounds)
             while True:
-                asked = rounds.send(asked)
+                asked = rounds.send(asked if isinstance(asked, Tensor) else [asked.tensor])
         except StopIteration as made:
             payload: Payload = made.value
             return payload

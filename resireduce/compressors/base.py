@@ -3,21 +3,22 @@
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
+from resireduce.compressors.asked import ToAll, ToEach
 from resireduce.errors import check_share
 from resireduce.payload import Payload
 
-Collective = Literal["all_reduce", "all_gather"]
-"""How payloads of several ranks meet: summed element by element, or gathered."""
+Collective = Literal["all_reduce", "all_gather", "rounds"]
+"""How payloads of several ranks meet: summed element by element, or gathered, or in the rounds that made them."""
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
-Rounds = Generator[Tensor, Tensor, Payload]
-"""A payload in the making: yields what is to be summed over all ranks, one contiguous tensor after the other, is sent
-each sum, formed in the tensor's own memory, and returns the payload."""
+Rounds = Generator[Tensor | ToAll | ToEach, Any, Payload]
+"""A payload in the making: yields one contiguous tensor after the other that is to be summed over all ranks, is sent
+each sum, formed in the tensor's own memory, and returns the payload. `ToAll` and `ToEach` ask for other rounds."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Compressor(ABC):
     """
 
     collective: ClassVar[Collective] = "all_gather"
-    """How payloads meet: summed element by element, or gathered and decompressed one after the other."""
+    """How payloads meet: summed element by element, or gathered and decompressed one after the other. After rounds that
+    have brought all, what is `known` by them is one payload, the sum of all."""
 
     equal_sizes: ClassVar[bool] = True
     """Whether payloads of one tensor have the same size on all ranks; else that may differ, and nothing else."""
@@ -51,6 +53,9 @@ class Compressor(ABC):
 
     lossless: ClassVar[bool] = False
     """True where the error is always zero: no residual is kept then."""
+
+    state_of_ranks: ClassVar[bool] = False
+    """Whether its state is of so many ranks as there are: of another number it is begun anew."""
 
     turns: ClassVar[int] = 1
     """After how many steps payloads have their first form again; other than 1 if forms take turns."""

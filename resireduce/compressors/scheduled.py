@@ -1,7 +1,7 @@
 """A density that changes from step to step."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -24,8 +24,15 @@ class Scheduled(Compressor):
     schedule: Callable[[int], float]
     """The density of each step, in (0, 1]. Raises ConfigError, in the backward pass, for another."""
 
+    ranks: int = 1
+    """Number of ranks; `for_world` sets it."""
+
+    def for_world(self, world_size: int) -> "Scheduled":
+        """Return the compressor whose kind is as it must be for `world_size` ranks."""
+        return replace(self, ranks=world_size)
+
     def _at(self, step: int) -> Compressor:
-        return self.kind.from_density(self.schedule(step))
+        return self.kind.from_density(self.schedule(step)).for_world(self.ranks)
 
     def _of(self, payload: Payload) -> Compressor:
         """The kind with the density that the payload was made with, if it knows its step; else any: it needs none."""
@@ -34,7 +41,7 @@ class Scheduled(Compressor):
     @property
     def _any(self) -> Compressor:
         """The kind with density 1, for all that does not depend on the density."""
-        return self.kind.from_density(1.0)
+        return self.kind.from_density(1.0).for_world(self.ranks)
 
     @property
     def collective(self) -> Collective:  # type: ignore[override]
@@ -55,6 +62,11 @@ class Scheduled(Compressor):
     def has_rounds(self) -> bool:  # type: ignore[override]
         """Whether ranks of the kind make payloads in rounds."""
         return self.kind.has_rounds
+
+    @property
+    def state_of_ranks(self) -> bool:  # type: ignore[override]
+        """Whether the state of the kind is of so many ranks."""
+        return self.kind.state_of_ranks
 
     @property
     def turns(self) -> int:  # type: ignore[override]

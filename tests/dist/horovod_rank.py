@@ -14,6 +14,7 @@ from tests.worlds import Net, same, seeded, train
 CHECKS = (
     test_gloo.check_ragged,
     test_gloo.check_messages_in_parts,
+    test_gloo.check_exchange,
     test_gloo.check_ddp,
     test_gloo.check_start,
     test_gloo.check_optimizer_of_rank_0,

@@ -99,7 +99,7 @@ def check_several_passes(mesh: DeviceMesh) -> None:
 def check_density_one(mesh: DeviceMesh) -> None:
     """All elements, each with its place: the same sums in another order."""
     expected = whole(train(native(mesh), "adamw", 3))
-    for compressor in ("topk", "adtopk", Threshold(0.0)):
+    for compressor in ("topk", "adtopk", "ok-topk", Threshold(0.0)):
         model, hook = compressed(mesh, compressor=compressor, density=1.0, scheme="baseline")
         found = whole(train(model, "adamw", 3))
         assert not any(tensor.any() for tensor in hook.feedback.residual.tensors().values())

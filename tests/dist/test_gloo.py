@@ -117,6 +117,25 @@ def check_messages_in_parts(communicator: Communicator) -> None:
         assert same(whole, cut) and not same(cut, start)
 
 
+def check_exchange(communicator: Communicator) -> None:
+    """Each rank sends each other another number of elements, or none, and may wait for it at any place."""
+    rank, world_size = communicator.rank, communicator.world_size
+    launched, received = [], []
+    for number in range(3):
+        sizes = [0 if number == 2 else (rank + 2 * other + number) % 4 for other in range(world_size)]
+        rows = [torch.full((size,), 100 * rank + other, dtype=torch.int32) for other, size in enumerate(sizes)]
+        launched.append(communicator.all_to_all(torch.cat(rows), sizes, f"exchange {number}"))
+        if rank == 0:
+            received.append(launched[-1].wait())
+    gathered = communicator.all_gather(torch.arange(rank), "between", equal_sizes=False)
+    summed = communicator.all_reduce(torch.ones(2), "sum").wait()
+    assert summed.tolist() == [world_size] * 2 and [len(row) for row in gathered.wait()] == list(range(world_size))
+    for number, rows in enumerate(received or [handle.wait() for handle in launched]):
+        for other, row in enumerate(rows):
+            size = 0 if number == 2 else (other + 2 * rank + number) % 4
+            assert row.dtype == torch.int32 and row.tolist() == [100 * other + rank] * size
+
+
 def check_gradients_that_cannot_be_used(communicator: Communicator) -> None:
     """One rank's: all skip the step if there is a scaler, and fail together if there is none."""
     for gradients in ("kept", "streamed"):
@@ -149,6 +168,7 @@ def check_staged(communicator: Communicator) -> None:
     copying = TorchCommunicator()
     copying._stages = lambda tensor: True  # type: ignore[method-assign]  (no GPU here)
     check_ragged(copying)
+    check_exchange(copying)
     mine = torch.full((3, 2), float(copying.rank), dtype=torch.float64).t()
     handle = copying.all_reduce(mine, "sum")
     assert mine.eq(copying.rank).all(), "the sum came before it was waited for: nothing was copied"
@@ -161,6 +181,7 @@ def check_staged(communicator: Communicator) -> None:
 CHECKS = (
     check_ragged,
     check_messages_in_parts,
+    check_exchange,
     check_staged,
     check_ddp,
     check_lifetimes,

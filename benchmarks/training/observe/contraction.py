@@ -6,7 +6,7 @@ Beside it their cosine, and the share of elements of which anything was sent. Al
 are compressed, taken for one vector.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -143,3 +143,7 @@ class _Communicator(_InPlaceOf):
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Any:
         self._watch.sent(tensor)
         return self._inner.all_gather(tensor, name, equal_sizes)
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Any:
+        self._watch.sent(tensor)
+        return self._inner.all_to_all(tensor, sizes, name)

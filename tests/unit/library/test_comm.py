@@ -11,6 +11,7 @@ from resireduce.grouping import is_small
 from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
 from resireduce.step.slot import Slot
 from resireduce.streamed_away import guards
+from tests.dist.test_gloo import check_exchange
 from tests.worlds import Net, seeded, train
 
 
@@ -32,6 +33,11 @@ def test_ranks_may_send_different_numbers_of_elements() -> None:
         return [row.tolist() for row in communicator.all_gather(mine, "ragged", equal_sizes=False).wait()]
 
     assert LocalWorld(3).run(rank) == [[[], [1] * 3, [2] * 6]] * 3
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_send_each_rank_what_is_for_it(world_size: int) -> None:
+    LocalWorld(world_size).run(check_exchange)
 
 
 def test_collectives_in_different_order_are_found() -> None:

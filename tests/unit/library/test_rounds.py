@@ -1,5 +1,5 @@
-"""Payloads that ranks make together, PowerSGD's and chunks by L1 norm: against their definitions, and in every step
-that does not go as it should."""
+"""Payloads that ranks make together: PowerSGD's and chunks by L1 norm against their definitions; and these, and
+Ok-Topk's, in every step that does not go as it should."""
 
 import copy
 import io
@@ -18,6 +18,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.l1_chunks import L1Chunks
+from resireduce.compressors.oktopk import OkTopK
 from resireduce.compressors.powersgd import PowerSGD
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.kernels.orthonormal import orthonormal
@@ -28,7 +29,7 @@ from tests.worlds import Net, same, seeded, train, train_world
 
 SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}
 """A matrix, a kernel, and one that hardly shrinks. None is a whole number of chunks."""
-BOTH = [PowerSGD(min_compression_rate=0.4), L1Chunks(0.1)]
+ALL = {"powersgd": PowerSGD(min_compression_rate=0.4), "l1-chunks": L1Chunks(0.1), "ok-topk": OkTopK(0.1)}
 Gradients = Mapping[str, Tensor]
 
 
@@ -222,7 +223,7 @@ def test_bytes_that_are_sent_are_those_of_all_rounds() -> None:
     assert PowerSGD(3).compress(grad.bfloat16(), "w", 0).nbytes == 4 * 3 * (300 + 40), "summed in float32"
     chunks = -(-12_000 // 256)
     assert L1Chunks(0.1).compress(grad, "w", 0).nbytes == 4 * (256 * (chunks // 10) + chunks)
-    for compressor in BOTH:
+    for compressor in ALL.values():
         planned = compressor.compress(torch.empty(300, 40, device="meta"), "w", 0)
         assert planned.nbytes == compressor.compress(grad, "w", 0).nbytes
 
@@ -245,7 +246,7 @@ def test_a_gradient_that_no_residual_takes_up_is_planned_to_wait() -> None:
 # --- steps that do not go as they should ---
 
 
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_a_rank_without_a_gradient_keeps_its_residual_and_learns_what_the_others_have_sent(
     compressor: Compressor,
 ) -> None:
@@ -258,12 +259,12 @@ def test_a_rank_without_a_gradient_keeps_its_residual_and_learns_what_the_others
 
     (one, found, left, state), (_, other, _, learnt) = LocalWorld(2).run(rank)
     assert all(torch.equal(found[name], other[name]) for name in SHAPES)
-    assert all(torch.equal(state[name], learnt[name]) for name in state)
+    assert all(torch.equal(state[name], learnt[name]) for name in state if not name.endswith(".mine"))
     assert torch.equal(left["b"], one["b"]) and found["b"].any(), "rank 1 alone had a gradient of it"
     assert torch.equal(left["c"], one["c"]) and not found["c"].any(), "none had"
 
 
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_nothing_is_lost_between_the_ranks(compressor: Compressor) -> None:
     """Also where one has no gradient: what all hold and have found is what came back, as often as there are ranks."""
 
@@ -281,7 +282,7 @@ def test_nothing_is_lost_between_the_ranks(compressor: Compressor) -> None:
 
 
 @pytest.mark.parametrize("gradients", ["kept", "streamed"])
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_gradients_may_come_in_another_order_on_each_rank_and_none_waits_for_another_in_backward(
     compressor: Compressor, gradients: str
 ) -> None:
@@ -306,7 +307,7 @@ def test_gradients_may_come_in_another_order_on_each_rank_and_none_waits_for_ano
     assert same(usual[0], other[0]) and same(other[0], other[1])
 
 
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_a_step_that_is_skipped_gives_back_what_each_rank_has_sent(compressor: Compressor) -> None:
     def rank(communicator: Communicator) -> None:
         scaler = resireduce.GradScaler("cpu", init_scale=4.0)
@@ -330,7 +331,7 @@ def test_a_step_that_is_skipped_gives_back_what_each_rank_has_sent(compressor: C
     LocalWorld(2).run(rank)
 
 
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_residual(compressor: Compressor) -> None:
     def rank(communicator: Communicator) -> None:
         model, optimizer = distributed(communicator, compressor=compressor)
@@ -350,7 +351,7 @@ def test_a_gradient_that_is_not_finite_is_an_error_on_all_ranks_and_leaves_its_r
     LocalWorld(2).run(rank)
 
 
-@pytest.mark.parametrize("compressor", BOTH, ids=["powersgd", "l1-chunks"])
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_an_autocast_around_the_backward_pass_rounds_nothing_of_it(compressor: Compressor) -> None:
     trained = []
     for within in (False, True):

@@ -1,0 +1,200 @@
+"""Ok-Topk: Li and Hoefler, "Near-optimal sparse allreduce for distributed deep learning", PPoPP 2022."""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from resireduce.compressors import regions
+from resireduce.compressors.agreeing import Agreeing
+from resireduce.compressors.asked import ToAll, ToEach
+from resireduce.compressors.base import Collective, Rounds, Selecting, State
+from resireduce.compressors.reused import Threshold, is_due
+from resireduce.compressors.sparse import SparseCompressor
+from resireduce.errors import ConfigError, is_count, is_number
+from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.moments import not_above, planned
+from resireduce.kernels.pairs import pairs, summed, unpaired
+from resireduce.kernels.reaching import few_reaching
+from resireduce.payload import Payload
+from resireduce.share import share
+
+RAISES, RAISE = 5, 1.03
+"""How often, and by what, a threshold is raised within a step that lets more than 4/3 of k magnitudes pass."""
+PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
+Sums = tuple[Tensor, Tensor]
+"""Values, in float32 at least, and their flat indices, int64 and ascending."""
+
+
+@dataclass(frozen=True)
+class OkTopK(Agreeing, Selecting, SparseCompressor):
+    """Sends what each rank selects to the ranks that sum it, each a region, and of the sums those that are selected.
+
+    Section 3: k = max(1, floor(density x n)). Each rank selects the magnitudes that reach its threshold, which is the
+    k-th largest in every `local_every`-th step; in others it is used again, raised by 3 % up to five times while more
+    than 4 k / 3 pass, and afterwards divided by `local_factor` if fewer than 2 k / 3 have passed, multiplied by it if
+    more than 5 k / 4 have. If too many pass even so, it is the k-th largest anew. Regions begin where each rank's
+    selection would be shared out evenly, on average over the ranks, looked at in every `regions_every`-th step. Of the
+    sums those come back on all ranks that reach a threshold of all: the k-th largest of all sums in every
+    `global_every`-th step, and else as before, divided or multiplied by `global_factor` if fewer than 2 k / 3 or more
+    than 4 k / 3 have reached it. Where none has, or more than 2 k, it is found anew in the next step. What a rank has
+    selected, and is among these, leaves its residual; nothing else does. Steps are counted by the optimizer, so that
+    all ranks look at the same. The first that is compressed finds everything; so does one of another k, and each of n.
+
+    No rank sends more than 4 k / 3 elements to others; how many sums come back depends on all. A plan reckons with a
+    step in which everything is found: k elements, and k sums of each region.
+    """
+
+    collective: ClassVar[Collective] = "rounds"
+    equal_sizes: ClassVar[bool] = False
+    state_of_ranks: ClassVar[bool] = True
+
+    local_every: int = 32
+    """In every so many steps a rank's threshold is exact: 32 for VGG in the release, 128 for BERT."""
+    global_every: int = 32
+    """In every so many steps the threshold of all is exact."""
+    regions_every: int = 64
+    """In every so many steps regions are shared out anew."""
+    local_factor: float = 1.012
+    """By what a rank's threshold changes from step to step: 1.012 for VGG in the release, 1.025 for BERT."""
+    global_factor: float = 1.008
+    """By what the threshold of all changes."""
+    ranks: int = 1
+    """How many regions there are; `for_world` sets it."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that cannot be used."""
+        super().__post_init__()
+        for name, is_one in (dict.fromkeys(PERIODS, is_count) | dict.fromkeys(FACTORS, is_number)).items():
+            if not is_one(given := getattr(self, name)) or not 1 <= given < math.inf:
+                raise ConfigError(f"{name}: {given!r} is not allowed; give a number, 1 or more")
+        if self.half:
+            raise ConfigError("half: True is not allowed for Ok-Topk, of which sums travel too; leave it out")
+
+    def for_world(self, world_size: int) -> "OkTopK":
+        """Return the compressor with a region for each of `world_size` ranks."""
+        return replace(self, ranks=world_size)
+
+    def state(self, shape: torch.Size, like: Tensor) -> State:
+        """Return what is remembered of a tensor of `shape`: three tensors of numbers, on the device of `like`.
+
+        mine, common: a threshold, the k that it is of, and the number of the step, counted from 1, in which it was
+        found; 0: none is known. starts: where each rank's region begins, and last the number of such a step.
+        """
+        none = Threshold().remembered(like.device)
+        starts = regions.first_starts(shape.numel(), self.ranks, like.device)
+        return {"mine": none, "common": none.clone(), "starts": starts}
+
+    def select(self, flat: Tensor, name: str, step: int) -> Tensor:
+        """Return the flat indices of the k largest magnitudes that are not zero: int64, ascending."""
+        return _largest(flat, share(self.density, flat.numel()))
+
+    def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
+        """Exchange what each rank selects of its `grad`; return what of this rank's has gone into the average.
+
+        `state`: this rank's own threshold is changed here; what all have in common only by `learn_`.
+        """
+        flat, k = grad.view(-1), share(self.density, grad.numel())
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        state = state or self.state(grad.shape, grad)
+        mine = self._selected(flat, k, step, state["mine"])
+        starts, told = yield from self._regions(mine, step, state["starts"])
+        sizes = [2 * count for count in regions.counts(mine, starts)]
+        asked = ToEach(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
+        sums = summed([unpaired(one, wide) for one in (yield asked)])
+        (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
+        used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
+        own = _packed(flat[used].to(wide), used, grad)
+        return replace(
+            own,
+            known=_packed(values, places, grad).buffer,
+            rounds_bytes=told + asked.tensor.nbytes + offered - own.nbytes,
+            learnt={"common": common.remembered(flat.device), "starts": starts},
+        )
+
+    def learn_(self, state: State, payload: Payload) -> None:
+        """Remember in `state` what all ranks have in common by `payload`: a threshold, and where regions begin."""
+        for name, value in payload.learnt.items():
+            state[name].copy_(value)
+
+    def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
+        """Add `scale` x the values to their places in `dense`, scaled before they are rounded; return `dense`."""
+        return super().add_(dense, _scaled(payload, scale))
+
+    def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
+        """Add to 1-D `part`, which begins at `start`, what `add_` would with this `scale`; return `part`."""
+        return super().add_part_(part, _scaled(payload, scale), start)
+
+    def _selected(self, flat: Tensor, k: int, step: int, memory: Tensor) -> Tensor:
+        """Return the indices of what this rank selects; remember the threshold, if there was anything to select."""
+        if flat.is_meta:
+            return planned(flat, k)
+        known, found = Threshold.of(memory), None
+        if k < len(flat) and not known.is_due(k, step, self.local_every):
+            for _ in range(RAISES + 1):
+                found = few_reaching(flat, not_above(known.value, flat.dtype), 4 * k // 3)
+                if found is not None:
+                    known = known.adapted(len(found), 5 * k / 4, self.local_factor)
+                    break
+                known = replace(known, value=known.value * RAISE)
+        if found is None:
+            found = _largest(flat, k)
+            known = Threshold(_least(flat[found]), k, step + 1)
+        memory.copy_(known.remembered(memory.device))
+        return found
+
+    def _regions(self, mine: Tensor, step: int, starts: Tensor) -> Generator[Tensor, Any, tuple[Tensor, int]]:
+        """Return where regions begin, and the bytes that this rank has told of it: ranks agree if that is due."""
+        if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
+            return starts, 0
+        asked = regions.told(mine, starts)
+        return regions.agreed((yield asked), starts, step), asked.nbytes
+
+    def _common(
+        self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
+    ) -> Generator[ToAll, Any, tuple[Sums, Threshold, int]]:
+        """Return which sums of all regions are selected, the threshold of all, and bytes that this rank has offered."""
+        known = Threshold.of(memory)
+        exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
+        values, places = sums
+        chosen = (
+            _largest(values, k) if exact else (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
+        )
+        offered = ToAll(pairs(values[chosen], places[chosen], numel))
+        parts = [unpaired(one, values.dtype) for one in (yield offered)]
+        values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
+        if exact:
+            chosen = _largest(values, k)
+            values, places = values[chosen], places[chosen]
+            known = Threshold(_least(values), k, step + 1) if len(values) else known
+        elif not 0 < len(values) <= 2 * k:
+            known = Threshold()
+        else:
+            known = known.adapted(len(values), 4 * k / 3, self.global_factor)
+        return (values, places), known, offered.tensor.nbytes
+
+
+def _largest(values: Tensor, k: int) -> Tensor:
+    """Return the indices of the `k` largest magnitudes of 1-D `values`, ascending, without those of zeros."""
+    chosen = largest_magnitudes(values, k)
+    return chosen if values.is_meta else chosen[values[chosen] != 0]
+
+
+def _least(values: Tensor) -> float:
+    """Return the least magnitude of 1-D `values`; 0 if there are none."""
+    return float(values.abs().amin()) if len(values) and not values.is_meta else 0.0
+
+
+def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
+    narrow = torch.int32 if like.numel() <= torch.iinfo(torch.int32).max else torch.int64
+    return Payload.pack(values, places.to(narrow), like=like, ragged=True)
+
+
+def _scaled(payload: Payload, scale: float) -> Payload:
+    """Return `payload` with its values multiplied by `scale`, in float32 at least: a sum may be beyond a float16."""
+    values, indices = payload.parts()
+    scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
+    return replace(payload, buffer=scaled.buffer, layout=scaled.layout)

@@ -1,0 +1,412 @@
+"""Ok-Topk: what ranks exchange, keep and remember, against its definition; what it sends, and when it is refused."""
+
+import copy
+import io
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator, Handle
+from resireduce.comm.local import LocalCommunicator, LocalWorld, PretendCommunicator
+from resireduce.compressors.oktopk import OkTopK
+from resireduce.compressors.reused import is_due
+from resireduce.compressors.scheduled import Scheduled
+from resireduce.errors import ConfigError
+from resireduce.optimizer import DistributedOptimizer
+from resireduce.plan import plan
+from tests.worlds import Net, same
+
+SIZE = 12_000
+OFTEN = {"local_every": 5, "global_every": 7, "regions_every": 4}
+"""Periods so short that a few steps have what is found, what is used again, and both in one step."""
+SCALES = [1, 1, 1.05, 1.3, 0.9, 0.8, 1, 4, 1, 1, 1e-3, 1e-3, 1, 1, 1, 1.2]
+"""By what the gradients of a step are multiplied: thresholds fit, are raised, pass too many, and none reaches them."""
+
+
+class Given(nn.Module):
+    """Weights of zero, whose gradients are what they are multiplied by."""
+
+    def __init__(self, dtype: torch.dtype = torch.float64, size: int = SIZE):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(size, 1, dtype=dtype))
+
+    def forward(self, gradient: Tensor) -> Tensor:
+        return (self.weight * gradient).sum()
+
+
+def drawn(rank: int, step: int) -> Tensor:
+    """A gradient of which the ranks have a part in common; large elements are where a few are."""
+    own, common = (torch.Generator().manual_seed(seed) for seed in (1000 * rank + step, step))
+    shared = torch.randn(SIZE, 1, generator=common, dtype=torch.float64)
+    mine = torch.randn(SIZE, 1, generator=own, dtype=torch.float64)
+    uneven = torch.linspace(0.2, 3, SIZE, dtype=torch.float64).unsqueeze(1)
+    return SCALES[step % len(SCALES)] * uneven * (shared + mine)
+
+
+def distributed(communicator: Communicator, **options: object) -> tuple[Given, DistributedOptimizer]:
+    """Each step moves the weights by the average, and back."""
+    model = Given()
+    wrapped = torch.optim.SGD(model.parameters(), 1.0)
+    options = {"scheme": "baseline", "compressor": OkTopK(0.02, **OFTEN), **options}
+    return model, resireduce.distribute(model, wrapped, backend=communicator, **options)  # type: ignore[arg-type]
+
+
+def average(model: Given, optimizer: DistributedOptimizer, gradient: Tensor | None) -> Tensor:
+    """What a step brings back of this rank's gradient; None: it has none."""
+    before = model.weight.detach().clone()
+    optimizer.zero_grad()
+    if gradient is not None:
+        model(gradient).backward()
+    optimizer.step()
+    return before - model.weight.detach()
+
+
+def held(optimizer: DistributedOptimizer, name: str) -> Tensor:
+    found = optimizer.residual_state_dict()
+    return found["full.weight" if name == "residual" else f"compressor.weight.{name}"].clone()
+
+
+# --- the definition ---
+
+
+@dataclass
+class Definition:
+    """Li and Hoefler, section 3, of all ranks at once, with dense arrays, in float64."""
+
+    ranks: int
+    k: int
+    starts: list[int] = field(default_factory=list)
+    own: list[float] = field(default_factory=list)
+    common: float = 0.0
+    seen: list[str] = field(default_factory=list)
+    """What has come to pass: a test that never meets a case proves nothing of it."""
+
+    def __post_init__(self) -> None:
+        self.starts = [SIZE * rank // self.ranks for rank in range(self.ranks)]
+        self.own = [0.0] * self.ranks
+
+    def select(self, rank: int, step: int, gradient: np.ndarray) -> np.ndarray:
+        sizes, k = np.abs(gradient), self.k
+        if step % 5 and self.own[rank]:
+            for raised in range(6):
+                count = int((sizes >= self.own[rank]).sum())
+                if count <= 4 * k / 3:
+                    chosen = np.flatnonzero(sizes >= self.own[rank])
+                    self.own[rank] *= 1 / 1.012 if count < 2 * k / 3 else 1.012 if count > 5 * k / 4 else 1
+                    self.seen += (
+                        ["few"] * int(count < 2 * k / 3) + ["many"] * int(count > 5 * k / 4) + ["raised"] * raised
+                    )
+                    return chosen
+                self.own[rank] *= 1.03
+            self.seen.append("too many")
+        self.own[rank] = np.sort(sizes)[-k]
+        return np.flatnonzero(sizes >= self.own[rank])
+
+    def step(self, step: int, gradients: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        chosen = [self.select(rank, step, gradient) for rank, gradient in enumerate(gradients)]
+        if step % 4 == 0 and self.ranks > 1:
+            cuts = [[one[len(one) * place // self.ranks] for place in range(1, self.ranks)] for one in chosen]
+            self.starts = [0, *(sum(column) // self.ranks for column in zip(*cuts, strict=True))]
+        sums = np.zeros(SIZE)
+        for indices, gradient in zip(chosen, gradients, strict=True):
+            sums[indices] += gradient[indices]
+        sizes = np.abs(sums)
+        if step % 7 == 0 or not self.common:
+            self.seen += ["none", "again"] if step % 7 else []
+            self.common = np.sort(sizes)[-self.k]
+            back = sizes >= self.common
+        else:
+            back = sizes >= self.common
+            count = int(back.sum())
+            self.common *= 1 / 1.008 if count < 2 * self.k / 3 else 1.008 if count > 4 * self.k / 3 else 1
+            self.seen += ["fewer"] * int(count < 2 * self.k / 3) + ["more"] * int(count > 4 * self.k / 3)
+            if not 0 < count <= 2 * self.k:
+                self.common = 0.0
+        kept = [
+            np.where(back & np.isin(np.arange(SIZE), indices), 0, gradient)
+            for indices, gradient in zip(chosen, gradients, strict=True)
+        ]
+        return np.where(back, sums, 0) / self.ranks, kept
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_ranks_do_as_it_is_defined(ranks: int) -> None:
+    steps = len(SCALES)
+
+    def rank(communicator: Communicator) -> list[dict[str, Tensor]]:
+        model, optimizer = distributed(communicator)
+        return [
+            {"average": average(model, optimizer, drawn(communicator.rank, step))}
+            | {name: held(optimizer, name) for name in ("residual", "mine", "common", "starts")}
+            for step in range(steps)
+        ]
+
+    found = LocalWorld(ranks).run(rank)
+    definition, left = Definition(ranks, k=240), [np.zeros(SIZE)] * ranks
+    for step in range(steps):
+        compensated = [drawn(i, step).numpy()[:, 0] + left[i] for i in range(ranks)]
+        back, left = definition.step(step, compensated)
+        for i, one in enumerate(each[step] for each in found):
+            where = f"step {step}, rank {i}"
+            np.testing.assert_allclose(one["average"][:, 0], back, atol=1e-12, err_msg=where)
+            np.testing.assert_allclose(one["residual"][:, 0], left[i], atol=1e-12, err_msg=where)
+            np.testing.assert_allclose(one["mine"][0], definition.own[i], rtol=1e-12, err_msg=where)
+            np.testing.assert_allclose(one["common"][0], definition.common, rtol=1e-12, err_msg=where)
+            assert one["starts"][:-1].tolist() == definition.starts, where
+    wanted = {"few", "raised", "too many", "fewer"} | ({"many", "more", "none"} if ranks > 1 else set())
+    assert wanted <= set(definition.seen), "the gradients must lead through all that is defined"
+
+
+@pytest.mark.parametrize("absent", [None, 0, 2])
+def test_nothing_is_lost_between_the_ranks_and_all_have_the_same(absent: int | None) -> None:
+    def rank(communicator: Communicator) -> list[tuple[Tensor, Tensor, Tensor, list[Tensor]]]:
+        model, optimizer = distributed(communicator)
+        seen = []
+        for step in range(9):
+            had = held(optimizer, "residual")
+            mine = None if communicator.rank == absent and step in (0, 4, 5, 7) else drawn(communicator.rank, step)
+            back = average(model, optimizer, mine)
+            common = [held(optimizer, name) for name in ("common", "starts")]
+            seen.append((had if mine is None else had + mine, back, held(optimizer, "residual"), common))
+        return seen
+
+    for ranks in zip(*LocalWorld(3).run(rank), strict=True):
+        (_, back, _, common), *others = ranks
+        assert back.any()
+        assert all(torch.equal(back, theirs) for _, theirs, _, _ in others)
+        assert all(torch.equal(a, b) for *_, theirs in others for a, b in zip(common, theirs, strict=True))
+        torch.testing.assert_close(3 * back + sum(left for _, _, left, _ in ranks), sum(had for had, *_ in ranks))
+        for had, _, left, _ in ranks:
+            assert torch.equal(left[left != 0], had[left != 0]), "what is kept is kept as it was"
+
+
+def test_a_tensor_that_no_rank_has_a_gradient_of_is_forgotten_by_none() -> None:
+    def rank(communicator: Communicator) -> None:
+        model, optimizer = distributed(communicator)
+        average(model, optimizer, drawn(communicator.rank, 0))
+        before = copy.deepcopy(optimizer.feedback.states.tensors())
+        for _ in range(4):
+            assert not average(model, optimizer, None).any()
+        after = optimizer.feedback.states.tensors()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        average(model, optimizer, drawn(communicator.rank, 5))
+        assert held(optimizer, "mine")[2] == held(optimizer, "starts")[-1] == 6, "what was due meanwhile is made up for"
+
+    LocalWorld(2).run(rank)
+
+
+def test_steps_at_which_something_is_found_are_those_of_the_optimizer() -> None:
+    assert [step for step in range(100) if is_due(step, 1, 32)] == list(range(32, 100))
+    assert is_due(7, 0, 32) and not is_due(63, 33, 32) and is_due(64, 33, 32) and not is_due(31, 8, 32)
+
+
+# --- what it remembers ---
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7, 8])
+def test_it_goes_on_bit_for_bit_before_a_step_in_which_things_are_found_and_after_it(stop: int) -> None:
+    def rank(communicator: Communicator) -> None:
+        model, optimizer = distributed(communicator)
+        other, again = distributed(communicator)
+        for step in range(stop):
+            average(model, optimizer, drawn(communicator.rank, step))
+        file = io.BytesIO()
+        torch.save((optimizer.residual_state_dict(), model.state_dict()), file)
+        file.seek(0)
+        state, parameters = torch.load(file, weights_only=True)
+        other.load_state_dict(parameters)
+        again.load_residual_state_dict(state)
+        for step in range(stop, stop + 8):
+            average(model, optimizer, drawn(communicator.rank, step))
+            average(other, again, drawn(communicator.rank, step))
+        assert same(model, other)
+        ours, theirs = optimizer.residual_state_dict(), again.residual_state_dict()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    LocalWorld(3).run(rank)
+
+
+def test_after_dense_steps_at_the_start_everything_is_found_in_the_first_that_is_compressed() -> None:
+    def rank(communicator: Communicator) -> list[float]:
+        model, optimizer = distributed(communicator, warm_up_steps=2)
+        for step in range(3):
+            average(model, optimizer, drawn(communicator.rank, step))
+        return [float(held(optimizer, name)[-1]) for name in ("mine", "common", "starts")]
+
+    assert LocalWorld(2).run(rank) == [[3, 3, 3]] * 2
+
+
+def test_a_density_that_changes_has_thresholds_of_its_own() -> None:
+    scheduled = Scheduled(OkTopK, lambda step: 0.05 if step < 2 else 0.01)
+
+    def rank(communicator: Communicator) -> list[int]:
+        model, optimizer = distributed(communicator, compressor=scheduled)
+        return [int(average(model, optimizer, drawn(communicator.rank, 0)).count_nonzero()) for _ in range(3)]
+
+    counts = LocalWorld(3).run(rank)
+    assert counts[0] == counts[1] == counts[2]
+    assert counts[0][0] == 600 and counts[0][2] == 120
+
+
+def test_density_one_sends_everything_in_each_step() -> None:
+    def rank(communicator: Communicator) -> None:
+        model, optimizer = distributed(communicator, compressor=OkTopK(1.0))
+        for step in range(3):
+            back = average(model, optimizer, drawn(communicator.rank, step))
+            torch.testing.assert_close(back, (drawn(0, step) + drawn(1, step)) / 2)
+            assert not held(optimizer, "residual").any()
+
+    LocalWorld(2).run(rank)
+
+
+# --- what it sends ---
+
+
+class Counting(LocalCommunicator):
+    """Counts what a rank hands to collectives, and the elements that come from each rank in an exchange."""
+
+    def __init__(self, like: LocalCommunicator):
+        super().__init__(like.rank, like._world)
+        self.nbytes, self.exchanged = 0, list[int]()
+
+    def all_reduce(self, tensor: Tensor, name: str):  # type: ignore[no-untyped-def]
+        self.nbytes += tensor.nbytes if "#" in name else 0
+        return super().all_reduce(tensor, name)
+
+    def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
+        self.nbytes += tensor.nbytes if "#" in name else 0
+        return super().all_gather(tensor, name, equal_sizes)
+
+    def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
+        assert sum(sizes) == tensor.numel() and len(sizes) == self.world_size
+        self.nbytes += tensor.nbytes
+        self.exchanged.append(tensor.nbytes)
+        return super().all_to_all(tensor, sizes, name)
+
+
+def test_bytes_of_a_payload_are_those_handed_over_and_what_is_selected_stays_below_the_bound() -> None:
+    """That is 4 k / 3 elements, of 8 bytes each."""
+    steps, k = 12, 240
+
+    def rank(communicator: LocalCommunicator) -> list[tuple[int, int]]:
+        counting = Counting(communicator)
+        model = Given(torch.float32)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 1.0), "baseline", OkTopK(0.02), backend=counting
+        )
+        sent = []
+        for step in range(steps):
+            before, payloads = counting.nbytes, list[int]()
+            send = optimizer.feedback.send
+            optimizer.feedback.send = lambda made, name, note=payloads, send=send: (  # type: ignore[method-assign]
+                note.extend(one.nbytes for one in made if hasattr(one, "buffer")),
+                send(made, name),
+            )[1]
+            average(model, optimizer, drawn(communicator.rank, 0).float() * (1 + 0.001 * step))
+            optimizer.feedback.send = send  # type: ignore[method-assign]
+            sent.append((counting.nbytes - before, sum(payloads)))
+        assert len(counting.exchanged) == steps and max(counting.exchanged) <= 8 * 4 * k / 3
+        return sent
+
+    for ranks in zip(*LocalWorld(4).run(rank), strict=True):
+        assert all(handed == told for handed, told in ranks)
+    planned = OkTopK(0.02).for_world(4).compress(torch.empty(SIZE, 1, device="meta"), "w", 0)
+    assert planned.nbytes == 8 * (k + k) + 8 * 4, "a plan reckons with a step in which everything is found"
+
+
+def test_what_is_remembered_is_planned_to_the_byte() -> None:
+    planned, without = (plan(Net, world_size=4, compressor=name) for name in ("ok-topk", "topk"))
+    assert planned["residuals"] - without["residuals"] == 7 * 8 * (3 + 3 + 5)
+
+
+def test_an_average_is_not_lost_where_a_sum_is_beyond_half_precision() -> None:
+    def rank(communicator: Communicator) -> Tensor:
+        model = Given(torch.float16)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 1.0), "baseline", OkTopK(0.01), backend=communicator
+        )
+        gradient = torch.zeros(SIZE, 1, dtype=torch.float16)
+        gradient[7] = 40_000.0
+        return average(model, optimizer, gradient)[7]
+
+    assert [float(back) for back in LocalWorld(4).run(rank)] == [40_000.0] * 4
+
+
+# --- other ways to train ---
+
+
+def test_a_step_in_slices_learns_what_a_whole_one_does_and_streamed_is_kept() -> None:
+    ways = ({"gradients": "kept"}, {"gradients": "streamed"}, {"gradients": "streamed", "slices": 20_000})
+
+    def rank(communicator: Communicator, way: dict[str, object]) -> list[Tensor]:
+        model, optimizer = distributed(communicator, **way)
+        assert ("slices" in way) == any(slot.nbytes > 20_000 for slot in optimizer._exchange.updater.large)
+        found = [average(model, optimizer, drawn(communicator.rank, step)) for step in range(9)]
+        return [*found, *(held(optimizer, name) for name in ("residual", "mine", "common", "starts"))]
+
+    whole, *others = (LocalWorld(2).run(lambda one, way=way: rank(one, way)) for way in ways)  # type: ignore[misc]
+    for theirs in others:
+        assert all(torch.equal(a, b) for i in range(2) for a, b in zip(whole[i], theirs[i], strict=True))
+
+
+def test_states_of_another_number_of_ranks_are_shared_out_and_regions_found_anew() -> None:
+    def first(communicator: Communicator) -> dict[str, Tensor]:
+        model, optimizer = distributed(communicator)
+        for step in range(3):
+            average(model, optimizer, drawn(communicator.rank, step))
+        return optimizer.residual_state_dict()
+
+    states = LocalWorld(3).run(first)
+
+    def second(communicator: Communicator) -> tuple[Tensor, Tensor, Tensor]:
+        model, optimizer = distributed(communicator)
+        resireduce.redistribute(optimizer, states)
+        left = held(optimizer, "residual")
+        back = average(model, optimizer, drawn(communicator.rank, 3))
+        return left, back, held(optimizer, "starts")
+
+    (left, back, starts), (other, theirs, _) = LocalWorld(2).run(second)
+    torch.testing.assert_close((left + other) / 2, sum(state["full.weight"] for state in states) / 3)
+    assert torch.equal(back, theirs) and back.any()
+    assert len(starts) == 3 and starts[-1] == 4, "in the first step regions are found"
+
+
+# --- what cannot be ---
+
+
+class Bare(LocalCommunicator):
+    """A communicator of a user's own, from before there was an exchange."""
+
+    all_to_all = Communicator.all_to_all
+
+
+def test_a_backend_without_an_exchange_is_refused_before_anything_is_changed() -> None:
+    model = Given()
+    with pytest.raises(ConfigError, match=r"compressor: OkTopK is not allowed over Bare, .* all_to_all\(\)"):
+        resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 1.0), compressor=OkTopK(0.1), backend=Bare(), scheme="baseline"
+        )
+    assert not model.weight._post_accumulate_grad_hooks
+    assert PretendCommunicator(2).exchanges and LocalCommunicator().exchanges
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: OkTopK(2.0), r"density: 2\.0 is not allowed"),
+        (lambda: OkTopK(0.1, local_every=0), "local_every: 0 is not allowed; give a number, 1 or more"),
+        (lambda: OkTopK(0.1, global_every=2.5), r"global_every: 2\.5 is not allowed"),  # type: ignore[arg-type]
+        (lambda: OkTopK(0.1, regions_every=True), "regions_every: True is not allowed"),
+        (lambda: OkTopK(0.1, local_factor=0.9), r"local_factor: 0\.9 is not allowed"),
+        (lambda: OkTopK(0.1, global_factor=float("inf")), "global_factor: inf is not allowed"),
+        (lambda: OkTopK(0.1, half=True), "half: True is not allowed for Ok-Topk"),
+    ],
+)
+def test_settings_that_cannot_be_used(build: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build()
