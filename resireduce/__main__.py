@@ -101,16 +101,17 @@ def _plan(args: argparse.Namespace) -> str:
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
     of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
     result = plan(_builder(args), groups=groups, options=of_scheme, optimizer_args=of_optimizer, **options)
-    items, whole = result.pop("items", []), result.pop("whole_gradients", {})
+    items, whole, twice = (result.pop(key, {}) for key in ("items", "whole_gradients", "twice_gradients"))
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
-        reasons = {"whole_gradients": whole} if args.slices else {}
+        reasons = {"whole_gradients": whole, "twice_gradients": twice} if args.slices else {}
         return json.dumps(result | reasons | listed, indent=2)
     lines = [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
     lines += [f"whole gradient    {name}: {reason}" for name, reason in whole.items()]
+    lines += [f"gradient twice    {name}: {reason}" for name, reason in twice.items()]
     return "\n".join([*lines, *map(_line, items)])
 
 

@@ -13,6 +13,7 @@ from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.none import NoCompression
+from resireduce.compressors.sparse import SentParts
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.message import Brought, Message, Part, Round, Shared, go_on
 from resireduce.momentum import MomentumCorrection
@@ -185,6 +186,45 @@ class ErrorFeedback:
     def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
         """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
         self.residual.absorb_rows(grad, name, rows)
+
+    def takes_parts(self, name: str, like: Tensor) -> bool:
+        """Whether `compress_parts` can do in this step what `compress` does, for tensor `name`, `like` that.
+
+        Where the residual absorbs gradients, that is cheaper, and this is False.
+        """
+        known = self.momentum is None and self.keeps_residual(name) and self.residual.takes_parts(name)
+        return known and self.compressor_of(name).selects_from_parts(like)
+
+    @timed("compress")
+    def compress_parts(
+        self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
+    ) -> Payload:
+        """As `compress` of a gradient that is made in parts, all of them twice, and is never there as a whole.
+
+        To see what is to be sent, from the last to the first; and to take it out, and leave the rest to the residual,
+        from the first to the last. Raises NonFiniteGradient before the residual is touched.
+
+        Args:
+            gradient: returns that of some rows, a new contiguous tensor with the same bits each time.
+            rows: all of the tensor, each part beginning with a multiple of 64 elements.
+            like: has the shape, dtype and device of tensor `name`.
+        """
+        compressor, width = self.compressor_of(name), like.shape[1:].numel()
+        selection = compressor.selection(like)
+        for part in reversed(rows):
+            grad = gradient(part)
+            check_finite(grad, name)
+            selection.add(self.residual.compensate_part_(grad, name, part.start * width).view(-1), part.start * width)
+            del grad
+        indices = selection.indices()
+        del selection
+        source, sent = self.residual.source(name, like, step), SentParts(indices, like)
+        for part in rows:
+            left = self.residual.compensate_part_(gradient(part), name, part.start * width)
+            left = sent.take_out(left, part.start * width, compressor)
+            self.residual.update_part(left, name, part.start * width, source)
+            del left
+        return sent.payload()
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:

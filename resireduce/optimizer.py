@@ -93,6 +93,7 @@ class DistributedOptimizer(OptimizerWrapper):
                 DistributedOptimizer._on_rows,
                 DistributedOptimizer._after_rows,
                 self,
+                self.backward_passes_per_step,
             )
             for slot in self._layers.by_rows:
                 self._attachment.before_gradient(slot)
@@ -203,6 +204,11 @@ class DistributedOptimizer(OptimizerWrapper):
         """With `slices`: why the gradients of large parameters are made whole all the same, by name."""
         return {} if self._layers is None else dict(self._layers.whole)
 
+    @property
+    def twice_gradients(self) -> dict[str, str]:
+        """With `slices`: why gradients of large parameters are made twice, some rows at a time, by name."""
+        return {} if self._layers is None else dict(self._layers.twice)
+
     @torch.no_grad()
     def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
         """A layer makes the gradient of this parameter row by row. False: it must be whole."""
@@ -210,9 +216,19 @@ class DistributedOptimizer(OptimizerWrapper):
         if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
             return False
         if not exchange.intake.takes_rows(slot):
-            return False
+            return self._on_use(slot, gradient)
         self._begin(slot)
         exchange.intake.absorb_rows(slot, gradient, rows_of(slot, exchange.updater.slice_bytes))
+        return True
+
+    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
+        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then."""
+        last = self._syncing and self.backward_passes_per_step == 1
+        if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
+            return False
+        self._begin(slot)
+        slot.by_rows = True
+        slot.uses.append(gradient)
         return True
 
     def _after_rows(self, slot: Slot) -> None:

@@ -64,9 +64,9 @@ def plan(
         gradients and a full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: at the
         fullest moment of a step, activations not counted. in_flight: peak_states - total. waiting: bytes of gradients
         that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
-        baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, by
-        name. itemised, also items: every `resireduce.item.Item` of parameters, gradients, residuals and
-        optimizer_states, of which these are the sums.
+        baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, and
+        twice_gradients: why others are made twice, row by row, both by name. itemised, also items: every
+        `resireduce.item.Item` of parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
@@ -109,7 +109,11 @@ def plan(
         "in_flight": peak - states.total,
         "waiting": waiting,
         "peak_normalised": peak / baseline,
-        **({"whole_gradients": distributed.whole_gradients} if given.slices else {}),
+        **(
+            {"whole_gradients": distributed.whole_gradients, "twice_gradients": distributed.twice_gradients}
+            if given.slices
+            else {}
+        ),
         **({"items": items} if itemised else {}),
     }
 

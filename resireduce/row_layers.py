@@ -16,6 +16,10 @@ from resireduce.layers import FORWARD, TAKERS, Taker
 from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slot import Slot
 
+TWICE = (
+    "its residual does not hold the sum with the gradient exactly, so all rows are made once to see what is to be "
+    "sent, and once to take that out: one more product beside the three of its layer"
+)
 Holders = Sequence[tuple[nn.Module, str]]
 """The modules that hold a parameter, with the name that each has for it."""
 
@@ -30,6 +34,7 @@ class RowLayers:
         act: is called with the optimizer, slot and gradient; False: that must be whole.
         done: is called with the optimizer and slot when a backward pass has come to the weight's last use.
         owner: the optimizer, which is held weakly.
+        passes: backward passes of a step.
     """
 
     def __init__(
@@ -40,20 +45,25 @@ class RowLayers:
         act: Callable[[Any, Slot, RowGradient], bool],
         done: Callable[[Any, Slot], None],
         owner: torch.optim.Optimizer,
+        passes: int,
     ):
         self.whole: dict[str, str] = {}
         """Why the gradient of a large parameter is made whole, by its name."""
+        self.twice: dict[str, str] = {}
+        """Why the gradient of a large parameter is made twice, row by row, by its name."""
         self.by_rows: set[Slot] = set()
-        """The others."""
+        """All that are not made whole."""
         self._absorbs = feedback.absorbs
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
         for slot in slots:
             holders = [(m, key) for m in model.modules() for key, p in m._parameters.items() if p is slot.parameter]
-            reason = why_whole(slot, holders, feedback)
+            reason = why_whole(slot, holders, feedback, passes)
             if reason is not None:
                 self.whole[slot.name] = reason
                 continue
+            if not feedback.residual.absorbs(slot.name):
+                self.twice[slot.name] = TWICE
             self.by_rows.add(slot)
             taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
             self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
@@ -81,20 +91,33 @@ class RowLayers:
         self._end()
 
 
-def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback) -> str | None:
+def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int) -> str | None:
     """Return why the gradient of `slot`, a parameter that `holders` have, must be whole; None: it need not be.
 
-    feedback: knows whether the residual absorbs it.
+    feedback: knows whether the residual absorbs it, or else takes parts of it. passes: backward passes of a step.
     """
     if not feedback.keeps_residual(slot.name):
         return "it is sent without compression"
     if feedback.momentum is not None:
         return "the compressor corrects momentum, with the whole gradient"
-    if not feedback.residual.absorbs(slot.name):
-        return "its residual is none that absorbs gradients: a full one, in the gradient's dtype, of 32 bits at least"
+    if not feedback.residual.absorbs(slot.name) and (reason := _why_not_twice(slot, holders, feedback, passes)):
+        return f"its residual is none that absorbs gradients: a full one, in the gradient's dtype of 32 bits; {reason}"
     if slot.parameter._backward_hooks or len(slot.parameter._post_accumulate_grad_hooks or {}) > 1:
         return "a hook is registered for it"
     return next((reason for module, key in holders if (reason := _why_not(module, key))), None)
+
+
+def _why_not_twice(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int) -> str | None:
+    """Return why the gradient of `slot` cannot be made twice, row by row, for a residual that does not absorb it."""
+    if not feedback.residual.takes_parts(slot.name):
+        return "cannot be read and written some rows at a time, as one in another precision can"
+    if not feedback.compressor.selects_from_parts(slot.parameter):
+        return f"{type(feedback.compressor).__name__} selects from the whole gradient, where topk can do without"
+    if passes > 1:
+        return "gradients of several passes are added up before they are compressed"
+    if len(holders) > 1:
+        return "several layers share it: what they were given would be kept from the first to the last"
+    return None
 
 
 def _why_not(module: nn.Module, key: str) -> str | None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors.asked import ToAll, ToEach
 from resireduce.errors import check_share
+from resireduce.kernels.largest import LargestOfParts
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
@@ -79,6 +80,17 @@ class Compressor(ABC):
     def divides(self) -> bool:
         """Whether payloads are values and ascending indices, of which some may be gathered and added before others."""
         return False
+
+    def selects_from_parts(self, like: Tensor) -> bool:
+        """Whether `selection` can be had for a gradient `like` this one: else all of it must be there at once."""
+        return False
+
+    def selection(self, like: Tensor) -> LargestOfParts:
+        """Return what selects the elements to send of a gradient `like` this one that comes in parts.
+
+        Payloads are values and indices, as many on all ranks. NotImplementedError unless it `selects_from_parts`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} selects from a whole gradient")
 
     @property
     def exact(self) -> bool:

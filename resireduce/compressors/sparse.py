@@ -80,3 +80,39 @@ class SparseCompressor(Compressor):
             return self.add_(grad, payload, scale=-1.0)
         grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)
         return grad
+
+
+class SentParts:
+    """The payload of a gradient that comes in parts, from the first to the last.
+
+    Args:
+        indices: flat ones of all that is sent: int64, ascending.
+        like: has the gradient's shape and dtype.
+    """
+
+    def __init__(self, indices: Tensor, like: Tensor):
+        self._indices, self._like = indices, like
+        self._values: list[Tensor] = []
+
+    def take_out(self, part: Tensor, start: int, compressor: Compressor) -> Tensor:
+        """Return contiguous `part`, elements from number `start` on, without what is sent of it, in its memory.
+
+        compressor: a SparseCompressor that sends as many elements on all ranks.
+        """
+        assert isinstance(compressor, SparseCompressor) and compressor.equal_sizes
+        payload = compressor.packed(part, self._between(start, start + part.numel()) - start)
+        self._values.append(payload.parts()[0].clone())
+        return compressor.error_(part, payload)
+
+    def payload(self) -> Payload:
+        """Return the payload, as `SparseCompressor.packed` makes it of the whole, once all parts have been there."""
+        narrow = torch.int32 if self._like.numel() <= torch.iinfo(torch.int32).max else torch.int64
+        return Payload.pack(torch.cat(self._values), self._indices.to(narrow), like=self._like)
+
+    def _between(self, start: int, stop: int) -> Tensor:
+        """Return the indices from `start` to `stop`; without storage as many as if they were spread evenly."""
+        if self._indices.is_meta:
+            count, numel = self._indices.numel(), self._like.numel()
+            return self._indices[count * start // numel : count * stop // numel]
+        borders = torch.tensor([start, stop], device=self._indices.device)
+        return self._indices[slice(*torch.searchsorted(self._indices, borders).tolist())]

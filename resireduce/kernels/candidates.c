@@ -5,10 +5,11 @@
 
 enum { BLOCK = 32 };
 
-/* Write magnitude and place of the elements of x[0..*left) whose magnitude reaches `border`, from the last to the first,
- * as long as there is `room`. Return how many; in *left remains how many elements have not been looked at. */
+/* Write magnitude and place (counted from `first`) of the elements of x[0..*left) whose magnitude reaches `border`, from
+ * the last to the first, as long as there is `room`. Return how many; in *left remains how many were not looked at. */
 FOR_EACH_PROCESSOR
-int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t room, float *magnitudes, int32_t *places)
+int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t first, int64_t room, float *magnitudes,
+                            int32_t *places)
 {
     int64_t count = 0;
     for (int64_t stop = *left; stop > 0;) {
@@ -27,7 +28,7 @@ int64_t resireduce_reaching(const float *x, int64_t *left, float border, int64_t
                     return count;
                 }
                 magnitudes[count] = magnitude;
-                places[count++] = (int32_t)i;
+                places[count++] = (int32_t)(first + i);
             }
         }
         stop = start;

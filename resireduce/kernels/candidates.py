@@ -43,14 +43,21 @@ class Candidates:
             self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
 
     def look_through(self, border: float) -> None:
-        """Look at all elements for those whose magnitude is `border` or more; nothing without storage."""
+        """Look at all elements for those whose magnitude is `border` or more."""
+        self.begin(border)
+        self.look_at(self._flat, 0)
+
+    def begin(self, border: float) -> None:
+        """Forget all candidates: from now on those are looked for whose magnitude is `border` or more."""
         self.count, self._border, self._exceeds = 0, border, False
-        if not self._flat.is_meta:
-            for start in reversed(range(0, self._flat.numel(), self._size)):
-                part = self._flat[start : start + self._size]
-                if not self._take_up(part, start):
-                    self._compact()
-                    self._take_up(part, start)
+
+    def look_at(self, part: Tensor, first: int) -> None:
+        """Look at 1-D `part`, the elements from number `first` to those looked at before; nothing without storage."""
+        for start in reversed(range(0, 0 if part.is_meta else part.numel(), self._size)):
+            piece = part[start : start + self._size]
+            if not self._take_up(piece, first + start):
+                self._compact()
+                self._take_up(piece, first + start)
 
     def chosen(self) -> Tensor:
         """Return the indices of the k largest: int64, ascending."""
@@ -102,16 +109,17 @@ class CompiledCandidates(Candidates):
         self._compiled, self._reaching = compiled, compiled.resireduce_reaching
         self._reaching.restype = ctypes.c_int64
 
-    def look_through(self, border: float) -> None:
-        """Look at all elements for those whose magnitude is `border` or more."""
-        self.count, self._border, self._exceeds = 0, border, False
-        left = ctypes.c_int64(self._flat.numel())
+    def look_at(self, part: Tensor, first: int) -> None:
+        """Look at contiguous 1-D `part`, the elements from number `first` to those looked at before."""
+        left = ctypes.c_int64(part.numel())
         while True:
-            least = float(np.nextafter(np.float32(self._border), np.float32(math.inf))) if self._exceeds else border
+            border = self._border
+            least = float(np.nextafter(np.float32(border), np.float32(math.inf))) if self._exceeds else border
             self.count += self._reaching(
-                ctypes.c_void_p(self._flat.data_ptr()),
+                ctypes.c_void_p(part.data_ptr()),
                 ctypes.byref(left),
                 ctypes.c_float(least),
+                ctypes.c_int64(first),
                 ctypes.c_int64(self.room - self.count),
                 *self._pointers(self.count),
             )

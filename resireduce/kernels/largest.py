@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import slices
-from resireduce.kernels.candidates import candidates_of, magnitudes_into
+from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into
 
 PIECE = 1 << 16
 """Elements of a large tensor that are looked at at once on a CPU, small enough for its cache."""
@@ -35,7 +35,43 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
         return torch.arange(n, device=flat.device)
     if flat.device.type not in ("cpu", "meta"):
         return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
-    return by_candidates(flat, k, piece or min(PIECE, max(SMALLEST, n // PIECES)))
+    return by_candidates(flat, k, piece or _piece(n))
+
+
+def _piece(n: int) -> int:
+    """Return how many of `n` elements are looked at at once, unless that is said."""
+    return min(PIECE, max(SMALLEST, n // PIECES))
+
+
+class LargestOfParts:
+    """The `k` largest magnitudes of a tensor that comes in parts, as `largest_magnitudes` chooses them of the whole.
+
+    Args:
+        like: of the tensor's shape, dtype and device; its values count for nothing.
+        k: how many are chosen, no more than there are elements.
+    """
+
+    def __init__(self, like: Tensor, k: int):
+        self._device, self._k = like.device, k
+        self._best = torch.empty(0, dtype=torch.int64, device=like.device)
+        self._candidates: Candidates | None = None
+        if like.device.type in ("cpu", "meta"):
+            self._candidates = candidates_of(like.detach().view(-1), k, _piece(like.numel()))
+            self._candidates.begin(-1.0)
+
+    def add(self, part: Tensor, first: int) -> None:
+        """Look at contiguous 1-D `part`, the elements from number `first` on: the last of the tensor come first."""
+        if self._candidates is not None:
+            self._candidates.look_at(part, first)
+            return
+        keys = torch.cat((self._best, _keys(part, first)))
+        self._best = torch.topk(keys, min(self._k, keys.numel()), sorted=False).values
+
+    def indices(self) -> Tensor:
+        """Return the flat indices of those chosen: int64, ascending. All parts must have been there."""
+        if self._candidates is not None:
+            return self._candidates.chosen()
+        return self._best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
 def by_candidates(flat: Tensor, k: int, piece: int) -> Tensor:

@@ -121,6 +121,25 @@ class Residual(ABC):
         """
         self.update(name, lambda: value, step)
 
+    def takes_parts(self, name: str) -> bool:
+        """Whether gradients of tensor `name` may come in parts, twice: by `compensate_part_` and `update_part`."""
+        return False
+
+    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
+        """Return contiguous `grad`, a part of tensor `name` from element `start` on, with the residual added in place.
+
+        As often as is wanted, before `update_part`. Raises NotImplementedError in a residual that takes no parts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+
+    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
+        """Store contiguous `error`, what is left of tensor `name` from element `start` on.
+
+        All parts one after the other, with one `source` for random rounding, are as one call of `update`. Raises
+        NotImplementedError in a residual that takes no parts.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
+
     def absorbs(self, name: str) -> bool:
         """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
         before `update`, for one gradient after the other."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from resireduce.residuals.base import Residual, named, norm_dtype
@@ -45,6 +46,18 @@ class FullResidual(Residual):
     def absorbed(self, name: str) -> Tensor:
         """Return the memory of R of tensor `name`, in which the sum is formed."""
         return self._summing[name].values
+
+    def takes_parts(self, name: str) -> bool:
+        """Whether R is stored in another precision than the gradient's, and not in the host's memory."""
+        return name not in self._summing and self._stored[name].cuts
+
+    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
+        """Add R from element `start` on to `grad`; return it."""
+        return self._stored[name].add_part_to_(grad, start)
+
+    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
+        """Store `error` from element `start` on, rounded."""
+        self._stored[name].set_part(error, start, source)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error, unless it is in the residual's memory already, since the sum was formed there."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+import torch
 from torch import Tensor
 
 from resireduce.grouping import Grouping
@@ -35,6 +36,22 @@ class RoutedResidual(Residual):
     def restore(self, name: str, value: Tensor, step: int) -> None:
         """Store `value` of tensor `name` in the responsible part; `step` as there."""
         self._part(name).restore(name, value, step)
+
+    def takes_parts(self, name: str) -> bool:
+        """Whether the responsible part takes gradients in parts."""
+        return self._part(name).takes_parts(name)
+
+    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
+        """Return a part of a gradient + residual, as the responsible part forms it."""
+        return self._part(name).compensate_part_(grad, name, start)
+
+    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
+        """Store a part of the error in the responsible part."""
+        self._part(name).update_part(error, name, start, source)
+
+    def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
+        """Return what the responsible part draws from for tensor `name` in step number `step`."""
+        return self._part(name).source(name, like, step)
 
     def absorbs(self, name: str) -> bool:
         """Whether the responsible part adds the gradient into what is stored."""

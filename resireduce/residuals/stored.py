@@ -35,6 +35,26 @@ class Stored(ABC):
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Store `value`, whose memory may be kept for it; `source` is for random rounding (None on the meta device)."""
 
+    @property
+    def cuts(self) -> bool:
+        """Whether elements can be read and written some at a time, by `add_part_to_` and `set_part`."""
+        return False
+
+    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
+        """Add the elements that are stored from number `start` on to contiguous `target`, as many as that has.
+
+        Return `target`. As of the whole, if `start` is a multiple of a block. NotImplementedError unless this `cuts`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is read as a whole")
+
+    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
+        """Store contiguous `value` from element `start` on, as `set_` would store it there.
+
+        All elements one after the other, with one `source`, are as one call of `set_`. NotImplementedError unless this
+        `cuts`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is written as a whole")
+
     def prefetch(self) -> None:
         """Begin to bring what is stored to where it is used; nothing, if it is held there."""
         return
@@ -72,6 +92,19 @@ class Plain(Stored):
             self.values = value.to(self.values.dtype)
         else:
             self.values.copy_(value)
+
+    @property
+    def cuts(self) -> bool:
+        """Return True: each element is rounded by itself."""
+        return True
+
+    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
+        """Add the values from element `start` on to `target`; return it."""
+        return target.add_(self.values.view(-1)[start : start + target.numel()].view(target.shape))
+
+    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
+        """Round `value` to the values from element `start` on."""
+        self.values.view(-1)[start : start + value.numel()].copy_(value.view(-1))
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
         """Return a tensor of the same precision that holds the values in `tensors`."""
@@ -121,9 +154,12 @@ class Blocks(Stored):
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value`, a sixteenth of it at a time."""
-        flat, largest = value.view(-1), self.LARGEST[self.kind]
-        if encoded(flat, self.kind, self.codes, self.scales, source):
-            return
+        if not encoded(value.view(-1), self.kind, self.codes, self.scales, source):
+            self._encode(value.view(-1), source)
+
+    def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
+        """Encode 1-D `flat`, drawing from `source` from where it has come to, as compiled code cannot."""
+        largest = self.LARGEST[self.kind]
         for piece in pieces(self.numel, BLOCK):
             part = flat[piece].float()
             blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
@@ -148,6 +184,32 @@ class Blocks(Stored):
             return
         unsigned = pad(codes.add_(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
         self.codes[piece.start // 2 : -(-piece.stop // 2)] = unsigned[:, 0] | (unsigned[:, 1] << 4)
+
+    @property
+    def cuts(self) -> bool:
+        """Return True: parts that begin with a block have blocks of their own."""
+        return True
+
+    def add_part_to_(self, target: Tensor, start: int) -> Tensor:
+        """Add the decoded values from element `start` on, which begins a block, to `target`; return it."""
+        return self._part(target, start).add_to_(target)
+
+    def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
+        """Encode `value` from element `start` on, which begins a block."""
+        self._part(value, start)._encode(value.view(-1), source)
+
+    def _part(self, like: Tensor, start: int) -> "Blocks":
+        """Return the elements from `start` on, as many as `like` has, as views of the codes and scales."""
+        assert start % BLOCK == 0
+        stop, share = start + like.numel(), 2 if self.kind == "int4" else 1
+        part = self.over(
+            {
+                ".codes": self.codes[start // share : -(-stop // share)],
+                ".scales": self.scales[start // BLOCK : -(-stop // BLOCK)],
+            }
+        )
+        part.shape, part.numel = tuple(like.shape), like.numel()
+        return part
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Blocks":
         """Return blocks of the same kind and shape that hold the codes and scales in `tensors`."""

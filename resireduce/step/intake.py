@@ -12,7 +12,8 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.settings import Settings
-from resireduce.step.row_gradients import RowGradient
+from resireduce.step.row_gradients import RowGradient, SumRows
+from resireduce.step.slicing import rows_of, slice_bytes
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
@@ -33,6 +34,7 @@ class Intake:
         self.slots, self.feedback, self.hides, self.world = slots, feedback, hides, world
         self.streamed, self.overlap = settings.streamed, settings.overlaps
         self.max_norm, self.scaler = settings.max_local_grad_norm, settings.scaler
+        self._slice_bytes = slice_bytes(settings.slices, slots)
         self.restart()
 
     def restart(self) -> None:
@@ -107,10 +109,31 @@ class Intake:
         slot.payload = self.feedback.absent(slot.template, slot.name, step)
 
     def _payload(self, slot: Slot, step: int) -> Payload | Round:
+        if slot.uses:
+            return self._payload_of_parts(slot, step)
         absorbed = slot.parameter.grad is None if slot.by_rows else slot.is_guarded
         if absorbed and slot.stage in (Stage.ABSORBED, Stage.LAST):
             return self.feedback.compress_absorbed(slot.name, step)
         return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
+
+    def _payload_of_parts(self, slot: Slot, step: int) -> Payload:
+        gradient = SumRows(slot.uses, slot.parameter.grad)
+        slot.uses, slot.parameter.grad = [], None
+        return self.feedback.compress_parts(
+            lambda part: self._unscale_(gradient.rows(part)),
+            rows_of(slot, self._slice_bytes),
+            slot.parameter,
+            slot.name,
+            step,
+        )
+
+    def takes_uses(self, slot: Slot) -> bool:
+        """Whether the gradient of `slot` can be compressed row by row once its last use is known.
+
+        This must be the first pass of a step and the last, and nothing may lie in `.grad`.
+        """
+        is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None and not slot.passes
+        return is_clear and self.feedback.takes_parts(slot.name, slot.parameter)
 
     def takes_rows(self, slot: Slot) -> bool:
         """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""

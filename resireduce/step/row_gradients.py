@@ -82,6 +82,26 @@ class ConvolutionRows(RowGradient):
 
 
 @dataclass(frozen=True)
+class SumRows(RowGradient):
+    """The rows of the sum of several gradients of one weight, and of `whole`, one that is there, if any."""
+
+    uses: Sequence[RowGradient]
+    whole: Tensor | None
+
+    def rows(self, part: slice) -> Tensor:
+        """Return the sum for the rows in `part`, the first use first."""
+        first, *others = self.uses
+        total = first.rows(part)
+        for other in others:
+            total.add_(other.rows(part))
+        return (total if self.whole is None else total.add_(self.whole[part])).contiguous()
+
+    def stays_below(self, limit: float) -> bool:
+        """Return False: nobody knows of sums."""
+        return False
+
+
+@dataclass(frozen=True)
 class PlannedRows(RowGradient):
     """The rows for a `parameter` without storage: room for them, and no values."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
 from resireduce.slices import Slices
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
+
+if TYPE_CHECKING:
+    from resireduce.step.row_gradients import RowGradient
 
 DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
@@ -82,6 +86,8 @@ class Slot:
     """Where the gradient lies that autograd has left in `.grad` in this step. Another was put there by hand."""
     by_rows: bool = False
     """Whether a layer has brought the gradient of the present pass row by row, and the residual has absorbed it."""
+    uses: "list[RowGradient]" = field(default_factory=list)
+    """Gradients of the present pass, one for each use of the weight, that can be made row by row more than once."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -137,7 +143,7 @@ class Slot:
             self.parameter.grad = None
         self.passes, self.made, self.sent, self.hidden, self.payload, self.message = 0, None, None, None, None, None
         self.whole, self.elsewhere, self.average = None, False, None
-        self.stage, self.by_rows = Stage.OPEN, False
+        self.stage, self.by_rows, self.uses = Stage.OPEN, False, []
 
     def hide(self, keep: bool = False) -> None:
         """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""

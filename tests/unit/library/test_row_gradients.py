@@ -344,7 +344,7 @@ def renormalised(model: Toy) -> None:
         (hooked, {}, "down.weight", "a hook is registered for it"),
         (grouped, {}, "second.weight", "its Conv2d has groups"),
         (renormalised, {}, "embedding.weight", "its Embedding has max_norm"),
-        (lambda model: None, {"residual_dtype": "int8"}, "down.weight", "its residual is none that absorbs gradients"),
+        (lambda model: None, {"residual_dtype": "int8"}, "embedding.weight", "several layers share it"),
         (lambda model: None, {"dense": ["down.*"]}, "down.weight", "it is sent without compression"),
     ],
 )

@@ -1,0 +1,173 @@
+"""Gradients that are made some rows at a time, twice, where the residual cannot hold their sum with it."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.blocks import row_slices
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.compressors.topk import TopK
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import NonFiniteGradient
+from resireduce.grouping import Grouping
+from resireduce.kernels.largest import LargestOfParts, largest_magnitudes
+from resireduce.kernels.native import SWITCH, library
+from resireduce.memory import LiveBytes
+from resireduce.payload import Payload
+from resireduce.plan import plan
+from resireduce.scheme import build_residual
+from tests.worlds import same, seeded
+
+PRECISIONS = ["bfloat16", "float8_e4m3", "int8", "int4"]
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+@pytest.mark.parametrize("kind", ["normal", "ties", "zeros", "rising"])
+def test_what_is_selected_from_parts_is_what_is_selected_from_the_whole(
+    monkeypatch: pytest.MonkeyPatch, kind: str, switch: str
+) -> None:
+    monkeypatch.setenv(SWITCH, switch)
+    library.cache_clear()
+    drawn = torch.randn(30_011, generator=torch.Generator().manual_seed(3))
+    flat = {"normal": drawn, "ties": drawn.sign(), "zeros": drawn * 0, "rising": torch.arange(30_011.0)}[kind]
+    for k in (1, 300, 20_000, 30_010):
+        for size in (64, 7000, 40_000):
+            found = LargestOfParts(flat, k)
+            for start in reversed(range(0, len(flat), size)):
+                found.add(flat[start : start + size], start)
+            assert torch.equal(found.indices(), largest_magnitudes(flat, k)), (k, size)
+    library.cache_clear()
+
+
+def pipeline(precision: str | None, scheme: str = "baseline", half: bool = False) -> ErrorFeedback:
+    residual = build_residual(scheme, Grouping(), precision, rank=1)
+    return ErrorFeedback(TopK(0.05, half=half), residual, LocalCommunicator(), frozenset())
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize(("scheme", "precision"), [*(("baseline", one) for one in PRECISIONS), ("none", None)])
+@pytest.mark.parametrize("shape", [(130, 33), (40, 3, 5, 7), (517, 64)])
+def test_payload_and_residual_are_those_of_the_whole_gradient(
+    shape: tuple[int, ...], scheme: str, precision: str | None, half: bool
+) -> None:
+    whole, cut = (pipeline(precision, scheme, half) for _ in range(2))
+    like, generator = torch.empty(shape), torch.Generator().manual_seed(0)
+    for one in (whole, cut):
+        one.register("w", like)
+    assert cut.takes_parts("w", like)
+    for step in range(3):
+        grad = torch.randn(shape, generator=generator)
+        expected = whole.compress(grad.clone(), "w", step)
+        found = cut.compress_parts(
+            lambda part, g=grad: g[part].clone(), row_slices(like.shape, 4, 4096), like, "w", step
+        )
+        assert isinstance(expected, Payload) and isinstance(found, Payload)
+        assert torch.equal(found.buffer, expected.buffer) and found.layout == expected.layout
+        held, other = whole.residual.tensors(), cut.residual.tensors()
+        assert all(torch.equal(other[key].view(torch.uint8), value.view(torch.uint8)) for key, value in held.items())
+
+
+def test_a_part_that_is_not_finite_leaves_the_residual_as_it_was() -> None:
+    feedback, like = pipeline("int8"), torch.empty(200, 64)
+    feedback.register("w", like)
+    cut = partial(feedback.compress_parts, rows=row_slices(like.shape, 4, 4096), like=like, name="w")
+    cut(lambda part: torch.ones(200, 64)[part].clone(), step=0)
+    before = {key: tensor.clone() for key, tensor in feedback.residual.tensors().items()}
+    with pytest.raises(NonFiniteGradient, match="its residual is unchanged"):
+        cut(lambda part: torch.full((200, 64), torch.nan if part.start == 0 else 1.0)[part], step=1)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in feedback.residual.tensors().items())
+
+
+class Layers(nn.Module):
+    """A layer that is used twice, and one that is used once. Of one sample an element is one product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(112, 112), nn.Linear(112, 640)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(torch.relu(self.one(torch.relu(self.one(x))))).square().mean()
+
+
+def trained(communicator: Communicator, start: Layers, slices: int | None, precision: str) -> nn.Module:
+    model = Layers()
+    model.load_state_dict(start.state_dict())
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), "baseline", density=0.05, backend=communicator,
+        residual_dtype=precision, slices=slices,
+    )  # fmt: skip
+    assert set(optimizer.twice_gradients) == ({"one.weight", "two.weight"} if slices else set())
+    for step in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(1, 112, generator=torch.Generator().manual_seed(10 * step + communicator.rank))
+        if step == 2 and communicator.rank:  # nothing of it, and of the first all the same
+            model.one(x).sum().backward()
+        else:
+            model(x).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
+def test_training_is_that_of_whole_gradients(precision: str) -> None:
+    start = seeded(Layers)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        whole, cut = (LocalWorld(2).run(lambda c, s=s: trained(c, start, s, precision)) for s in (None, 8192))
+    assert same(whole[0], cut[0]) and same(cut[0], cut[1]) and not same(cut[0], start)
+
+
+def test_what_comes_outside_of_the_layers_is_added() -> None:
+    def run(slices: int | None) -> nn.Module:
+        model = seeded(Layers)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype="int8",
+            slices=slices,
+        )  # fmt: skip
+        for _ in range(2):
+            optimizer.zero_grad()
+            (model(torch.ones(1, 112)) + model.two.weight.square().sum()).backward()
+            optimizer.step()
+        return model
+
+    assert same(run(8192), run(None))
+
+
+def test_no_whole_gradient_is_alive_in_the_backward_pass() -> None:
+    def peak(slices: int | None) -> int:
+        model = seeded(Layers)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype="int4",
+            slices=slices,
+        )  # fmt: skip
+        with LiveBytes(lambda tensor: tensor.is_floating_point() and tensor.nbytes > 8192) as alive:
+            model(torch.ones(1, 112)).backward()
+        optimizer.step()
+        return alive.peak_bytes
+
+    assert peak(None) >= 640 * 112 * 4 and peak(8192) < 640 * 112 * 4 / 4
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"compressor": "gaussian"}, "GaussianK selects from the whole gradient, where topk can do without"),
+        ({"backward_passes_per_step": 2}, "gradients of several passes are added up"),
+        ({"scheme": "2d", "groups": {"specific": ["two.weight"]}}, "cannot be read and written some rows at a time"),
+    ],
+)
+def test_why_a_gradient_is_not_made_twice(options: dict[str, object], reason: str) -> None:
+    given = {"scheme": "baseline", "residual_dtype": "int8", **options}
+    planned = plan(Layers, slices=8192, **given)  # type: ignore[arg-type]
+    assert reason in planned["whole_gradients"]["two.weight"]
+
+
+def test_a_plan_states_what_is_made_twice_and_what_that_saves() -> None:
+    whole, cut = (plan(Layers, scheme="baseline", residual_dtype="int8", slices=slices) for slices in (None, 8192))
+    assert set(cut["twice_gradients"]) == {"one.weight", "two.weight"} and not cut["whole_gradients"]
+    assert cut["peak_states"] < whole["peak_states"] - 640 * 112 * 4 / 2
