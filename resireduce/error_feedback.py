@@ -1,36 +1,31 @@
-"""The pipeline of one gradient: compensate, compress, update; and back: receive, decompress, average."""
+"""The pipeline of one gradient: compensate, compress, update."""
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
-from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from resireduce.comm.base import Communicator, Deferred, Handle
-from resireduce.compressor_state import CompressorStates
+from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
-from resireduce.compressors.none import NoCompression
 from resireduce.compressors.sparse import SentParts
-from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.message import Brought, Message, Part, Round, Shared, go_on
+from resireduce.errors import NonFiniteGradient
+from resireduce.message import Round, go_on
+from resireduce.messenger import Messenger
 from resireduce.momentum import MomentumCorrection
-from resireduce.packing import FromEach, Packed
-from resireduce.parts import Gathered, PartedMessage, Parts
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state
-from resireduce.timeline import Timeline, timed
+from resireduce.timeline import timed
 
 
-class ErrorFeedback:
-    """Compressor + residual + communicator + which tensors are sent dense (paper, section 2.2, steps 2-5).
+class ErrorFeedback(Messenger):
+    """A messenger that keeps what is not sent in residuals (paper, section 2.2, steps 2-5).
 
-    Averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
-    does; what a lossy compressor sends is summed as it is and scaled afterwards, in the gradient's precision: half
-    precision would lose small values, without a residual that knows.
+    Args:
+        compressor, communicator, dense, warm_up_steps: as of `Messenger`.
+        residual: holds the errors, of a scheme.
+        place: which rank of how many this is, if not as the communicator says.
     """
 
     def __init__(
@@ -42,26 +37,13 @@ class ErrorFeedback:
         warm_up_steps: int = 0,
         place: Mapping[str, int] | None = None,
     ):
-        self.warm_up_steps = warm_up_steps
-        """In the first so many steps all tensors are sent dense; residuals stay empty."""
-        if compressor.collective == "rounds" and not communicator.exchanges:
-            raise ConfigError(
-                f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
-                "no method all_to_all(); give backend='torch' or 'horovod', or another compressor"
-            )
-        self.compressor = compressor.for_world(communicator.world_size)
-        self.residual, self.communicator = residual, communicator
+        super().__init__(compressor, communicator, dense, warm_up_steps)
+        self.residual = residual
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
-        self._dense = dense
-        self._dense_compressor = NoCompression()
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
-        self.states = CompressorStates(self.compressor)
-        self.begin_step(0)
-        self.timeline: Timeline | None = None
-        """Told where the time of a step goes; None: nobody."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate what tensor `name`, shaped like `parameter`, needs between two steps."""
@@ -106,38 +88,9 @@ class ErrorFeedback:
         residual = deepcopy(self._blank)
         return ErrorFeedback(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)
 
-    def begin_step(self, step: int) -> None:
-        """Choose compressors for step number `step`, counted from 0, which begins; one that was not taken is undone."""
-        self.states.drop()
-        self._warms_up = step < self.warm_up_steps
-
-    def compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` in this step: none where it is sent dense."""
-        return self._dense_compressor if self._warms_up else self.later_compressor_of(name)
-
     def keeps_residual(self, name: str) -> bool:
         """Whether tensor `name` has a residual."""
         return name not in self._dense and not self.compressor.lossless
-
-    def leaves_residual(self, name: str) -> bool:
-        """Whether anything of tensor `name` can be left unsent in this step."""
-        return not self.compressor_of(name).lossless
-
-    def packs(self, name: str) -> bool:
-        """Whether the payload of tensor `name` may share a collective with others in this step: it is compressed."""
-        return self.merges(name) and not self._warms_up
-
-    def merges(self, name: str) -> bool:
-        """Whether tensor `name` is compressed, once warm-up is over; else it is sent dense, in its bucket."""
-        return name not in self._dense
-
-    def later_compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` once warm-up is over: none where it is sent dense."""
-        return self.compressor if self.merges(name) else self._dense_compressor
-
-    def gathers(self, name: str) -> bool:
-        """Whether all ranks' payloads of tensor `name` are received in this step, instead of their sum."""
-        return self.compressor_of(name).collective == "all_gather"
 
     @timed("compress")
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
@@ -248,122 +201,6 @@ class ErrorFeedback:
         """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return go_on(name, self._rounds(zeros, name, step, self.states.copied(name)))
-
-    @timed("communicate")
-    def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
-        """Launch the collective of tensor `name`, or one for several of one compressor, of which it is the first.
-
-        Of what `compress` has `made`: a payload, or a round, which then is itself what is under way.
-        """
-        if isinstance(made[0], Round):
-            made[0].launch(self.communicator)
-            return [made[0]]
-        return self._send([payload for payload in made if isinstance(payload, Payload)], name)
-
-    def _send(self, payloads: list[Payload], name: str) -> list[Message | Round]:
-        compressor = self.compressor_of(name)
-        if compressor.collective == "all_gather":
-            return self._gather(payloads, compressor, name)
-        if compressor.collective == "rounds":
-            (payload,) = payloads
-            assert payload.known is not None
-            return [Message(name, payload, compressor, Brought([payload.known]))]
-        # A single tensor is summed in its own memory.
-        buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
-        if compressor.lossless:
-            buffer.mul_(1 / self.communicator.world_size)
-        whole = Shared(self.communicator.all_reduce(buffer, name))
-        stops = list(accumulate(payload.buffer.numel() for payload in payloads))
-        parts = [Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
-        return [
-            Message(name, replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
-            for payload, part in zip(payloads, parts, strict=True)
-        ]
-
-    def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:
-        if len(payloads) == 1:
-            gathered = self.communicator.all_gather(payloads[0].buffer, name, compressor.equal_sizes)
-            return [Message(name, payloads[0], compressor, Shared(gathered))]
-        packed = Packed(payloads, compressor.equal_sizes)
-        rows = self.communicator.all_gather(packed.buffer, name, compressor.equal_sizes)
-        unpacked = Shared(Deferred(lambda: [packed.unpack(row) for row in rows.wait()]))
-        return [
-            Message(name, payload, compressor, FromEach(unpacked, number))
-            for number, payload in enumerate(packed.payloads)
-        ]
-
-    @timed("communicate")
-    def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
-        """Launch the first collective of those that bring the payloads of tensor `name` in parts.
-
-        most_bytes: of all ranks' parts that are alive at once. present: whether there is a gradient on this rank.
-        """
-        parts = Parts(name, payload, self.communicator, most_bytes, present)
-        return PartedMessage(name, payload, self.compressor_of(name), parts)
-
-    @timed("communicate")
-    def _wait(self, handle: Handle[Tensor] | Gathered) -> Tensor | Sequence[Tensor]:
-        return handle.wait()
-
-    @timed("communicate")
-    def _brought(self, under_way: Round) -> Any:
-        assert under_way.handle is not None
-        return under_way.handle.wait()
-
-    @timed("decompress")
-    def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
-        """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
-        if isinstance(message, PartedMessage):
-            average = self.receive_part(message, 0, message.payload.shape.numel()).view(message.payload.shape)
-            return average if into is None else into.copy_(average)
-        payload, received = message.payload, self._wait(message.handle)
-        self._learn(message, received)
-        if not isinstance(received, Tensor):
-            return self._average(message, received, into)
-        if message.compressor.lossless:
-            averaged = received.view(payload.shape)
-            if into is None or into.data_ptr() == averaged.data_ptr():
-                return averaged
-            return into.copy_(averaged)
-        return self._average(message, [received], into)
-
-    def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
-        """Have the compressor remember what all ranks have learnt by a sum, or by rounds."""
-        compressor = message.compressor
-        if compressor.lossless or compressor.collective == "all_gather":
-            return
-        if (state := self.states.working(message.name)) is not None:
-            known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
-            compressor.learn_(state, known)
-
-    @timed("decompress")
-    def receive_part(self, message: Message | PartedMessage, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of the flat average over all ranks: new, 1-D; of a compressor that `cuts`.
-
-        Of a message in parts all elements must be asked for, once, in their order.
-        """
-        payload = message.payload
-        part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
-
-        def add(handle: Gathered | Handle[Tensor], received: Callable[[Tensor], Payload]) -> None:
-            got = self._wait(handle)
-            for one in map(received, [got] if isinstance(got, Tensor) else got):
-                message.compressor.add_part_(part, one, start, 1 / self.communicator.world_size)
-
-        if isinstance(message, PartedMessage):
-            parts = message.parts
-            parts.through(stop, lambda handle: add(handle, parts.received))
-        else:
-            self._learn(message, self._wait(message.handle))
-            add(message.handle, payload.received)
-        return part
-
-    def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """Return what all payloads come to, one rank's after the other: in the same order everywhere."""
-        payload, scale = message.payload, 1 / self.communicator.world_size
-        if into is None:
-            into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)
-        return message.compressor.combine_(into, map(payload.received, buffers), scale)
 
 
 def check_finite(grad: Tensor, name: str) -> None:

@@ -18,6 +18,7 @@ LAYERS = (
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
     ("packing", "parts"),
+    ("messenger",),
     ("error_feedback",),
     ("patterns", "start", "step", "step.row_gradients", "step.slot", "under_way", "wrapper"),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
