@@ -148,15 +148,26 @@ def _start_all(
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
-    """Until all have ended; once one has failed the others have GRACE_SECONDS. False if the time was over before."""
-    deadline, failed = time.monotonic() + timeout_seconds, False
+    """Until all have ended; once one has failed, or each has left its outcome, those that are left have GRACE_SECONDS.
+
+    A process group that is taken down may hang, when nothing is left to be done. False if the time was over before.
+    """
+    deadline, last = time.monotonic() + timeout_seconds, False
     while any(process.poll() is None for process in ranks):
-        if not failed and any(_has_failed(folder, rank, process) for rank, process in enumerate(ranks)):
-            failed, deadline = True, time.monotonic() + GRACE_SECONDS
+        numbered = list(enumerate(ranks))
+        if not last and (
+            any(_has_failed(folder, rank, process) for rank, process in numbered)
+            or all(process.poll() is not None or _left(folder, rank).exists() for rank, process in numbered)
+        ):
+            last, deadline = True, time.monotonic() + GRACE_SECONDS
         if time.monotonic() > deadline:
-            return failed
+            return last
         time.sleep(POLL_SECONDS)
     return True
+
+
+def _left(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.json"
 
 
 def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
@@ -166,7 +177,7 @@ def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
 
 def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> Outcome:
     """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
-    path = folder / f"rank{rank}.json"
+    path = _left(folder, rank)
     if path.exists():
         return Outcome.load(path)
     if killed_by_kernel and process.returncode in KILLED:

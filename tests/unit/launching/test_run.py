@@ -33,6 +33,7 @@ ENDS = {
     "diverged": "save({'status': 'diverged', 'reason': 'the loss was nan in step 3 of 9'})",
     "crashed": "sys.exit(3)",
     "hung": "time.sleep(60)",
+    "ok, but stays": "save({'status': 'ok', 'reason': None}); time.sleep(60)",
     "slow to end": "save({'status': 'timeout', 'reason': 'stopped before', 'failure': {}}); time.sleep(60)",
     "killed": "import os; os.kill(os.getpid(), 9)",
     "saves": (
@@ -90,6 +91,11 @@ def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, 
     outcomes = launch_ranks(monkeypatch, tmp_path, *ends)
     assert [outcome.status for outcome in outcomes] == statuses.split()
     assert overall(outcomes).reason == reason
+
+
+def test_ranks_that_have_left_their_results_need_not_end_by_themselves(monkeypatch, tmp_path):
+    outcomes = launch_ranks(monkeypatch, tmp_path, "ok, but stays", "ok")
+    assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
 
 
 def test_ranks_that_hang_are_stopped_when_the_time_is_over(monkeypatch, tmp_path):
