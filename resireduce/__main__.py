@@ -77,6 +77,8 @@ def parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help="of large tensors (streamed gradients)"
     )
+    text = "compressed tensors that travel together: one, hybrid or a number of bytes (default: none)"
+    plan.add_argument("--merge", metavar="WAY", type=as_count, help=text)
     plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
     plan.add_argument(

@@ -16,7 +16,7 @@ from resireduce.api import find_grouping
 from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.savings import residual_bytes
-from resireduce.scheme import COMPRESSORS, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
+from resireduce.scheme import COMPRESSORS, MERGES, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
 from resireduce.slices import Slices
 from resireduce.zoo import find_builder
 from tests.dist.test_gloo import on_processes
@@ -31,6 +31,12 @@ SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | 
 
 def code(section: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", SECTIONS[section], re.MULTILINE | re.DOTALL)
+
+
+def found_between(first: str, last: str) -> list[str]:
+    """The sections with code from the first to the last."""
+    found = [section for section in SECTIONS if code(section)]
+    return found[found.index(first) : found.index(last) + 1]
 
 
 def table(section: str) -> list[dict[str, str]]:
@@ -74,7 +80,7 @@ def check_page(communicator: Communicator) -> None:
     assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
     assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
-    for section in ("Compressors", "DGC in full", "Two levels: nodes", "Groups and specific layers"):
+    for section in found_between("Compressors", "Groups and specific layers"):
         (snippet,) = code(section)
         exec(snippet + loop + code("Adding up several passes")[0], page)
         assert not same(page["model"], seeded(Net))
@@ -99,8 +105,14 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
     assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
-    assert found[4:7] == ["Compressors", "DGC in full", "Two levels: nodes"]
-    assert found[7:] == ["Groups and specific layers", "Adding up several passes"]
+    between = found_between("Compressors", "Groups and specific layers")
+    assert between[1:-1] == ["DGC in full", "Two levels: nodes", "Messages of several tensors"]
+    assert found[4:] == [*between, "Adding up several passes"]
+
+
+def test_what_the_page_says_that_may_travel_together() -> None:
+    named = {name for row in table("Messages of several tensors") for name in re.findall(r'"([^"]+)"', row["merge"])}
+    assert named == set(MERGES)
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:

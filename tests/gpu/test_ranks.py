@@ -40,6 +40,17 @@ def _share(device: torch.device) -> None:
     assert _all_alike(far)
 
 
+def _share_messages(device: torch.device) -> None:
+    """Whatever travels together, also by the times of the first steps, parameters are the same bit for bit."""
+    for compressor in ("topk", "threshold", "none"):
+        options = {"compressor": compressor, "scheme": "none" if compressor == "none" else "w+2d", "steps": 7}
+        made = [
+            trained(device, communicator=TorchCommunicator(), merge=merge, **options)  # type: ignore[arg-type]
+            for merge in (None, "one", 4096, "mg-wfbp")
+        ]
+        assert all(same(made[0], other) for other in made) and _all_alike(made[0]), compressor
+
+
 def _share_by_nodes(device: torch.device) -> None:
     """Two nodes of two ranks: streamed as kept, bit for bit, and all ranks alike."""
     for compressor, scheme in (("topk", "w+2d"), ("threshold", "baseline"), ("none", "none")):
@@ -81,6 +92,10 @@ def _run(size: int, backend: str, device: torch.device, checks: object) -> None:
 @pytest.mark.parametrize("size", [2])
 def test_ranks_share_the_device_over_gloo(device: torch.device, size: int) -> None:
     _run(size, "gloo", device, _share)
+
+
+def test_ranks_that_share_the_device_merge_messages(device: torch.device) -> None:
+    _run(2, "gloo", device, _share_messages)
 
 
 def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:

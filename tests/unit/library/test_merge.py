@@ -290,6 +290,14 @@ def test_first_steps_are_timed_in_every_form(options: dict[str, object]) -> None
         assert all(nbytes > 0 for nbytes in optimizer.costs.nbytes) and optimizer.costs.seconds_per_byte >= 0
 
 
+def test_one_rank_alone_can_time_its_steps() -> None:
+    alone, _ = train(LocalCommunicator(), seeded(Wide), steps=7, scheme="baseline", loss=loss_of)
+    together, optimizer = train(
+        LocalCommunicator(), seeded(Wide), steps=7, scheme="baseline", loss=loss_of, merge="omgs"
+    )
+    assert same(alone, together) and optimizer.costs is not None
+
+
 def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank whose clock runs a hundred times as fast finds everything to take longer."""
     clock, fast = time.perf_counter, threading.local()
