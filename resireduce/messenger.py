@@ -127,7 +127,7 @@ class Messenger:
 
     @timed("communicate")
     def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
-        """Launch the first collective of those that bring the payloads of tensor `name` in parts.
+        """Launch the first collective of those that bring all ranks' `payload` of tensor `name` in parts.
 
         most_bytes: of all ranks' parts that are alive at once. present: whether there is a gradient on this rank.
         """
@@ -145,7 +145,10 @@ class Messenger:
 
     @timed("decompress")
     def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
-        """The average over all ranks, dense: in contiguous `into`, in the payload's own memory, or in a new tensor."""
+        """Return the dense average of what all ranks sent in `message`.
+
+        It lies in contiguous `into`, in the payload's own memory, or in a new tensor.
+        """
         if isinstance(message, PartedMessage):
             average = self.receive_part(message, 0, message.payload.shape.numel()).view(message.payload.shape)
             return average if into is None else into.copy_(average)
@@ -171,7 +174,7 @@ class Messenger:
 
     @timed("decompress")
     def receive_part(self, message: Message | PartedMessage, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of the flat average over all ranks: new, 1-D; of a compressor that `cuts`.
+        """Return elements `start` to `stop` of the flat average of `message`: new, 1-D; of a compressor that `cuts`.
 
         Of a message in parts all elements must be asked for, once, in their order.
         """

@@ -65,7 +65,7 @@ WAYS: list[object] = [
 ]
 
 
-ROUNDS = ("powersgd", "l1-chunks")
+ROUNDS = [name for name, listed in COMPRESSORS.items() if listed.in_rounds]
 """Compressors whose payloads are made in rounds, of one tensor each."""
 
 
