@@ -19,6 +19,7 @@ BASELINE = {
     "gradients": "kept",
     "residual_dtype": None,
     "hierarchy": "flat",
+    "slices": None,
 }
 
 Record = dict[str, Any]

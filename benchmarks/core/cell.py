@@ -8,7 +8,7 @@ from benchmarks.core import scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, check_share, choose
+from resireduce.errors import ConfigError, check_share, choose, is_count
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")
@@ -16,6 +16,10 @@ LAUNCHED = ("local", "torch", "horovod")
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
+ELEMENTWISE = ("sgd", "adamw")
+"""Optimizers of recipes that `resireduce.distribute` takes with slices: torch's own."""
+SMALLEST_SLICE = 1 << 10
+"""Bytes of the smallest slice: the least that `resireduce.distribute` takes."""
 SHORTEST = 8
 """Tokens of a text at least: room for a question, an answer and what marks them."""
 NAME_LISTS = ("released", "observe")
@@ -58,6 +62,9 @@ class Cell:
     """Whether every rank compresses by itself, or the ranks of a node together: a slice of their mean each."""
     ranks_per_node: int | None = None
     """Ranks that count as one node where the hierarchy is of nodes; None: all that share a machine."""
+    slices: int | bool | None = None
+    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: a 128th of what is
+    trained; None: they are whole."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -76,6 +83,7 @@ class Cell:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         self._check_hierarchy()
+        self._check_slices()
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -130,9 +138,32 @@ class Cell:
                 "must divide evenly"
             )
 
+    def _check_slices(self) -> None:
+        if self.slices is None:
+            return
+        if self.slices is not True:
+            wanted = f"null, true, or bytes, {SMALLEST_SLICE} or more"
+            allow("slices", self.slices, is_count(self.slices) and self.slices >= SMALLEST_SLICE, wanted)
+        for field, allowed in (("gradients", "streamed"), ("hierarchy", "flat")):
+            if getattr(self, field) != allowed:
+                raise ConfigError(
+                    f"slices: {self.slices} is not allowed with {field} {getattr(self, field)!r}; allowed: {allowed}, "
+                    "or slices null"
+                )
+        optimizer = WORKLOADS[self.model].optimizer
+        own = COMPRESSORS[self.compressor].corrects_momentum
+        if optimizer not in ELEMENTWISE or own:
+            raise ConfigError(
+                f"slices: {self.slices} is not allowed with the optimizer of "
+                f"{repr(self.compressor) if own else repr(self.model)}, which is not known to treat each element by "
+                "itself; allowed: null"
+            )
+
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
         for name in self.observe:
+            if name in WATCHES and self.slices is not None:
+                raise ConfigError(f"observe: {name!r} looks at whole gradients; allowed with slices null")
             if name in OBSERVATIONS and (self.scheme, self.residual_dtype) != ("baseline", None):
                 raise ConfigError(
                     f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
@@ -161,8 +192,9 @@ class Cell:
     @property
     def update(self) -> str:
         """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
-        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step."""
-        plain = (self.compressor, self.gradients, self.hierarchy) == ("none", "streamed", "flat")
+        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step, and
+        slices are used there."""
+        plain = (self.compressor, self.gradients, self.hierarchy, self.slices) == ("none", "streamed", "flat", None)
         return "in_backward" if plain else "in_step"
 
     @property
@@ -187,6 +219,7 @@ class Cell:
         parts += [f"n{self.world_size}"] if self.world_size != 2 else []
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
+        parts += [f"slices{'' if self.slices is True else self.slices}"] if self.slices is not None else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []

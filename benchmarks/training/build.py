@@ -72,6 +72,7 @@ def build(
         options=thaw(cell.options),
         grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
+        slices=cell.slices,
     )
     watch = watch or Watch()
     watch.join(communicator, cell.name, task)
