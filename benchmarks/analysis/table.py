@@ -20,6 +20,7 @@ BASELINE = {
     "residual_dtype": None,
     "hierarchy": "flat",
     "merge": "none",
+    "slices": None,
 }
 
 Record = dict[str, Any]

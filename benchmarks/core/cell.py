@@ -8,7 +8,7 @@ from benchmarks.core import merge_option, scheme_options
 from benchmarks.core.checks import allow, integer, known_keys
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
-from resireduce.errors import ConfigError, check_share, choose
+from resireduce.errors import ConfigError, check_share, choose, is_count
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES
 
 LAUNCHED = ("local", "torch", "horovod")
@@ -16,6 +16,10 @@ LAUNCHED = ("local", "torch", "horovod")
 DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
+ELEMENTWISE = ("sgd", "adamw")
+"""Optimizers of recipes that `resireduce.distribute` takes with slices: torch's own."""
+SMALLEST_SLICE = 1 << 10
+"""Bytes of the smallest slice: the least that `resireduce.distribute` takes."""
 SHORTEST = 8
 """Tokens of a text at least: room for a question, an answer and what marks them."""
 NAME_LISTS = ("released", "observe")
@@ -61,6 +65,9 @@ class Cell:
     merge: Any = "none"
     """Which compressed tensors travel in one message: a name, bytes, or lists of names, held so that they can be
     hashed: `core.merge_option`."""
+    slices: int | bool | None = None
+    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: a 128th of what is
+    trained; None: they are whole."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -79,6 +86,7 @@ class Cell:
             integer("nodes", self.nodes, 1, self.world_size)
         choose("data", self.data, DATA)
         self._check_hierarchy()
+        self._check_slices()
         for name, most in (("steps", 10**9), ("batch_per_rank", 10**6), ("length", 10**6)):
             if getattr(self, name) is not None:
                 integer(name, getattr(self, name), 1, most)
@@ -134,9 +142,32 @@ class Cell:
                 "must divide evenly"
             )
 
+    def _check_slices(self) -> None:
+        if self.slices is None:
+            return
+        if self.slices is not True:
+            wanted = f"null, true, or bytes, {SMALLEST_SLICE} or more"
+            allow("slices", self.slices, is_count(self.slices) and self.slices >= SMALLEST_SLICE, wanted)
+        for field, allowed in (("gradients", "streamed"), ("hierarchy", "flat")):
+            if getattr(self, field) != allowed:
+                raise ConfigError(
+                    f"slices: {self.slices} is not allowed with {field} {getattr(self, field)!r}; allowed: {allowed}, "
+                    "or slices null"
+                )
+        optimizer = WORKLOADS[self.model].optimizer
+        own = COMPRESSORS[self.compressor].corrects_momentum
+        if optimizer not in ELEMENTWISE or own:
+            raise ConfigError(
+                f"slices: {self.slices} is not allowed with the optimizer of "
+                f"{repr(self.compressor) if own else repr(self.model)}, which is not known to treat each element by "
+                "itself; allowed: null"
+            )
+
     def _check_observations(self) -> None:
         self._set_names("observe", OBSERVATIONS | WATCHES)
         for name in self.observe:
+            if name in WATCHES and self.slices is not None:
+                raise ConfigError(f"observe: {name!r} looks at whole gradients; allowed with slices null")
             if name in OBSERVATIONS and (self.scheme, self.residual_dtype) != ("baseline", None):
                 raise ConfigError(
                     f"observe: {name!r} needs every tensor's own residual; allowed with scheme baseline and "
@@ -166,8 +197,9 @@ class Cell:
     @property
     def update(self) -> str:
         """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
-        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step."""
-        plain = (self.compressor, self.gradients, self.hierarchy) == ("none", "streamed", "flat")
+        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step, and
+        slices are used there."""
+        plain = (self.compressor, self.gradients, self.hierarchy, self.slices) == ("none", "streamed", "flat", None)
         return "in_backward" if plain else "in_step"
 
     @property
@@ -193,6 +225,7 @@ class Cell:
         parts += [f"nodes{self.nodes}"] if self.nodes is not None else []
         parts += [f"by-node{self.ranks_per_node or ''}"] if self.hierarchy == "node" else []
         parts += merge_option.name(self.merge)
+        parts += [f"slices{'' if self.slices is True else self.slices}"] if self.slices is not None else []
         parts += [self.backend] if self.backend != "torch" else []
         parts += [f"steps{self.steps}"] if self.steps is not None else []
         parts += [f"t{self.threads}"] if self.threads != 1 else []

@@ -74,6 +74,7 @@ def build(
         grad_scaler=grad_scaler,
         hierarchy=nodes_of(cell),
         merge=merge_option.thaw(cell.merge),
+        slices=cell.slices,
     )
     watch = watch or Watch()
     watch.join(communicator, cell.name, task)

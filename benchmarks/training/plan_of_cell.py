@@ -17,14 +17,15 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
     """Return what `plan` says of a cell, with its recipe's own optimizer.
 
     That of `plan` counts a step for each parameter, which not all of them do. `on_gpu`: without temporaries of an
-    optimizer that has a fused form. It takes a few seconds for the largest models.
+    optimizer that has a fused form; those of slices are counted. It takes a few seconds for the largest models.
     """
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
         optimizer = make_optimizer(WORKLOADS[cell.model], nn.ParameterList(parameters))
-        return _as_fused(optimizer) if on_gpu and "fused" in optimizer.defaults else optimizer
+        fused = on_gpu and cell.slices is None and "fused" in optimizer.defaults
+        return _as_fused(optimizer) if fused else optimizer
 
-    return plan(
+    found = plan(
         load(MODELS[cell.model]),
         optimizer=make,
         scheme=cell.scheme,
@@ -38,7 +39,9 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         hierarchy=cell.hierarchy,
         ranks_per_node=_ranks_per_node(cell),
         merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # as it is before it has been timed
+        slices=cell.slices,
     )
+    return {key: value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def _ranks_per_node(cell: Cell) -> int | None:

@@ -66,7 +66,8 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
     Full residuals in the gradient's own precision and all else alike, gradients kept if there is a choice.
     """
     plain = setting.compressor == "none"
-    wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat", "merge": "none"}
+    wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat"}
+    wanted |= {"merge": "none", "slices": None}
     wanted |= {"compressor": "topk"} if plain else {}
     found = finished_like(run, setting, (*SAME_WORK, "steps", *(() if plain else ("compressor", "density"))), wanted)
     nearest = min(found, key=lambda one: (one.gradients != "kept", abs(one.density - USUAL_DENSITY)), default=None)

@@ -48,6 +48,15 @@ BAD_FIELDS = [
     ({"hierarchy": "node", "world_size": 1}, "hierarchy: .node. is not allowed with world_size 1"),
     ({"ranks_per_node": 2}, "ranks_per_node: 2 is allowed with hierarchy .node. only"),
     ({"ranks_per_node": 3, "hierarchy": "node", "world_size": 4}, "ranks_per_node: 3 .* 4 ranks on a machine"),
+    ({"slices": True}, "slices: True is not allowed with gradients .kept.; allowed: streamed, or slices null"),
+    ({"slices": 100, "gradients": "streamed"}, "slices: 100 is not allowed; give null, true, or bytes, 1024 or more"),
+    ({"slices": True, "gradients": "streamed", "hierarchy": "node"}, "slices: True is not allowed with hierarchy"),
+    ({"slices": True, "gradients": "streamed", "model": "bert-base"}, "slices: True .* the optimizer of .bert-base.,"),
+    (
+        {"slices": True, "gradients": "streamed", "compressor": "dgc-momentum", "model": "vgg-digits"},
+        "slices: True .* the optimizer of .dgc-momentum.,",
+    ),
+    ({"slices": True, "gradients": "streamed", "observe": ["contraction"]}, "observe: .contraction. looks at whole"),
     ({"sheme": "w"}, "cell key: 'sheme' .*did you mean 'scheme'"),
 ]
 

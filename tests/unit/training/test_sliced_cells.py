@@ -1,0 +1,37 @@
+"""Cells whose large tensors come in slices: what that changes of them, and of what they hold at the fullest moment."""
+
+from pathlib import Path
+
+import torch
+
+from benchmarks.core.cell import Cell
+from benchmarks.training.build import build
+from benchmarks.training.plan_of_cell import plan_of
+from resireduce.comm.local import LocalCommunicator
+from resireduce.memory import track_states
+
+PLAIN = {"model": "vgg-digits", "world_size": 1, "backend": "local", "gradients": "streamed", "steps": 2}
+
+
+def test_a_cell_in_slices_has_a_name_of_its_own_and_updates_in_the_step() -> None:
+    cells = [Cell(**PLAIN, slices=slices) for slices in (None, True, 4096)]
+    assert len({cell.name for cell in cells}) == 3 and ".slices." in cells[1].name and ".slices4096." in cells[2].name
+    assert [Cell.from_dict(cell.to_dict()) for cell in cells] == cells
+    assert Cell(**PLAIN, compressor="none", scheme="none", slices=True).update == "in_step"
+
+
+def test_the_plan_of_a_cell_is_what_its_fullest_step_holds() -> None:
+    peaks = {}
+    for slices in (None, True):
+        cell = Cell(**PLAIN, slices=slices)
+        torch.manual_seed(0)
+        trainer = build(cell, LocalCommunicator(), None, Path("data"))
+        batch = trainer.batch(next(trainer.indices()), 0)
+        trainer.train_step(0, batch)
+        trainer.optimizer.zero_grad()
+        with track_states(trainer.optimizer) as tracker:
+            trainer.train_step(1, batch)
+        peaks[slices] = tracker.peak_bytes, plan_of(cell)["peak_states"]
+    for tracked, planned in peaks.values():
+        assert abs(tracked - planned) < 0.005 * planned, "indices are taken to be spread evenly"
+    assert peaks[True][0] < 0.85 * peaks[None][0]
