@@ -9,6 +9,7 @@ from benchmarks.analysis.labels import ABSENT, markdown_table
 from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
+from benchmarks.analysis.readme.levels_block import two_levels
 from benchmarks.analysis.readme.links_block import links, merged_links
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
@@ -86,6 +87,7 @@ BLOCKS: Mapping[str, Make] = {
     "settled-claim": precision.settled_claim,
     "precision-expected": precision.precision_expected,
     "slow-links": slow_links,
+    "two-levels": lambda measured: two_levels(measured.load("two-levels")),
     "links": links,
     "merged-links": merged_links,
     "sharded": lambda measured: sharded(measured.load("sharded")),
