@@ -63,6 +63,7 @@ class Exchange:
     def restart(self, step: int) -> None:
         """Forget the last step; the next is number `step`, counted from 0."""
         self._lay_before = {}
+        self.profiler.restart()
         self.intake.restart()
         if self._scatter is not None:
             self._scatter.restart()

@@ -36,6 +36,10 @@ class Profiler:
         self.costs: Costs | None = None
         """What was found, on all ranks the same; None before that."""
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what the step under way has taken so far: it was skipped, or is over."""
         self._now: dict[Slot, tuple[float, float, int]] = {}
 
     @contextmanager
@@ -55,7 +59,7 @@ class Profiler:
 
         All ranks call it together: rank 0 decides, by the largest times of all.
         """
-        found, self._now = self._now, {}
+        found = self._now
         if self.rule is None or step < self.feedback.warm_up_steps or not order:
             return None
         self._steps.append(found)

@@ -316,6 +316,27 @@ def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) ->
     assert sum(slowed.compress_seconds) > 5 * sum(plain.compress_seconds)
 
 
+def test_a_step_that_is_skipped_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One layer has a gradient in skipped steps alone; each step begins a thousand seconds after the one before."""
+    now = [0.0]
+    monkeypatch.setattr(profile, "_clock", lambda device: now.append(now[-1] + 1) or now[-1])
+    model, scaler = (
+        seeded(lambda: nn.Sequential(nn.Linear(120, 120), nn.Linear(120, 120))),
+        resireduce.GradScaler("cpu"),
+    )
+    optimizer = distributed(model, grad_scaler=scaler, merge="optimal")
+    for step in range(12):
+        now.append(now[-1] + 1000)
+        x = torch.ones(2, 120) if step % 2 else torch.full((2, 120), torch.inf)
+        y = model[1](x) + (0 if step % 2 else model[0](torch.ones(2, 120)))
+        scaler.scale(y.mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert optimizer.overflowed == (step % 2 == 0)
+        optimizer.zero_grad()
+    assert optimizer.costs is not None and max(optimizer.costs.ready_seconds) < 1000
+
+
 def test_messages_follow_from_costs_alone() -> None:
     """By hand: a link that is slow to start merges what is ready close together, one that is not merges nothing."""
     costs = {"names": ["c", "b", "a"], "ready_seconds": [1.0, 1.1, 9.0], "compress_seconds": [0.01] * 3}
