@@ -1,12 +1,14 @@
-"""Layers whose weight's gradient is made row by row: forward and backward of nn.Linear, nn.Embedding, nn.Conv2d.
+"""Layers whose weight's gradient is made row by row: forward and backward of nn.Linear, nn.Embedding and nn.Conv2d, and
+of transformers' Conv1D, a linear layer whose weight has a row for each input.
 
 What they compute is what torch's own compute. A weight's gradient goes to whoever takes it in slices, if anybody does,
 and to autograd else.
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -54,6 +56,22 @@ class _Linear(torch.autograd.Function):
         to_bias = grad.sum(0) if needs[2] else None
         taken = ctx.taker.took(lambda: LinearRows(inputs, grad))
         return to_inputs, None if taken else grad.t().mm(inputs), to_bias, None
+
+
+class _Transposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, taker: Taker) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.taker = taker
+        return torch.addmm(bias, inputs, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (inputs, weight), needs = ctx.saved_tensors, ctx.needs_input_grad
+        to_inputs = grad.mm(weight.t()) if needs[0] else None
+        to_bias = grad.sum(0) if needs[2] else None
+        taken = ctx.taker.took(lambda: LinearRows(grad, inputs))
+        return to_inputs, None if taken else inputs.t().mm(grad), to_bias, None
 
 
 class _Embedding(torch.autograd.Function):
@@ -106,6 +124,12 @@ class _Planned(torch.autograd.Function):
         return None if taken else torch.empty_like(ctx.parameter), None
 
 
+def forms() -> dict[type[nn.Module], Callable[..., Tensor]]:
+    """Return by class the forward that makes gradients row by row; of transformers' Conv1D if it has been imported."""
+    utilities = sys.modules.get("transformers.pytorch_utils")
+    return _FORWARD if utilities is None else {**_FORWARD, utilities.Conv1D: _transposed}
+
+
 def is_by_rows(parameter: Tensor) -> bool:
     """Whether the gradient of `parameter` is made row by row by the layers that hold it."""
     return parameter in TAKERS
@@ -137,6 +161,14 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
     return flat if input.dim() == 2 else flat.view(*input.shape[:-1], len(self.weight))
 
 
+def _transposed(self: Any, x: Tensor) -> Tensor:
+    taker = _taker_of(self.weight, x)
+    if taker is None or x.dtype != self.weight.dtype:
+        return cast(Tensor, type(self).forward(self, x))
+    flat = _Transposed.apply(x.reshape(-1, x.shape[-1]), self.weight, self.bias, taker)
+    return cast(Tensor, flat.view(*x.shape[:-1], self.weight.shape[1]))
+
+
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
     taker = _taker_of(self.weight, input)
     if taker is None or not input.numel():
@@ -152,10 +184,10 @@ def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
     return _Convolution.apply(input, self.weight, self.bias, (self.stride, self.padding, self.dilation), taker)
 
 
-FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {
+_FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.Linear: _linear,
     nn.Embedding: _embedding,
     nn.Conv2d: _convolution,
 }
-for _one in FORWARD.values():  # so copy and pickle, which ask for a method by its name, find the module's own
+for _one in (*_FORWARD.values(), _transposed):  # so copy and pickle, which ask for a name, find the module's own
     _one.__name__ = "forward"

@@ -12,7 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.layers import FORWARD, TAKERS, Taker
+from resireduce.layers import TAKERS, Taker, forms
 from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slot import Slot
 
@@ -125,16 +125,14 @@ def _why_not(module: nn.Module, key: str) -> str | None:
     kind, own = type(module), vars(module).get("forward")
     form, name = _form(module), type(module).__name__
     if form is None or key != "weight":
-        return f"{name}.{key} is no weight of nn.Linear, nn.Embedding or nn.Conv2d with their own forward"
+        return (
+            f"{name}.{key} is no weight of nn.Linear, nn.Embedding or nn.Conv2d, or transformers' Conv1D, with their "
+            "own forward"
+        )
     if own is not None and getattr(own, "__func__", None) not in (kind.forward, form):
         return f"a forward has been put into its {name}"
-    odd = {
-        nn.Embedding: ("max_norm", "scale_grad_by_freq", "sparse"),
-        nn.Conv2d: (),
-        nn.Linear: (),
-    }
-    base = next(one for one in FORWARD if isinstance(module, one))
-    if any(getattr(module, option) for option in odd[base]):
+    options = ("max_norm", "scale_grad_by_freq", "sparse") if isinstance(module, nn.Embedding) else ()
+    if any(getattr(module, option) for option in options):
         return f"its {name} has max_norm, scale_grad_by_freq or sparse"
     if isinstance(module, nn.Conv2d) and (
         module.groups != 1 or isinstance(module.padding, str) or module.padding_mode != "zeros"
@@ -150,7 +148,7 @@ def _form(module: nn.Module) -> Any:
     """
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return None
-    for kind, form in FORWARD.items():
+    for kind, form in forms().items():
         if isinstance(module, kind):
             inner = getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
             return form if type(module).forward is kind.forward and inner else None

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -283,6 +284,39 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.inner(x, x, x)[0]
+
+
+class Transformed(nn.Module):
+    """A stack of linear layers as those of transformers' GPT-2, with a row for each input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = Conv1D(256, 64), Conv1D(64, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x))).square().mean()
+
+
+@pytest.mark.parametrize("precision", [None, "int8"])
+def test_linear_layers_of_transformers(precision: str | None) -> None:
+    def run(slices: int | None) -> tuple[nn.Module, dict[str, str], bool]:
+        model = seeded(Transformed)
+        optimizer = resireduce.distribute(
+            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype=precision,
+            slices=slices,
+        )  # fmt: skip
+        x = drawn(1, 1, 64).float().requires_grad_()  # of one sample an element is one product
+        seen = False
+        for _ in range(2):
+            optimizer.zero_grad()
+            with LiveBytes(lambda tensor: tensor.shape in ((64, 256), (256, 64))) as alive:
+                model(x).backward()
+            seen = seen or alive.peak_bytes > 0
+            optimizer.step()
+        return model, optimizer.whole_gradients, seen
+
+    (whole, _, was_seen), (cut, reasons, is_seen) = run(None), run(SLICE)
+    assert same(whole, cut) and not reasons and was_seen and not is_seen
 
 
 def test_a_weight_that_attention_uses_by_itself() -> None:

@@ -1,7 +1,9 @@
 """Cells whose large tensors come in slices: what that changes of them, and of what they hold at the fullest moment."""
 
+import importlib
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.core.cell import Cell
@@ -20,7 +22,7 @@ def test_a_cell_in_slices_has_a_name_of_its_own_and_updates_in_the_step() -> Non
     assert Cell(**PLAIN, compressor="none", scheme="none", slices=True).update == "in_step"
 
 
-def test_the_plan_of_a_cell_is_what_its_fullest_step_holds() -> None:
+def test_the_plan_of_a_cell_is_what_its_fullest_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     peaks = {}
     for slices in (None, True):
         cell = Cell(**PLAIN, slices=slices)
@@ -35,3 +37,7 @@ def test_the_plan_of_a_cell_is_what_its_fullest_step_holds() -> None:
     for tracked, planned in peaks.values():
         assert abs(tracked - planned) < 0.005 * planned, "indices are taken to be spread evenly"
     assert peaks[True][0] < 0.85 * peaks[None][0]
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs"))
+    picture = importlib.import_module("build_memory")
+    moments = picture.followed(gradients="streamed", slices=True)
+    assert max(map(sum, moments)) == max(map(sum, picture.thinned(moments))) == peaks[True][0], "as the picture has it"
