@@ -17,7 +17,7 @@ GPU_SAVING = 0.0025
 INEXACT_PEAK_SAVING = 0.02
 UNEVEN = (
     *("dgc", "dgc+packed", "dgc-momentum", "dgc-simple", "threshold", "topk+packed"),
-    *("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma", "adtopk-threshold"),
+    *("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma", "adtopk-threshold", "ok-topk"),
 )
 """Compressors whose messages are as long as the values make them: so are the bytes in flight."""
 THROUGHPUT = 0.15
