@@ -2,7 +2,7 @@
 
 If not, what is resident of a process that trains on the CPU shows little of what streamed gradients save. A process of
 its own does what training does to malloc: it frees a large block, of which glibc's learns to take such blocks from its
-heap, then many, with a small one behind them that stays.
+heap, then many, with small ones behind them that stay.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ NAME = "malloc"
 BLOCKS, BLOCK_BYTES = 32, 4 << 20
 """128 MiB, in blocks of the size of a layer."""
 LEARNT_FROM_BYTES = 16 << 20
-STAYS_BYTES = 100 << 10
-"""Too much for a hole that was there before, and below any threshold but a small one."""
+STAYS_BYTES, STAYS = 100 << 10, 16
+"""Below any threshold but a small one; and more of them than there are holes before the blocks."""
 MOST_SHARE = 0.25
 """Largest share of freed memory that may stay resident."""
 COMMAND = (sys.executable, "-m", "benchmarks.doctor.check_malloc")
@@ -69,7 +69,8 @@ def kept_bytes() -> int:
     blocks = [library.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
     for block in blocks:
         library.memset(block, 1, BLOCK_BYTES)
-    library.malloc(STAYS_BYTES)  # behind them, so that the heap's end cannot be cut off
+    for _ in range(STAYS):  # the last is behind them, so that the heap's end cannot be cut off
+        library.malloc(STAYS_BYTES)
     for block in blocks:
         library.free(block)
     return max(0, _resident_bytes() - before)
