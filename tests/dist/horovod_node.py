@@ -51,16 +51,6 @@ def check_that_it_is_as_over_torch(communicator: HorovodCommunicator) -> None:
         assert same(first, second) and not same(first, start), (dtype, compressor)
 
 
-def check_merged_messages(communicator: HorovodCommunicator) -> None:
-    """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
-    start = seeded(small)
-    for hierarchy, compressor in (("flat", "topk"), (NODES, "threshold")):
-        options = {"scheme": "w+2d", "compressor": compressor, "steps": 3, "hierarchy": hierarchy}
-        alone, _ = train(communicator, start, loss=_loss, **options)  # type: ignore[arg-type]
-        together, _ = train(communicator, start, loss=_loss, merge="one", **options)  # type: ignore[arg-type]
-        assert same(alone, together) and not same(together, start)
-
-
 def check_that_process_sets_are_asked_for(communicator: HorovodCommunicator) -> None:
     """Of nodes that nobody told Horovod of when it started."""
     with pytest.raises(
@@ -77,7 +67,6 @@ def _loss(model: nn.Module, generator: torch.Generator) -> torch.Tensor:
 CHECKS = (
     check_the_definition,
     check_that_it_is_as_over_torch,
-    check_merged_messages,
     check_that_process_sets_are_asked_for,
 )
 

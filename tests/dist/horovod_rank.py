@@ -30,6 +30,16 @@ def check_half_precision_is_as_over_torch(communicator: HorovodCommunicator) -> 
     assert same(first, second) and not same(first, start)
 
 
+def check_merged_messages(communicator: HorovodCommunicator) -> None:
+    """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
+    start = seeded(lambda: Net(blocks=1))
+    for compressor in ("topk", "threshold"):
+        options = {"scheme": "w+2d", "compressor": compressor, "steps": 2, "loss": _loss}
+        alone, _ = train(communicator, start, **options)
+        together, _ = train(communicator, start, merge="one", **options)
+        assert same(alone, together) and not same(together, start)
+
+
 def _loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
     return model(x).float().square().mean()
@@ -40,7 +50,7 @@ def main(meeting_place: str) -> None:
     hvd.init()
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
-    for check in (*CHECKS, check_half_precision_is_as_over_torch):
+    for check in (*CHECKS, check_half_precision_is_as_over_torch, check_merged_messages):
         check(communicator)
         print(f"{check.__name__} passed on rank {hvd.rank()} of {hvd.size()}", flush=True)
     dist.destroy_process_group()
