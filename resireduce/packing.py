@@ -10,7 +10,7 @@ from resireduce.message import Shared
 from resireduce.payload import ALIGNMENT, Payload
 
 SIZE_BYTES = 8
-"""Of the number that says how long a payload is, where ranks' payloads may differ in that."""
+"""Bytes of the number that says how long a payload is, where ranks' payloads may differ in that."""
 
 
 def packed_nbytes(sizes: Sequence[int], equal_sizes: bool) -> int:

@@ -29,7 +29,7 @@ class Costs:
     seconds_per_byte: float
     """What each byte takes that a rank sends."""
     names: Sequence[str]
-    """Of the tensors that are compressed."""
+    """Names of the tensors that are compressed, in the order in which their gradients come."""
     ready_seconds: Sequence[float]
     """When each can be sent, counted from any moment before the first."""
     compress_seconds: Sequence[float]
@@ -37,7 +37,7 @@ class Costs:
     nbytes: Sequence[int]
     """What a rank sends of each."""
     elements: Sequence[int]
-    """Of each gradient that is compressed."""
+    """How many elements each of these gradients has."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
