@@ -10,7 +10,7 @@ from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.levels_block import two_levels
-from benchmarks.analysis.readme.links_block import links, merged_links
+from benchmarks.analysis.readme.links_block import links, merged_links, slow_link_claim
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.sharded_block import sharded
@@ -89,6 +89,7 @@ BLOCKS: Mapping[str, Make] = {
     "slow-links": slow_links,
     "two-levels": lambda measured: two_levels(measured.load("two-levels")),
     "links": links,
+    "slow-link-claim": slow_link_claim,
     "merged-links": merged_links,
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
