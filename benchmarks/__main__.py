@@ -55,6 +55,10 @@ COMMANDS = {
         "benchmarks.analysis.rivals.rivals_command",
         "compare compressors in a run of config/rivals.yaml: metric lost, bytes sent and held, contraction",
     ),
+    "systems": (
+        "benchmarks.analysis.rivals.systems_command",
+        "compare systems in a run of config/systems.yaml: metric lost, bytes sent and held, seconds of a step",
+    ),
     "intervals": (
         "benchmarks.analysis.tables.intervals",
         "how sure the metrics of a run are over its seeds, as JSON and as the table of docs/results.md",

@@ -10,7 +10,7 @@ import yaml
 from benchmarks.core.cell import CELL_FIELDS
 from benchmarks.core.checks import allow, known_keys, several, within
 from benchmarks.core.files import once
-from benchmarks.core.matrix import chosen_parts
+from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
 from resireduce.errors import ConfigError
 
@@ -114,7 +114,7 @@ def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:
     for name, part in (config.get("parts") or {}).items():
         own = known_keys(f"{where}part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
         entries = _entries(f"{where}part {name}: matrix", {**usual, **own}, part.get("matrix"))
-        parts[name] = {key: value for key, value in part.items() if key == "title"} | {"matrix": entries}
+        parts[name] = {key: part[key] for key in WORDS if key in part} | {"matrix": entries}
     return {"matrix": matrix, "parts": parts}
 
 

@@ -16,6 +16,8 @@ IMAGE_KEYS = ("runtime", "image", "network")
 """What of a config says where its cells run."""
 WHOLE = "matrix"
 """The name of what stands in a config outside of its parts."""
+WORDS = ("title", "about")
+"""What a part has for people."""
 MOST_CELLS = 100_000
 """Most cells of an entry: lists whose product nobody meant would fill the memory."""
 
@@ -23,9 +25,9 @@ MOST_CELLS = 100_000
 def expand(config: Mapping[str, Any]) -> list[Cell]:
     """Return the cells of a config, each once, also those that several parts have.
 
-    {"defaults": {field: value}, "matrix": [entry], "parts": {name: {"title", "defaults", "matrix"}}, "part": names}:
-    matrix or parts may be missing; an entry, {field: value or list of values}, stands for the product of its lists;
-    a part's defaults come before the config's; `part` says which of the parts count, none of it means all.
+    {"defaults": {field: value}, "matrix": [entry], "parts": {name: {"title", "about", "defaults", "matrix"}},
+    "part": names}: matrix or parts may be missing; an entry, {field: value or list of values}, stands for the product
+    of its lists; a part's defaults come before the config's; `part` says which of the parts count, none means all.
     Raises ConfigError, one line that names part, entry, field and value.
     """
     return list(dict.fromkeys(cell for cells in expand_parts(config).values() for cell in cells))
@@ -50,7 +52,7 @@ def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
     """Return the names in `part`, a text with commas or a list; None if there is none, so that all count."""
     parts = config.get("parts") or {}
     for name, part in mapping("parts", parts).items():
-        known_keys(f"part {name}", part, ("title", "defaults", "matrix"))
+        known_keys(f"part {name}", part, (*WORDS, "defaults", "matrix"))
     given = config.get("part")
     if given is None or given == "":
         return None

@@ -14,6 +14,7 @@ from benchmarks.analysis.readme.links_block import links, merged_links, slow_lin
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.sharded_block import sharded
+from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
@@ -21,7 +22,7 @@ from benchmarks.analysis.tables.intervals import readme_table
 Make = Callable[[Measured], str | None]
 """From measurements to text; None leaves what is there, as nothing was measured yet."""
 
-ORIGINS = (smoke.FIRST, seeds.FILE, "precision", RIVALS)
+ORIGINS = (smoke.FIRST, seeds.FILE, "precision", RIVALS, SYSTEMS)
 
 
 def _beside(name: str, measured: Measured) -> str:
@@ -94,6 +95,8 @@ BLOCKS: Mapping[str, Make] = {
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
     "rivals": rivals,
+    "systems": systems,
+    "system-paragraphs": system_paragraphs,
     **{f"beside-{name}": partial(_beside, name) for name in TABLES},
     **{f"origin-{name}": partial(Measured.origin, name=name) for name in ORIGINS},
 }

@@ -17,6 +17,7 @@ from benchmarks.analysis.readme.blocks import BLOCKS, Make
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.readme.rivals_block import RIVALS
 from benchmarks.analysis.readme.seeds_block import FILE
+from benchmarks.analysis.readme.systems_block import SYSTEMS
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_text
 from resireduce.errors import ConfigError, choose
@@ -158,10 +159,16 @@ def _rivals(measured: Measured, chart: str) -> Any:
     return load(f"benchmarks.analysis.charts.rivals_chart:{chart}")(measured.load(RIVALS)["rows"])
 
 
+def _systems(measured: Measured) -> Any:
+    """Return the chart of systems beside one another."""
+    return load("benchmarks.analysis.charts.systems_chart:systems_chart")(measured.load(SYSTEMS)["rows"])
+
+
 PICTURES: Mapping[Path, Callable[[Measured], Any]] = {
     Path("docs/memory-against-accuracy.svg"): _schemes,
     Path("docs/contraction-against-bytes.svg"): partial(_rivals, chart="contraction_chart"),
     Path("docs/lost-against-bytes.svg"): partial(_rivals, chart="lost_chart"),
+    Path("docs/systems.svg"): _systems,
 }
 
 

@@ -55,7 +55,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         labels.with_half(row["metric_mean"], row["metric_half_width"], 2),
         _or_absent(row["lost_mean"], lambda mean: labels.signed_with_half(mean, row["lost_half_width"], 2)),
         f"{row['sent_bytes'] / 1024:,.1f}",
-        _or_absent(row["density_sent"], lambda share: f"{100 * share:.2g} %" if share < 0.1 else labels.percent(share)),
+        share_sent(row["density_sent"]),
         *(
             _or_absent(row[name], lambda value: f"{value:.3f}" if value < 10 else f"{value:.1e}")
             for name in ("contraction", "cosine")
@@ -63,6 +63,11 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
         f"{row['total_bytes'] / 2**20:.2f}",
         f"{1000 * row['step_seconds']:.0f}",
     ]
+
+
+def share_sent(share: float | None) -> str:
+    """Return of how many elements anything was sent, in per cent."""
+    return _or_absent(share, lambda known: f"{100 * known:.2g} %" if known < 0.1 else labels.percent(known))
 
 
 def _or_absent(value: float | None, text: Any) -> str:

@@ -27,11 +27,12 @@ def rivals_rows(run: Run) -> list[dict[str, Any]]:
     """
     found = run.settings().items()
     dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
-    return [
-        {**_setting(setting), **_metric(results, dense.get(setting.model, {})), **_observed(results), **_cost(results)}
-        for setting, results in run.settings().items()
-        if results
-    ]
+    return [rivals_row(setting, results, dense.get(setting.model, {})) for setting, results in found if results]
+
+
+def rivals_row(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
+    """Return the row of one setting, as `rivals_rows` has it, of its `results`; `dense`: metrics to compare with."""
+    return {**_setting(setting), **_metric(results, dense), **_observed(results), **_cost(results)}
 
 
 def _setting(setting: Cell) -> dict[str, Any]:

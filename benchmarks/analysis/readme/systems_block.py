@@ -1,0 +1,50 @@
+"""What docs/systems.md says of systems beside one another, from systems.json."""
+
+import textwrap
+from typing import Any
+
+from benchmarks.analysis.labels import ABSENT, signed_with_half
+from benchmarks.analysis.readme.measured import Measured
+from benchmarks.analysis.rivals.rivals_command import share_sent
+from benchmarks.analysis.rivals.systems_command import systems_table
+
+Row = dict[str, Any]
+SYSTEMS = "systems"
+WIDTH = 120
+"""Letters of a line of the page."""
+
+
+def systems(measured: Measured) -> str | None:
+    """Return a table for each model; None while nothing was measured."""
+    if not measured.has(SYSTEMS):
+        return None
+    rows = measured.load(SYSTEMS)["rows"]
+    of_model = {model: [row for row in rows if row["model"] == model] for model in dict.fromkeys(map(_model, rows))}
+    return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
+
+
+def system_paragraphs(measured: Measured) -> str | None:
+    """Return a paragraph for each system: what its source says, and what was found of each model."""
+    if not measured.has(SYSTEMS):
+        return None
+    rows = measured.load(SYSTEMS)["rows"]
+    systems = dict.fromkeys(row["system"] for row in rows)
+    return "\n\n".join(_paragraph([row for row in rows if row["system"] == name]) for name in systems)
+
+
+def _model(row: Row) -> str:
+    return str(row["model"])
+
+
+def _paragraph(rows: list[Row]) -> str:
+    found = "; ".join(map(_found, rows))
+    return textwrap.fill(f"**{rows[0]['title']}.** {rows[0]['about']} *Found:* {found}.", WIDTH, break_on_hyphens=False)
+
+
+def _found(row: Row) -> str:
+    lost = row["lost_mean"]
+    words = ABSENT if lost is None else signed_with_half(lost, row["lost_half_width"], 2)
+    if lost is not None and row["lost_half_width"] is not None and abs(lost) > row["lost_half_width"]:
+        words = f"**{words}**"
+    sent = "" if row["density_sent"] is None else f", {share_sent(row['density_sent'])} sent"
+    return f"{row['model']} {words} {row['metric_name']} lost (n = {row['pairs']}{sent})"
