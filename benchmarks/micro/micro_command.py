@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.labels import markdown_table
-from benchmarks.analysis.tables.compression import ALIGN, HEAD, cells_of
+from benchmarks.analysis.tables.compression import ALIGN, HEAD, averages_table, cells_of
 from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import load_json, save_json, save_text, writable
@@ -58,11 +58,12 @@ def main(args: argparse.Namespace) -> int:
         "threads": 1,
     }
     writable("output", args.output)
-    rows = compared(_times(settings))
+    times = _times(settings)
+    rows, averages = compared(times["rows"]), times["averages"]
     here = provenance()
     measured = {name: here[name] for name in FACTS}
-    save_json({**settings, "malloc": MALLOC, "rows": rows, "measured": measured}, args.output)
-    text = table(rows, settings["rounds"])
+    save_json({**settings, "malloc": MALLOC, "rows": rows, "averages": averages, "measured": measured}, args.output)
+    text = f"{table(rows, settings['rounds'])}\n{averages_table(averages)}"
     save_text(text, args.output.with_suffix(".md"))
     _draw(rows, args.output.with_suffix(".svg"))
     print(f"{text}\nAll of it: {args.output}")
@@ -85,15 +86,15 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     save_text(picture(rows), path)
 
 
-def _times(settings: dict[str, Any]) -> list[dict[str, Any]]:
+def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="resireduce-micro-") as name:
         save_json(settings, Path(name) / "settings.json")
         line = ["-m", "benchmarks.training.compress_speed", name]
         with start_here(line, MALLOC | {"OMP_NUM_THREADS": str(settings["threads"])}) as process:
             if process.wait():
                 raise ConfigError("micro: the cases could not be timed; the lines above say why")
-        rows: list[dict[str, Any]] = load_json(Path(name) / "rows.json")
-        return rows
+        found: dict[str, list[dict[str, Any]]] = load_json(Path(name) / "rows.json")
+        return found
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

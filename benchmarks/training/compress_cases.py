@@ -1,5 +1,6 @@
 """Ways to compress a gradient with error feedback that are timed in turn: plain torch's, and the library's."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,13 @@ class Case:
     name: str
     make: Callable[[Tensor, float], Step]
     gradients: int = 1
+
+
+def now(like: Tensor) -> float:
+    """Return the time at which the device of `like` has done all that it was told, in seconds."""
+    if like.device.type == "cuda":
+        torch.cuda.synchronize(like.device)
+    return time.perf_counter()
 
 
 def list_cases() -> list[Case]:

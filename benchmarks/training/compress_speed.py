@@ -5,15 +5,14 @@
 """
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from benchmarks.core.files import load_json, save_json
-from benchmarks.training.compress_cases import Case, list_cases
+from benchmarks.training.average_speed import average_times
+from benchmarks.training.compress_cases import Case, list_cases, now
 
 WARM_UP_ROUNDS = 1
 
@@ -23,13 +22,14 @@ def main() -> None:
     folder = Path(sys.argv[1])
     settings = load_json(folder / "settings.json")
     torch.set_num_threads(settings["threads"])
-    device, rows = torch.device(settings["device"]), list[dict[str, Any]]()
+    device, rows, averages = torch.device(settings["device"]), list[dict[str, Any]](), list[dict[str, Any]]()
     for elements in settings["sizes"]:
         for density in settings["densities"]:
             shape = elements // settings["row"], settings["row"]
             rows += timed(list_cases(), shape, density, settings["rounds"], device)
+            averages += average_times(torch.zeros(shape, device=device), density, settings["rounds"])
             print(f"{elements:,} elements, density {density:g}: timed", flush=True)
-    save_json(rows, folder / "rows.json")
+    save_json({"rows": rows, "averages": averages}, folder / "rows.json")
 
 
 def timed(
@@ -47,20 +47,13 @@ def timed(
         order = range(len(cases))
         for which in order if number % 2 else reversed(order):
             gradients = [source.clone() for _ in range(cases[which].gradients)]
-            started = _now(source)
+            started = now(source)
             steps[which](gradients, number)
-            ended = _now(source)
+            ended = now(source)
             if number >= WARM_UP_ROUNDS:
                 seconds[which].append((ended - started) / cases[which].gradients)
     at = {"elements": source.numel(), "density": density}
     return [{"case": case.name, **at, "seconds": found} for case, found in zip(cases, seconds, strict=True)]
-
-
-def _now(like: Tensor) -> float:
-    """Return the time at which the device of `like` has done all that it was told, in seconds."""
-    if like.device.type == "cuda":
-        torch.cuda.synchronize(like.device)
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

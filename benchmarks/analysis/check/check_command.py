@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.analysis.check.accept import accept, changes, check_acceptable
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdict_text
+from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import Outcome, compare
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
 from benchmarks.analysis.load_run import Run, load_run
@@ -44,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Compare, say what differs, and return the exit status; ConfigError, one line, for wrong use."""
     _check_options(args)
+    if (args.run / RECORD).is_file():
+        return check_speeds(args.run, path_of(args.reference), args.accept)
     if args.measure is not None:
         measure(args.measure, args.run)
     started = time.monotonic()

@@ -1,7 +1,9 @@
 """The table of how long the compression of a gradient takes; of `benchmarks micro`, and of the one-GPU check."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from benchmarks.analysis.labels import markdown_table
 
 HEAD = ["Elements", "Density", "Case", "ms", "Naive / this", "Bound / this"]
 ALIGN = "rrlrrr"
@@ -17,3 +19,22 @@ def cells_of(row: Mapping[str, Any]) -> list[str]:
         f"{row['naive_ratio']:.2f}",
         f"{row['bound_ratio']:.2f}",
     ]
+
+
+AVERAGES = ["Elements", "Density", "Ranks", "ms", "ns an element received"]
+AVERAGED = "The average of what all ranks have sent by top-k, ranks in turn; with zeroing it, which all numbers share."
+
+
+def averages_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return how long it takes to average what all ranks have sent, as a table of Markdown with how to read it."""
+    cells = [
+        [
+            f"{row['elements']:,}",
+            f"{row['density']:g}",
+            str(row["ranks"]),
+            f"{1000 * row['least_seconds']:.3g}",
+            f"{1e9 * row['least_seconds'] / (row['ranks'] * row['sent']):.2f}",
+        ]
+        for row in rows
+    ]
+    return f"{markdown_table(AVERAGES, cells, 'rrrrr')}\n\n{AVERAGED}\n"

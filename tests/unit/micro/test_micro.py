@@ -18,6 +18,8 @@ def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     found = json.loads(output.read_text())
     assert [row["case"] for row in found["rows"]] == [case.name for case in list_cases()]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found["rows"])
+    assert [row["ranks"] for row in found["averages"]] == [2, 8, 64]
+    assert all(min(row["seconds"]) == row["least_seconds"] > 0 for row in found["averages"])
     text = output.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out and all(f"| {row['case']} |" in text for row in found["rows"])
     assert output.with_suffix(".svg").read_text().count("naive") > 0

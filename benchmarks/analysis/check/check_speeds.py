@@ -1,0 +1,65 @@
+"""Does compression still take what it took? Records of `make micro`, compared by ratios to the naive form. No torch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.files import load_json, save_json
+from resireduce.errors import ConfigError
+
+RECORD = "micro.json"
+"""What `make micro` leaves in its folder."""
+LEAST = 2 / 3
+"""Of the reference's ratio that must be reached. Least seconds of rounds in turn differ by a fifth from run to run."""
+PLAIN = ("copy", "torch.topk", "naive", "GRACE's form")
+"""Cases that are no code of this project."""
+Place = tuple[int, float, str]
+
+
+def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
+    """Say which cases of the record in `folder` are slower than those of `reference`, beside the naive form of each.
+
+    Return 1 if any is by more than a third, or missing; else 0. reason: None, or why the record becomes the reference.
+    Raises ConfigError for files that are no such records, and for those of another processor or device.
+    """
+    now = _load(folder / RECORD)
+    if reason is not None:
+        save_json({**now, "reason": reason}, reference)
+        print(f"Accepted: {reference} has {len(now['rows'])} cases")
+        return 0
+    then = _load(reference)
+    for name, ours, its in (("device", now, then), ("cpu", now["measured"], then["measured"])):
+        if ours[name] != its[name]:
+            raise ConfigError(
+                f"reference: {reference} was measured with {name} {its[name]!r}, the run with {ours[name]!r}; ratios "
+                "of two processors say nothing: make one here with --accept 'why'"
+            )
+    slower = _slower(_ratios(now), _ratios(then))
+    print("\n".join([*slower, f"{len(slower)} of {len(_ratios(then))} cases are slower than those of {reference}"]))
+    return 1 if slower else 0
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = load_json(path)
+        if not found["rows"] or not {"elements", "density", "case", "naive_ratio"} <= found["rows"][0].keys():
+            raise ValueError("it has no cases")
+        return found
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"micro: {path} is no record of speeds: {error}; make one with: make micro") from None
+
+
+def _ratios(record: Mapping[str, Any]) -> dict[Place, float]:
+    rows = [row for row in record["rows"] if row["case"] not in PLAIN]
+    return {(row["elements"], row["density"], row["case"]): row["naive_ratio"] for row in rows}
+
+
+def _slower(now: Mapping[Place, float], then: Mapping[Place, float]) -> list[str]:
+    lines = []
+    for place, ratio in then.items():
+        where = f"{place[2]}, {place[0]:,} elements, density {place[1]:g}"
+        if place not in now:
+            lines.append(f"{where}: missing; measure it with: make micro")
+        elif now[place] < LEAST * ratio:
+            lines.append(f"{where}: {now[place]:.2f} times as fast as the naive form, was {ratio:.2f}")
+    return lines
