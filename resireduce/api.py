@@ -16,7 +16,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
-from resireduce.merge_checks import check_merge
+from resireduce.merge_checks import check_dear, check_merge
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
@@ -136,6 +136,7 @@ def distribute(
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
     check_merge(settings.merge, lossy, parameters)
+    check_dear(settings, lossy, optimizer, parameters)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
