@@ -28,7 +28,7 @@ WITHOUT_VALUES = {
 class _Outdated(nn.Parameter):
     """What a parameter is while its update has still to come: the same object, of this class."""
 
-    update: "LateUpdate"
+    _late_update: "LateUpdate"
     """Brings it up to date, and makes it a plain parameter again."""
 
     @classmethod
@@ -82,7 +82,7 @@ class LateUpdate:
         device = slots[0][0].parameter.device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         for slot, _ in slots:
-            slot.parameter.update = self  # type: ignore[attr-defined]
+            slot.parameter._late_update = self  # type: ignore[attr-defined]
             slot.parameter.__class__ = _Outdated
 
     def let_gradients_go(self) -> None:
@@ -136,14 +136,14 @@ class LateUpdate:
             if self._keeps_gradients:
                 slot.parameter.grad = stand_ins[slot.parameter].grad
             slot.parameter.__class__ = nn.Parameter
-            del slot.parameter.update  # type: ignore[attr-defined]
+            del slot.parameter._late_update  # type: ignore[attr-defined]
 
 
 def bring_up_to_date(values: Sequence[object]) -> None:
     """Take the updates that have still to come of the parameters among `values`."""
     for value in values:
         if type(value) is _Outdated:
-            update = vars(value).get("update")  # another thread may have taken it
+            update = vars(value).get("_late_update")  # another thread may have taken it
             if update is not None:
                 update.apply()
 

@@ -488,6 +488,7 @@ def test_what_a_hook_before_the_step_would_miss_is_refused() -> None:
     optimizer.register_step_pre_hook(lambda *_: None)
     with pytest.raises(UsageError, match=r"a hook before the step .* leave merge out"):
         optimizer.step()
+    optimizer.close()
 
 
 def test_a_state_that_is_loaded_takes_the_place_of_what_the_step_made() -> None:

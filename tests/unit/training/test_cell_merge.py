@@ -8,6 +8,7 @@ from benchmarks.core import merge_option
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.training.build import build
+from benchmarks.training.observe.contraction import Contraction
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
@@ -77,6 +78,18 @@ def test_a_cell_in_halves_trains_as_in_whole_sums_and_its_record_has_the_message
     whole, halves = found.values()
     assert halves.metric == whole.metric and whole.messages == []
     assert len(halves.messages) > 1 and all(len(names) > 1 for names in halves.messages)
+
+
+def test_an_observer_counts_both_halves() -> None:
+    cell = Cell(**DEAR, merge="dear-65536", world_size=1, backend="local", steps=1)
+    trainer = build(cell, LocalCommunicator(), None, Path("data"))
+    seen = Contraction(trainer.optimizer, 1)
+    seen.begin_step(0)
+    trainer.train()
+    (point,) = seen.end()["points"]
+    slots = trainer.optimizer.slots
+    presence = 8 * (len(slots) + 1)  # who has gradients, and whether all are finite
+    assert point["bytes"] == 2 * sum(slot.nbytes for slot in slots) + presence
 
 
 def test_the_record_has_the_messages_and_training_is_the_same() -> None:
