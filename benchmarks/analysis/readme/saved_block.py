@@ -18,7 +18,7 @@ WAYS = {
 
 def saved_states(values: dict[str, Any]) -> str:
     """Return what is saved of the model states of each model, by the paper and as planned, in per cent."""
-    head = ("", "`w+2d`, published", *WAYS.values())
+    head = ("", "`w+2d`, published (8 / 64 GPUs)", *WAYS.values())
     rows = [
         [row["model"], _published(row["model"]), *(_share(row["saved"][way]) for way in WAYS)] for row in values["rows"]
     ]
