@@ -139,7 +139,7 @@ def distribute(
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
     check_merge(settings.merge, lossy, parameters)
-    check_dear(settings, lossy, optimizer, parameters)
+    check_dear(settings, lossy, optimizer, model, parameters)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

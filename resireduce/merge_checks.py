@@ -43,11 +43,16 @@ DEAR_NEEDS: tuple[tuple[str, object, str], ...] = (
 
 
 def check_dear(
-    settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
 ) -> None:
     """Raise ConfigError if `settings` ask for DeAR where it cannot be right.
 
-    It can be with a lossless `compressor`, plain `parameters`, by name, and an `optimizer` that updates each by itself.
+    It can be with a lossless `compressor`, a `model` that Python calls, plain `parameters`, by name, and an `optimizer`
+    that updates each by itself.
     """
     if not settings.in_halves:
         return
@@ -62,6 +67,14 @@ def check_dear(
             raise ConfigError(f"{where} {field}={told}, since {reason}; give {field}={needed!r}, or leave merge out")
     if settings.overlap is False:
         raise ConfigError(f"{where} overlap=False: it sends during the backward pass; leave overlap out")
+    scripted = next(
+        (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)), None
+    )
+    if scripted is not None:
+        raise ConfigError(
+            f"{where} the torch.jit.ScriptModule {scripted or 'that the model is'!r}, of which nobody could tell when "
+            "it uses a parameter; give the module that it was made of, or leave merge out"
+        )
     _check_late_update(where, optimizer, parameters)
 
 

@@ -588,6 +588,7 @@ def test_what_cannot_be_right_is_refused_with_the_reason_before_any_work(given: 
     assert not model._forward_pre_hooks and not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_optimizers_and_parameters_that_cannot_be_updated_late_are_refused() -> None:
     model = seeded(Two)
     hooked = torch.optim.SGD(model.parameters(), 0.1)
@@ -597,6 +598,10 @@ def test_optimizers_and_parameters_that_cannot_be_updated_late_are_refused() -> 
             ConfigError, match=rf"merge: 'dear-40000' is not allowed with {type(wrapped).__name__}, which"
         ):
             resireduce.distribute(model, wrapped, backend="local", **DEAR)  # type: ignore[arg-type]
+    scripted = torch.jit.script(nn.Linear(6, 6))
+    for whole, name in ((scripted, "that the model is"), (nn.Sequential(scripted), "0")):
+        with pytest.raises(ConfigError, match=rf"not allowed with the torch\.jit\.ScriptModule '{name}', of which"):
+            resireduce.distribute(whole, torch.optim.SGD(whole.parameters(), 0.1), backend="local", **DEAR)  # type: ignore[arg-type]
     model.scale = OwnParameter(torch.ones(6))
     with pytest.raises(ConfigError, match=r"'scale', a OwnParameter and no plain nn\.Parameter"):
         resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **DEAR)  # type: ignore[arg-type]
