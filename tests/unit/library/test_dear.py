@@ -20,8 +20,8 @@ from resireduce.plan import plan
 from resireduce.settings import DEAR_BYTES
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
-DEAR = {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear-40000"}
-PLAIN = DEAR | {"merge": None}
+DEAR: dict[str, Any] = {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear-40000"}
+PLAIN: dict[str, Any] = DEAR | {"merge": None}
 
 
 class Two(nn.Module):
@@ -47,7 +47,7 @@ def small(merge: str | None, steps: int = 2, **options: object) -> tuple[Two, Di
         model,
         wrapped,
         backend="local",
-        **{**DEAR, "merge": merge, **options},  # type: ignore[arg-type]
+        **{**DEAR, "merge": merge, **options},
     )
     for _ in range(steps):
         optimizer.zero_grad()
@@ -118,7 +118,7 @@ def test_every_optimizer_of_torch_that_updates_each_parameter_by_itself(kind: st
     def trained(merge: str | None) -> nn.Module:
         model = seeded(Two)
         wrapped = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
-        optimizer = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})  # type: ignore[arg-type]
+        optimizer = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})
         for _ in range(4):
             optimizer.zero_grad()
             model(X).square().mean().backward()
@@ -135,7 +135,7 @@ def accumulating(how: str) -> Callable[[Communicator, nn.Module, dict[str, Any]]
     def trained(communicator: Communicator, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         wrapped = OPTIMIZERS["momentum"](list(model.parameters()))
         passes = {"backward_passes_per_step": 3} if how == "passes" else {}
-        optimizer = resireduce.distribute(model, wrapped, backend=communicator, **options, **passes)  # type: ignore[arg-type]
+        optimizer = resireduce.distribute(model, wrapped, backend=communicator, **options, **passes)
         generator = torch.Generator().manual_seed(communicator.rank)
         for _ in range(2):
             optimizer.zero_grad()
@@ -206,7 +206,7 @@ def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_changes_no
 
     def rank(communicator: LocalCommunicator) -> bool:
         model = copy.deepcopy(start)
-        optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, **DEAR)  # type: ignore[arg-type]
+        optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, **DEAR)
         loss = loss_of(model, torch.Generator().manual_seed(0))
         (loss * (float("nan") if communicator.rank else 1.0)).backward()
         with pytest.raises(NonFiniteGradient):
@@ -224,7 +224,7 @@ class Noted(LocalCommunicator):
     """Notes in `events` what of gradients is launched, with its elements, and what is waited for."""
 
     def __init__(self, *arguments: object):
-        super().__init__(*arguments)  # type: ignore[arg-type]
+        super().__init__(*arguments)
         self.events: list[tuple[str, str, int]] = []
 
     def scatter_sum(self, tensor: Tensor, name: str) -> Any:
@@ -285,7 +285,7 @@ def test_messages_are_modules_in_forward_order_closed_before_they_have_so_many_b
         model = seeded(lambda: Net(blocks=3))
         made = resireduce.distribute(
             model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **{**DEAR, "merge": f"dear-{limit}"}
-        )  # type: ignore[arg-type]
+        )
         groups = [list(dict.fromkeys(name.rpartition(".")[0] for name in names)) for names in reversed(made.messages)]
         assert groups == expected
         made.close()
@@ -302,7 +302,7 @@ def test_averages_take_no_memory_once_gradients_are_let_go() -> None:
 
 def test_the_plan_of_whole_sums_holds_as_much_between_two_steps() -> None:
     def figures(merge: str | None) -> dict[str, Any]:
-        return plan(lambda: Net(blocks=3), **{**DEAR, "merge": merge})  # type: ignore[arg-type]
+        return plan(lambda: Net(blocks=3), **{**DEAR, "merge": merge})
 
     whole, halves = figures(None), figures("dear-40000")
     assert halves["total"] == whole["total"] and halves["gradients"] == whole["gradients"]
@@ -516,7 +516,7 @@ def test_a_closed_optimizer_can_be_followed_by_another() -> None:
         model, optimizer = small(merge)
         optimizer.close()
         wrapped = optimizer.wrapped
-        again = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})  # type: ignore[arg-type]
+        again = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})
         again.zero_grad()
         model(X).square().mean().backward()
         again.step()
@@ -597,14 +597,14 @@ def test_optimizers_and_parameters_that_cannot_be_updated_late_are_refused() -> 
         with pytest.raises(
             ConfigError, match=rf"merge: 'dear-40000' is not allowed with {type(wrapped).__name__}, which"
         ):
-            resireduce.distribute(model, wrapped, backend="local", **DEAR)  # type: ignore[arg-type]
+            resireduce.distribute(model, wrapped, backend="local", **DEAR)
     scripted = torch.jit.script(nn.Linear(6, 6))
     for whole, name in ((scripted, "that the model is"), (nn.Sequential(scripted), "0")):
         with pytest.raises(ConfigError, match=rf"not allowed with the torch\.jit\.ScriptModule '{name}', of which"):
-            resireduce.distribute(whole, torch.optim.SGD(whole.parameters(), 0.1), backend="local", **DEAR)  # type: ignore[arg-type]
+            resireduce.distribute(whole, torch.optim.SGD(whole.parameters(), 0.1), backend="local", **DEAR)
     model.scale = OwnParameter(torch.ones(6))
     with pytest.raises(ConfigError, match=r"'scale', a OwnParameter and no plain nn\.Parameter"):
-        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **DEAR)  # type: ignore[arg-type]
+        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **DEAR)
 
 
 def test_a_message_has_25_mebibytes_unless_it_is_said() -> None:

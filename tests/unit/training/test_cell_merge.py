@@ -1,6 +1,7 @@
 """A cell's merging: what it may be, what it is called, and what stands in its record."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_payloads_that_are_made_in_rounds_are_not_merged() -> None:
         Cell(model="vgg-digits", compressor="powersgd", merge="one")
 
 
-DEAR = {"model": "vgg-digits", "compressor": "none", "scheme": "none"}
+DEAR: dict[str, Any] = {"model": "vgg-digits", "compressor": "none", "scheme": "none"}
 
 
 def test_halves_of_sums_are_for_whole_gradients_of_all_ranks() -> None:
