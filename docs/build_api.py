@@ -20,8 +20,9 @@ def build(folder: Path) -> None:
         setattr(resireduce, name, getattr(resireduce, name))
     modules = [module.name for module in pkgutil.iter_modules(resireduce.__path__)]
     resireduce.__all__ += [name for name in modules if not name.startswith("_")]
-    # It is a subclass of torch.Tensor, whose compiled attributes have no source.
-    warnings.filterwarnings("ignore", message=r".* resireduce\.streamed_away\.StreamedAway\._is_param ")
+    # They are subclasses of torch.Tensor, whose compiled attributes have no source.
+    for name in (r"streamed_away\.StreamedAway", r"step\.outdated\._Outdated"):
+        warnings.filterwarnings("ignore", message=rf".* resireduce\.{name}\._is_param ")
     pdoc.render.configure(docformat="google", footer_text=f"resireduce {resireduce.__version__}")
     pdoc.pdoc("resireduce", output_directory=folder)
 

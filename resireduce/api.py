@@ -16,7 +16,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, choose
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
-from resireduce.merge_checks import check_merge
+from resireduce.merge_checks import check_dear, check_merge
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
@@ -120,7 +120,10 @@ def distribute(
             rgmerge-style: what these rules make of the times of the first steps, of the slowest rank and of the link,
             which `optimizer.costs` has then; which tensors they merge may differ from run to run. Lists of names of
             parameters, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: as they say; who is
-            in none travels alone. Payloads that are gathered (topk and most others) give the same parameters in any
+            in none travels alone. dear, or dear-BYTES, with compressor "none" and kept gradients only: modules of up to
+            25 MiB, or so many bytes, in one reduce-scatter in the backward pass and one all-gather in the next forward
+            pass, in which parameters are updated shortly before they are used; `optimizer.flush()` has them updated
+            at once. Payloads that are gathered (topk and most others) give the same parameters in any
             messages, bit for bit; those that are summed (none, fp16, randomk) round by their place in a message, on
             three ranks or more. What is sent dense beside them stays as it is, but for hybrid.
 
@@ -136,6 +139,7 @@ def distribute(
     lossy = find_compressor(settings)
     check_beside_optimizer(settings, lossy, optimizer)
     check_merge(settings.merge, lossy, parameters)
+    check_dear(settings, lossy, optimizer, model, parameters)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

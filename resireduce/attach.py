@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.errors import UsageError
+from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
 
 _OWNERS = WeakTensorKeyDictionary()
@@ -98,6 +99,23 @@ class Attachment:
             if module is model or held.intersection(module.parameters(recurse=False)):
                 self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
+    def on_use(
+        self, model: torch.nn.Module, wrapped: Owner, before_forward: BeforeForward, flush: Callable[[Any], None]
+    ) -> None:
+        """Call `before_forward` before a module of `model` uses parameters, and `flush(owner)` before the state of the
+        optimizer `wrapped` is saved or loaded."""
+        held = {slot.parameter for slot in self._slots}
+        for module in model.modules():
+            if held.intersection(module.parameters(recurse=False)):
+                self._handles.append(module.register_forward_pre_hook(before_forward))
+
+        def act(*_: object, owner: weakref.ref[Owner] = self._owner) -> None:
+            if (here := owner()) is not None:
+                flush(here)
+
+        self._handles.append(wrapped.register_state_dict_pre_hook(act))
+        self._handles.append(wrapped.register_load_state_dict_pre_hook(act))
+
     def end(self) -> None:
         """Leave the parameters as they were before; what is under way is lost."""
         self._end.detach()
@@ -149,7 +167,8 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
     for slot in slots:
-        slot.restart()
+        with QUIET():  # an update that is still to come is taken when the parameter is used
+            slot.restart()
         _OWNERS.pop(slot.parameter, None)
 
 

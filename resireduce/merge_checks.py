@@ -3,11 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, choose, is_count
 from resireduce.scheme import MERGES
+from resireduce.settings import Settings, dear_bytes
+from resireduce.wrapped_step import WrappedStep, is_separable
 
 CURE = "give a name, as 'one' or 'mg-wfbp', a number of bytes, or lists of names of parameters"
 
@@ -16,16 +19,78 @@ def check_merge(merge: Any, compressor: Compressor, parameters: Mapping[str, Ten
     """Raise ConfigError for messages of `parameters`, by name, that `merge` may not ask for, or not of `compressor`."""
     if merge is None:
         return
-    if isinstance(merge, str):
+    if isinstance(merge, str) and dear_bytes(merge) is None:
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         _check_lists(merge, parameters)
-    elif not is_count(merge) or merge < 1:
+    elif not isinstance(merge, str) and (not is_count(merge) or merge < 1):
         raise ConfigError(f"merge: {merge!r} is not allowed; {CURE}")
     if merge != "none" and compressor.has_rounds:
         raise ConfigError(
             f"merge: {merge!r} is not allowed with {type(compressor).__name__}, whose payloads ranks make together, in "
             "rounds of one tensor each; leave merge out, or choose another compressor"
+        )
+
+
+DEAR_NEEDS: tuple[tuple[str, object, str], ...] = (
+    ("gradients", "kept", "a gradient waits for those of its group"),
+    ("grad_scaler", None, "the whole gradient would have to be looked at before anything is sent"),
+    ("max_local_grad_norm", None, "the whole gradient would have to be looked at before anything is sent"),
+    ("hierarchy", "flat", "a reduce-scatter gives each rank a part of all ranks' sum"),
+    ("warm_up_steps", 0, "everything is sent dense in every step"),
+)
+"""What `merge="dear"` needs of other settings, and why."""
+
+
+def check_dear(
+    settings: Settings,
+    compressor: Compressor,
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module,
+    parameters: Mapping[str, Tensor],
+) -> None:
+    """Raise ConfigError if `settings` ask for DeAR where it cannot be right.
+
+    It can be with a lossless `compressor`, a `model` that Python calls, plain `parameters`, by name, and an `optimizer`
+    that updates each by itself.
+    """
+    if not settings.in_halves:
+        return
+    where = f"merge: {settings.merge!r} is not allowed with"
+    if not compressor.lossless:
+        raise ConfigError(
+            f"{where} {type(compressor).__name__}, whose payloads cannot be summed in parts; give compressor='none'"
+        )
+    for field, needed, reason in DEAR_NEEDS:
+        if (given := settings.scaler if field == "grad_scaler" else getattr(settings, field)) != needed:
+            told = type(given).__name__ if field == "grad_scaler" else repr(given)
+            raise ConfigError(f"{where} {field}={told}, since {reason}; give {field}={needed!r}, or leave merge out")
+    if settings.overlap is False:
+        raise ConfigError(f"{where} overlap=False: it sends during the backward pass; leave overlap out")
+    scripted = next(
+        (name for name, module in model.named_modules() if isinstance(module, torch.jit.ScriptModule)), None
+    )
+    if scripted is not None:
+        raise ConfigError(
+            f"{where} the torch.jit.ScriptModule {scripted or 'that the model is'!r}, of which nobody could tell when "
+            "it uses a parameter; give the module that it was made of, or leave merge out"
+        )
+    _check_late_update(where, optimizer, parameters)
+
+
+def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError unless `parameters` can be updated by `optimizer` when they are used, some after the others."""
+    own = f"{type(optimizer).__module__}.".startswith("torch.optim.")
+    if not (own and is_separable(optimizer)) or WrappedStep(optimizer, streamed=False).has_hooks_before:
+        raise ConfigError(
+            f"{where} {type(optimizer).__name__}, which has a hook before its step, or is none of torch.optim's that "
+            "update each parameter by itself (all but LBFGS and SparseAdam); leave merge out"
+        )
+    strange = next((name for name, parameter in parameters.items() if type(parameter) is not nn.Parameter), None)
+    if strange is not None:
+        raise ConfigError(
+            f"{where} {strange!r}, a {type(parameters[strange]).__name__} and no plain nn.Parameter, of which nobody "
+            "could tell when it is used; leave merge out"
         )
 
 

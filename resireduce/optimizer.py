@@ -27,6 +27,7 @@ from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.outdated import QUIET
 from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slicing import rows_of
 from resireduce.step.slot import Slot, Stage, make_slots
@@ -76,15 +77,17 @@ class DistributedOptimizer(OptimizerWrapper):
             feedback.register(slot.name, slot.template)
         self._layers: RowLayers | None = None
         self._outside = Outside(model, parameters)
-        self._attach(model, settings.overlaps)  # only now that nothing is refused any more
+        self._attach(model, settings)  # only now that nothing is refused any more
         self._restart()
 
-    def _attach(self, model: nn.Module, overlap: bool) -> None:
+    def _attach(self, model: nn.Module, settings: Settings) -> None:
         for slot in self.slots:
             slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
         self._attachment = Attachment(self, self.slots)
-        self._attachment.on_gradients(DistributedOptimizer._on_gradient if overlap else _note_gradient)
+        self._attachment.on_gradients(DistributedOptimizer._on_gradient if settings.overlaps else _note_gradient)
         self._attachment.on_step(self.wrapped)
+        if self._exchange.before_forward is not None:
+            self._attachment.on_use(model, self.wrapped, self._exchange.before_forward, DistributedOptimizer.flush)
         if large := self._exchange.updater.large:
             self._layers = RowLayers(
                 model,
@@ -102,7 +105,8 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _restart(self) -> None:
         self._in_backward = False
-        self._exchange.restart(self._steps)
+        with QUIET():
+            self._exchange.restart(self._steps)
 
     @property
     def queue(self) -> LaunchQueue:
@@ -169,6 +173,26 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._exchange.intake.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer, up to date."""
+        self.flush()
+        return self.wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.flush()
+        self.wrapped.state = state
+
+    def flush(self) -> None:
+        """Update all parameters, and the optimizer's state, that `merge="dear"` would update when they are used.
+
+        It waits for averages that are under way. Whoever uses a parameter need not call it; it is for what Python does
+        not see: memory of a parameter that is held under another name, a CUDA graph. Without "dear" it does nothing.
+        """
+        if "_exchange" in self.__dict__:
+            self._exchange.updater.flush()
+
     # --- the backward pass ---
 
     @contextmanager
@@ -197,7 +221,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self._restart()
         if self.streamed and not set_to_none:
             warnings.warn(ZEROS, stacklevel=2)
-        self.wrapped.zero_grad(set_to_none)
+        if not set_to_none:
+            self.flush()
+        self._exchange.updater.let_gradients_go()
+        with QUIET():
+            self.wrapped.zero_grad(set_to_none)
 
     @property
     def whole_gradients(self) -> dict[str, str]:
@@ -243,6 +271,7 @@ class DistributedOptimizer(OptimizerWrapper):
         self._exchange.refuse_if_failed()
         if not self._in_backward:
             self._in_backward = True
+            self.flush()
             self._exchange.begin_backward(slot)
             Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -301,12 +330,13 @@ class DistributedOptimizer(OptimizerWrapper):
                 loss = closure()
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
+        self.flush()
         if self._in_backward:
             raise UsageError(
                 "step() after a backward() that did not come to its end: some gradients are under way, others are "
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
-        self._exchange.updater.watch.refuse()
+        self._exchange.updater.refuse()
         self._outside.warn()
         with self._attachment.stepping():
             if self._only_makes_state():
@@ -349,18 +379,21 @@ class DistributedOptimizer(OptimizerWrapper):
     def close(self) -> None:
         """Take all hooks from the model, and free residuals: it trains plainly, or can be distributed anew.
 
-        What is under way, if a step is, is lost. The wrapped optimizer, `optimizer.wrapped`, keeps its state. Calling
-        it again does nothing.
+        What is under way, if a step is, is lost, but for updates of steps that have been taken. The wrapped optimizer,
+        `optimizer.wrapped`, keeps its state. Calling it again does nothing.
         """
         if self._closed:
             return
-        self._attachment.end()
-        if self._layers is not None:
-            self._layers.end()
-        self.levels.close()
-        self._closed = True
-        for name in FREED:
-            delattr(self, name)
+        try:
+            self.flush()
+        finally:
+            self._attachment.end()
+            if self._layers is not None:
+                self._layers.end()
+            self.levels.close()
+            self._closed = True
+            for name in FREED:
+                delattr(self, name)
 
     def __enter__(self) -> Self:
         return self

@@ -106,8 +106,9 @@ UPDATES = ("in_step", "in_backward")
 """When parameters change."""
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
-MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style")
-"""Names of ways in which compressed tensors travel together; all but the first three need to be timed."""
+MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style", "dear")
+"""Names of ways in which tensors travel together: from the fourth on they need to be timed, but for the last, which is
+for what is not compressed, and may say how many bytes: "dear-1000000"."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",

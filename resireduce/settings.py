@@ -3,6 +3,7 @@
 Imports no torch.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from resireduce.grouping import Grouping
     from resireduce.scheme import Scheme
 
+DEAR_BYTES = 25 * 2**20
+"""Bytes that a message of DeAR has at most, unless `merge` says another number, or one larger module has it alone."""
 OWN = {"own": True}
 """Marks a field that may differ between ranks, or that another field tells of."""
 
@@ -59,7 +62,12 @@ class Settings:
     @property
     def overlaps(self) -> bool:
         """Whether gradients are compressed during the backward pass, as streamed ones always are."""
-        return self.streamed or bool(self.overlap)
+        return self.streamed or bool(self.overlap) or self.in_halves
+
+    @property
+    def in_halves(self) -> bool:
+        """Whether an all-reduce is cut in two, of which the second half comes in the next forward pass."""
+        return dear_bytes(self.merge) is not None
 
     @property
     def in_backward(self) -> bool:
@@ -79,3 +87,9 @@ class Settings:
         clear = {"options": dict(self.options or {}), "overlap": self.overlaps, "hierarchy": levels}
         named = given | clear | {"grad_scaler": type(self.grad_scaler).__name__} | found
         return {"dense": named["dense"]} | named  # first, since groups that differ follow from it
+
+
+def dear_bytes(merge: object) -> int | None:
+    """Return the most bytes of a message if `merge` is "dear" or "dear-BYTES"; None for anything else."""
+    found = re.fullmatch(r"dear(?:-([1-9]\d*))?", merge) if isinstance(merge, str) else None
+    return None if found is None else int(found[1] or DEAR_BYTES)

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +53,13 @@ class WrappedStep:
     @property
     def is_sliced(self) -> bool:
         """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
+        return self._streamed and not self.has_hooks_before and is_separable(self.optimizer)
+
+    @property
+    def has_hooks_before(self) -> bool:
+        """Whether hooks other than the library's are called before it."""
         hooks = [hook for hook in self.optimizer._optimizer_step_pre_hooks.values() if not isinstance(hook, StepGuard)]
-        return self._streamed and not hooks and not _global_optimizer_pre_hooks and is_separable(self.optimizer)
+        return bool(hooks or _global_optimizer_pre_hooks)
 
     @property
     def is_cut(self) -> bool:
@@ -69,6 +75,36 @@ class WrappedStep:
         step = type(self.optimizer).step
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
         bare(self.optimizer)
+
+    def part(self, groups: list[dict[str, Any]], stand_ins: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Update some parameters, as a part of a step: by `groups` in the place of the optimizer's own.
+
+        `stand_ins` are pairs of a parameter and what stands in the groups for it: in its memory, with a gradient.
+        """
+        state, held = self.optimizer.state, self.optimizer.param_groups
+        for parameter, other in stand_ins:
+            if parameter in state:
+                state[other] = state[parameter]
+        self.optimizer.param_groups = groups
+        try:
+            self.some()
+        finally:
+            self.optimizer.param_groups = held
+            for parameter, other in stand_ins:
+                if other in state:
+                    state[parameter] = state.pop(other)
+
+    def without_update(self, loss: Tensor | float | None, then: Callable[[], None]) -> None:
+        """Call `step()` itself while nothing has a gradient, and `then` before its hooks that come after a step.
+
+        loss: as of `whole`.
+        """
+        handle = self.optimizer.register_step_post_hook(lambda *_: then())
+        self.optimizer._optimizer_step_post_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]
+        try:
+            self.whole(loss)
+        finally:
+            handle.remove()
 
     def whole(self, loss: Tensor | float | None = None, parameters: Sequence[nn.Parameter] = ()) -> None:
         """Call `step()` itself: the only call of a step, or the last.

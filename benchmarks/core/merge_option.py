@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.core.content import text_hash
 from resireduce.errors import ConfigError, choose
 from resireduce.scheme import COMPRESSORS, MERGES
+from resireduce.settings import dear_bytes
 
 CURE = f"give {', '.join(MERGES)}, a number of bytes, or lists of names of parameters"
 
@@ -15,13 +16,13 @@ def freeze(merge: Any, compressor: str) -> Any:
 
     Raises ConfigError, one line, for what it may not be, and for a `compressor` whose payloads cannot travel together.
     """
-    if isinstance(merge, str):
+    if isinstance(merge, str) and dear_bytes(merge) is None:
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):
         if not is_plan(merge):
             raise ConfigError(f"merge: {merge!r} is not allowed; {CURE}")
         merge = tuple(tuple(names) for names in merge)
-    elif isinstance(merge, bool) or not isinstance(merge, int) or merge < 1:
+    elif not isinstance(merge, str) and (isinstance(merge, bool) or not isinstance(merge, int) or merge < 1):
         raise ConfigError(f"merge: {merge!r} is not allowed; {CURE}")
     if merge != "none" and COMPRESSORS[compressor].in_rounds:
         raise ConfigError(
@@ -29,6 +30,20 @@ def freeze(merge: Any, compressor: str) -> Any:
             "one tensor each; allowed: none"
         )
     return merge
+
+
+def refuse_dear(merge: Any, **given: str) -> None:
+    """Raise ConfigError, one line, if frozen `merge` is DeAR's and a field of a cell, `given` by name, does not fit.
+
+    It needs compressor none, gradients kept and hierarchy flat.
+    """
+    needed = {"compressor": "none", "gradients": "kept", "hierarchy": "flat"}
+    for field, value in given.items() if dear_bytes(merge) is not None else ():
+        if value != needed[field]:
+            raise ConfigError(
+                f"merge: {merge!r} is not allowed with {field} {value!r}, only with {needed[field]}: it sums whole "
+                "gradients of all ranks in parts, each when its group is there"
+            )
 
 
 def thaw(merge: Any) -> Any:

@@ -34,9 +34,13 @@ FORMS: tuple[dict[str, Any], ...] = (
     {"compressor": "none", "scheme": "none"},
     {"compressor": "fp16", "scheme": "none"},
     {**TOPK, "density": 0.001},
-    *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:])),
+    *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:]) if merge != "dear"),
 )
 """What is timed, flat and by nodes."""
+HALVES: tuple[dict[str, Any], ...] = tuple(
+    {"compressor": "none", "scheme": "none", "merge": merge} for merge in ("dear", f"dear-{1 << 19}")
+)
+"""What is timed flat alone: in one message of the small models, and in some."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,10 +74,10 @@ def main(args: argparse.Namespace) -> int:
 
 
 def make_cells(model: str) -> list[Cell]:
-    """Return the cells of all forms of a model, each flat and by nodes."""
+    """Return the cells of all forms of a model, flat and, where that is possible, by nodes."""
     data = "synthetic" if WORKLOADS[model].data else "real"
     levels: tuple[dict[str, Any], ...] = ({}, {"hierarchy": "node", "ranks_per_node": RANKS_PER_NODE})
-    forms = [form | level for form in FORMS for level in levels]
+    forms = [*(form | level for form in FORMS for level in levels), *HALVES]
     return [Cell(model=model, world_size=NODES * RANKS_PER_NODE, data=data, **form) for form in forms]
 
 

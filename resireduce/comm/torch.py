@@ -131,6 +131,26 @@ class TorchCommunicator(Communicator):
         own = tensor.new_empty(tensor.numel() // self.world_size)
         return _Launched(dist.reduce_scatter_tensor(own, tensor, group=self.group, async_op=True), own)
 
+    def scatter_sum(self, tensor: Tensor, name: str) -> Polled[Tensor]:
+        """Launch a sum of which this rank gets its part; over gloo of what all ranks send it, in the order of ranks.
+
+        As bytes, whatever they stand for: all ranks' parts are there at once.
+        """
+        if dist.get_backend(self.group) == "nccl":
+            return self.reduce_scatter(tensor, name)
+        self._finish_ragged()
+        sizes = [tensor.nbytes // self.world_size] * self.world_size
+        pieces = self.send_pieces(tensor.view(torch.uint8), sizes, sizes)
+
+        def finish() -> Tensor:
+            first, *others = (piece.view(tensor.dtype) for piece in pieces.wait())
+            total = first.clone()
+            for other in others:
+                total.add_(other)
+            return total
+
+        return Deferred(finish, pieces.work.is_completed)
+
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with that of rank 0 of the group; return it."""
         self._finish_ragged()

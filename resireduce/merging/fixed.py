@@ -8,9 +8,10 @@ import numpy as np
 
 from resireduce.merging.arrivals import Arrivals, Ends
 from resireduce.merging.filling import Filling, scan
+from resireduce.settings import DEAR_BYTES
 
 SIZE_BYTES = 25 * 2**20
-"""Bytes of a message of fixed size: those of a bucket of DistributedDataParallel, and DeAR's."""
+"""Bytes of a message of fixed size: those of a bucket of DistributedDataParallel."""
 HOROVOD_BYTES, HOROVOD_CYCLE_SECONDS = 128 * 2**20, 0.001
 """Horovod's fusion buffer, and the time between two of its cycles, since version 0.21."""
 
@@ -33,7 +34,7 @@ def size(arrivals: Arrivals, limit_bytes: float = SIZE_BYTES) -> Ends:
     return scan(arrivals, lambda filling: filling.nbytes + nbytes[..., filling.place + 1] <= limit_bytes)
 
 
-def dear(arrivals: Arrivals, limit_bytes: float = SIZE_BYTES) -> Ends:
+def dear(arrivals: Arrivals, limit_bytes: float = DEAR_BYTES) -> Ends:
     """Return where DeAR's messages of `arrivals` end: filled in the order of the forward pass, which is the reverse,
     and closed where the next tensor would make them `limit_bytes` or more."""
     nbytes = arrivals.spread(arrivals.nbytes)[..., ::-1]

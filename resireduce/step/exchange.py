@@ -8,8 +8,11 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
+from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
+from resireduce.step.late_update import LateUpdater
 from resireduce.step.launch import LaunchQueue
+from resireduce.step.outdated import BeforeForward
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
@@ -46,7 +49,16 @@ class Exchange:
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, parts = gathered_at_once(settings, slots)
         remembers = settings.streamed and settings.scaler is not None
-        self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge, parts)
+        self.queue: LaunchQueue
+        self.updater: Updater
+        self.before_forward = BeforeForward() if settings.in_halves else None
+        """Where averages come in the next forward pass: what is called before each module of that."""
+        if self.before_forward is not None:
+            self.queue = halves = HalvesQueue(slots, feedback, levels, settings.merge)
+            self.updater = LateUpdater(optimizer, slots, halves, settings, self.before_forward)
+        else:
+            self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge, parts)
+            self.updater = Updater(optimizer, slots, self.queue, settings)
         rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
         self.profiler = Profiler(rule, feedback, levels.world)
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
@@ -54,7 +66,6 @@ class Exchange:
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
-        self.updater = Updater(optimizer, slots, self.queue, settings)
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False

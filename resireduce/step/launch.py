@@ -85,8 +85,11 @@ class LaunchQueue:
         """Send tensors together as `merge` has it, which is as in `resireduce.distribute`; between two steps only."""
         together = merged(self.compressed, merge, self.feedback)
         dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
-        self.messages = list(arrange([*together, *dense], self._order))
+        self.messages = self._in_order([*together, *dense])
         """Which tensors travel together, in the order of their launch."""
+
+    def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
+        return list(arrange(messages, self._order))
 
     def _restart(self) -> None:
         self._launched = self._gathered_bytes = 0
@@ -128,15 +131,18 @@ class LaunchQueue:
             nbytes = self.gathered_nbytes(message, [slot.payload for slot in message if slot.payload])
             if nbytes and self._gathered_bytes and self._gathered_bytes + nbytes > self.gathered_limit:
                 return
-            apart = not message[0].small and not self.feedback.packs(message[0].name)
-            for together in [[slot] for slot in message] if apart else [message]:
-                self._send(together)
+            self._send_message(message)
             self._under_way.extend(message)
             self._gathered_until[message[-1]] = nbytes
             self._gathered_bytes += nbytes
             self._launched += 1
         if complete:
             self._end_rounds()
+
+    def _send_message(self, message: list[Slot]) -> None:
+        apart = not message[0].small and not self.feedback.packs(message[0].name)
+        for together in [[slot] for slot in message] if apart else [message]:
+            self._send(together)
 
     def _send(self, together: list[Slot]) -> None:
         made = [slot.payload for slot in together if slot.payload]
@@ -289,6 +295,6 @@ class LaunchQueue:
             self.world.broadcast_(order, "resireduce.order")
             self._order = [self.slots[index] for index in order.tolist()]
             self.buckets = list(arrange(self.buckets, self._order))
-            self.messages = list(arrange(self.messages, self._order))
+            self.messages = self._in_order(self.messages)
             self._order_is_learnt, self._next = True, {}
         self._restart()

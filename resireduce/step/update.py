@@ -57,6 +57,18 @@ class Updater:
             warnings.warn(cost, stacklevel=4)  # of distribute()
         self.restart()
 
+    def refuse(self) -> None:
+        """Raise UsageError if a step would train wrongly for what has been done to the wrapped optimizer."""
+        self.watch.refuse()
+
+    def flush(self) -> None:
+        """Bring all parameters up to date: they are, after each step."""
+        return
+
+    def let_gradients_go(self) -> None:
+        """Have no averages put into `.grad` later: none are."""
+        return
+
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the pipeline, if it has one."""

@@ -40,6 +40,15 @@ def check_merged_messages(communicator: HorovodCommunicator) -> None:
         assert same(alone, together) and not same(together, start)
 
 
+def check_halves_of_sums(communicator: HorovodCommunicator) -> None:
+    """The same parameters as with whole sums, bit for bit on two ranks."""
+    start = seeded(lambda: Net(blocks=1))
+    options = {"scheme": "none", "compressor": "none", "gradients": "kept", "steps": 3, "loss": _loss}
+    whole, _ = train(communicator, start, **options)
+    halves, optimizer = train(communicator, start, merge="dear-40000", **options)
+    assert same(whole, halves) and not same(halves, start) and len(optimizer.messages) > 2
+
+
 def _loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
     return model(x).float().square().mean()
@@ -50,7 +59,7 @@ def main(meeting_place: str) -> None:
     hvd.init()
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
-    for check in (*CHECKS, check_half_precision_is_as_over_torch, check_merged_messages):
+    for check in (*CHECKS, check_half_precision_is_as_over_torch, check_merged_messages, check_halves_of_sums):
         check(communicator)
         print(f"{check.__name__} passed on rank {hvd.rank()} of {hvd.size()}", flush=True)
     dist.destroy_process_group()

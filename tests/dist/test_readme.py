@@ -106,7 +106,8 @@ def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
     assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
     between = found_between("Compressors", "Groups and specific layers")
-    assert between[1:-1] == ["DGC in full", "Two levels: nodes", "Messages of several tensors"]
+    halves = "The second half in the next forward pass"
+    assert between[1:-1] == ["DGC in full", "Two levels: nodes", "Messages of several tensors", halves]
     assert found[4:] == [*between, "Adding up several passes"]
 
 

@@ -13,6 +13,7 @@ from benchmarks.analysis.readme.levels_block import two_levels
 from benchmarks.analysis.readme.links_block import links, merged_links, slow_link_claim
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
+from benchmarks.analysis.readme.saved_block import saved_states
 from benchmarks.analysis.readme.sharded_block import sharded
 from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems
 from benchmarks.analysis.readme.ways_block import TABLES
@@ -92,6 +93,7 @@ BLOCKS: Mapping[str, Make] = {
     "links": links,
     "slow-link-claim": slow_link_claim,
     "merged-links": merged_links,
+    "saved-states": lambda measured: saved_states(measured.load("saved-states")),
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
     "rivals": rivals,

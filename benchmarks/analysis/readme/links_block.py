@@ -14,12 +14,18 @@ def links(measured: Measured) -> str | None:
     """Seconds of a step by compressor, flat and by nodes; None while this was not measured."""
     if not measured.has("links"):
         return None
-    rows = [row for row in measured.load("links")["rows"] if row["merge"] == "none"]
+    of_all = measured.load("links")["rows"]
+    rows = [row for row in of_all if row["merge"] == "none"]
     plain = next(row for row in rows if row["compressor"] == "none" and row["hierarchy"] == "flat")
     flat, node = ([row for row in rows if row["hierarchy"] == level] for level in ("flat", "node"))
     body = [
         [_compressor(one), _seconds(one), _faster(plain, one), _seconds(other), _faster(plain, other)]
         for one, other in zip(flat, node, strict=True)
+    ]
+    body += [
+        [f"no compression, {_rule(row['merge'])}", _seconds(row), _faster(plain, row), "", ""]
+        for row in of_all
+        if row["compressor"] == "none" and row["merge"] != "none"
     ]
     return markdown_table(("", "Flat, s a step", "Speed-up", "By nodes, s a step", "Speed-up"), body, "lrrrr")
 

@@ -1,0 +1,51 @@
+"""The paper's Fig. 9, planned: what of the model states is saved, also where the ranks of a node share residuals.
+
+python -m benchmarks.training.saved_states --output results/reference/saved-states.json
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import save_json, writable
+from benchmarks.training.plan_of_cell import plan_of
+
+MODELS = ("resnet50", "vgg19", "bert-base", "bert-large", "gpt2-medium", "gpt2-large")
+RANKS, RANKS_PER_NODE = 64, 8
+NODE = {"hierarchy": "node", "ranks_per_node": RANKS_PER_NODE}
+WAYS: dict[str, dict[str, Any]] = {
+    "w": {"scheme": "w"},
+    "2d": {"scheme": "2d"},
+    "w+2d": {"scheme": "w+2d"},
+    "baseline by nodes": {"scheme": "baseline", **NODE},
+    "w+2d by nodes": {"scheme": "w+2d", **NODE},
+}
+"""What is planned of each model, by its heading: schemes of the figure, and two levels of 8 nodes of 8 ranks."""
+
+
+def saved(model: str) -> dict[str, float]:
+    """Return by the name of each of WAYS which share of the model states of the paper's baseline is saved.
+
+    Kept gradients and top-k at density 0.01, by the recipe's own optimizer, of the rank that holds most.
+    """
+    cells = {name: Cell(model=model, world_size=RANKS, **way) for name, way in WAYS.items()}
+    return {name: 1 - plan_of(cell)["normalised"] for name, cell in cells.items()}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Plan all models, print what is saved, and write it. ConfigError for a place that cannot be written to."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.training.saved_states", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="JSON file")
+    args = parser.parse_args(arguments)
+    writable("output", args.output)
+    rows = []
+    for model in MODELS:
+        rows.append({"model": model, "saved": saved(model)})
+        print(rows[-1], flush=True)
+    save_json({"ranks": RANKS, "ranks_per_node": RANKS_PER_NODE, "rows": rows}, args.output)
+
+
+if __name__ == "__main__":
+    main()

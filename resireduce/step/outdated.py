@@ -1,0 +1,163 @@
+"""Parameters whose update has still to come: anything that is done with one brings it up to date before.
+
+Zhang et al., "DeAR", ICDCS 2023, update a layer in the next forward pass, shortly before it is used. Whoever looks at
+its parameters earlier would see those of the step before.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from resireduce.comm.base import Handle
+from resireduce.errors import UsageError
+from resireduce.step.slot import Slot, laid_out
+
+QUIET = torch._C.DisableTorchFunctionSubclass
+"""Within it nothing that is done with a parameter brings it up to date."""
+WITHOUT_VALUES = {
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
+    *(Tensor.size, Tensor.dim, Tensor.numel),
+}
+"""What tells nothing of a parameter's values."""
+
+
+class _Outdated(nn.Parameter):
+    """What a parameter is while its update has still to come: the same object, of this class."""
+
+    _late_update: "LateUpdate"
+    """Brings it up to date, and makes it a plain parameter again."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Bring all such parameters among the arguments up to date, and call `func`, whatever it is."""
+        if func in WITHOUT_VALUES:
+            with QUIET():
+                return func(*args, **(kwargs or {}))
+        bring_up_to_date(tree_leaves((args, kwargs)))
+        return func(*args, **(kwargs or {}))
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        """Return a copy of the parameter as it is up to date."""
+        bring_up_to_date([self])
+        return self.__deepcopy__(memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Return what pickles the parameter as it is up to date."""
+        bring_up_to_date([self])
+        return self.__reduce_ex__(protocol)
+
+
+Part = Callable[[list[dict[str, Any]], Sequence[tuple[Tensor, Tensor]]], object]
+"""A part of an optimizer's step: `resireduce.wrapped_step.WrappedStep.part`."""
+
+
+class LateUpdate:
+    """The update of some parameters by an average that is on its way: taken once, when the first of them is needed.
+
+    Until it has been taken to its end, whoever uses one of them, in any thread, waits for it.
+
+    Args:
+        slots: one for each parameter, and where its average begins in the 1-D tensor that `gathered` brings.
+        gathered: the averages.
+        part: takes a part of the optimizer's step.
+        groups: parameters and options of the optimizer's groups as they were at the step.
+        lock: held while the optimizer is used.
+    """
+
+    def __init__(
+        self,
+        slots: Sequence[tuple[Slot, int]],
+        gathered: Handle[Tensor],
+        part: Part,
+        groups: Sequence[tuple[list[Tensor], dict[str, Any]]],
+        lock: AbstractContextManager[object],
+    ):
+        self._slots, self._part, self._groups, self._lock = slots, part, groups, lock
+        self._gathered: Handle[Tensor] | None = gathered
+        self._keeps_gradients, self._taken = True, False
+        device = slots[0][0].parameter.device
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        for slot, _ in slots:
+            slot.parameter._late_update = self  # type: ignore[attr-defined]
+            slot.parameter.__class__ = _Outdated
+
+    def let_gradients_go(self) -> None:
+        """Leave no averages in `.grad`, which has been emptied since the step."""
+        self._keeps_gradients = False
+
+    def apply(self) -> None:
+        """Wait for the averages, and have the parameters updated by them, unless that has been done.
+
+        Raises UsageError if it was tried before, and failed half-way.
+        """
+        with self._lock, QUIET(), torch.inference_mode(False), torch.no_grad():
+            if self._taken:
+                return
+            if self._gathered is None:
+                raise UsageError(
+                    f"the update of {self._slots[0][0].name!r} failed before, half-way: build model and optimizer "
+                    "anew, on every rank, from a checkpoint"
+                )
+            kind = self._slots[0][0].kind[1].type
+            with torch.autocast("cpu" if kind == "meta" else kind, enabled=False):
+                self._apply()
+            self._taken, self._slots, self._groups = True, [], []
+
+    def _apply(self) -> None:
+        """Update on the stream of the step, for which that of the present use then waits."""
+        if self._stream is None:
+            self._update()
+            return
+        here = torch.cuda.current_stream(self._stream.device)
+        with torch.cuda.stream(self._stream):
+            self._update()
+        here.wait_stream(self._stream)
+
+    def _update(self) -> None:
+        assert self._gathered is not None
+        averages = self._gathered.wait()
+        self._gathered = None  # whatever comes of it, this is tried once
+        stand_ins: dict[Tensor, Tensor] = {}  # so that the parameters are not taken for updated ones before they are
+        for slot, start in self._slots:
+            parameter = slot.parameter
+            average = averages[start : start + parameter.numel()].view(parameter.shape)
+            stand_ins[parameter] = parameter.detach()
+            stand_ins[parameter].grad = laid_out(average, parameter)
+        groups = [
+            {"params": [stand_ins[one] for one in parameters if one in stand_ins], **options}
+            for parameters, options in self._groups
+        ]
+        self._part(groups, [*stand_ins.items()])
+        for slot, _ in self._slots:
+            if self._keeps_gradients:
+                slot.parameter.grad = stand_ins[slot.parameter].grad
+            slot.parameter.__class__ = nn.Parameter
+            del slot.parameter._late_update  # type: ignore[attr-defined]
+
+
+def bring_up_to_date(values: Sequence[object]) -> None:
+    """Take the updates that have still to come of the parameters among `values`."""
+    for value in values:
+        if type(value) is _Outdated:
+            update = vars(value).get("_late_update")  # another thread may have taken it
+            if update is not None:
+                update.apply()
+
+
+class BeforeForward:
+    """The hook before each module's forward pass, which brings the module's own parameters up to date."""
+
+    def __init__(self) -> None:
+        self.compiled = False
+        """Whether torch.compile has taken a module in: what it makes looks at parameters before any hook is called."""
+
+    def __call__(self, module: nn.Module, _: object) -> None:
+        """Bring the parameters of `module`, which is about to be called, up to date; not those of modules within it."""
+        if torch.compiler.is_compiling():
+            self.compiled = True
+        else:
+            bring_up_to_date([*module._parameters.values()])
