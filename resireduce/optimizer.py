@@ -28,7 +28,6 @@ from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.row_gradients import RowGradient
-from resireduce.step.slicing import rows_of
 from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
@@ -85,10 +84,10 @@ class DistributedOptimizer(OptimizerWrapper):
         self._attachment = Attachment(self, self.slots)
         self._attachment.on_gradients(DistributedOptimizer._on_gradient if overlap else _note_gradient)
         self._attachment.on_step(self.wrapped)
-        if large := self._exchange.updater.large:
+        if large := self._exchange.intake.large:
             self._layers = RowLayers(
                 model,
-                sorted(large, key=lambda slot: slot.index),
+                large,
                 self.feedback,
                 DistributedOptimizer._on_rows,
                 DistributedOptimizer._after_rows,
@@ -218,7 +217,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if not exchange.intake.takes_rows(slot):
             return self._on_use(slot, gradient)
         self._begin(slot)
-        exchange.intake.absorb_rows(slot, gradient, rows_of(slot, exchange.updater.slice_bytes))
+        exchange.intake.absorb_rows(slot, gradient)
         return True
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
