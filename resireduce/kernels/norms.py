@@ -58,8 +58,7 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     Compiled code gives the same bits in one pass; for a single row or column torch splits sums among its threads.
     """
-    fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(matrix.shape) > 1
-    compiled = library("norms") if fits and matrix.is_contiguous() else None
+    compiled = _compiled(matrix, dtype, len(matrix))
     if compiled is None:
         by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
         return by_row, by_column
@@ -67,3 +66,26 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sizes = map(ctypes.c_int64, matrix.shape)
     compiled.resireduce_l1_norms(*addresses(matrix), *sizes, *addresses(by_row, by_column))
     return by_row, by_column
+
+
+def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -> None:
+    """Write the L1 norms of the rows of 2-D `part`, the rows from number `first` on of a matrix, into 1-D `by_row`.
+
+    And add those of its columns to `by_column`: both as long as the matrix, zeros before the first part. When all rows
+    have come in their order they are those of `l1_norms`, bit for bit by compiled code; else norms of columns are
+    rounded once more for each part.
+    """
+    compiled = _compiled(part, by_row.dtype, len(by_row))
+    here = by_row[first : first + len(part)]
+    if compiled is None:
+        here.copy_(torch.linalg.vector_norm(part, 1, dim=1, dtype=by_row.dtype))
+        by_column.add_(torch.linalg.vector_norm(part, 1, dim=0, dtype=by_row.dtype))
+        return
+    sizes = map(ctypes.c_int64, part.shape)
+    compiled.resireduce_l1_norms(*addresses(part), *sizes, *addresses(here, by_column))
+
+
+def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
+    """Return the compiled code for norms in `dtype` of 2-D `matrix`, some rows of one of `n_rows`, if it fits."""
+    fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
+    return library("norms") if fits and matrix.is_contiguous() else None
