@@ -21,8 +21,8 @@ TWICE = (
     "sent, and once to take that out: one more product beside the three of its layer"
 )
 THRICE = (
-    "what its residual stores depends on norms of all that is left, so all rows are made once to see what is to be sent, "
-    "once for these norms, and once to take that out: two more products beside the three of its layer"
+    "what its residual stores depends on norms of all that is left, so all rows are made once to see what is to be "
+    "sent, once for these norms, and once to take that out: two more products beside the three of its layer"
 )
 Holders = Sequence[tuple[nn.Module, str]]
 """The modules that hold a parameter, with the name that each has for it."""

@@ -19,23 +19,49 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     On a CPU sums are formed in float64, the same whatever the number of threads: torch adds magnitudes one by one in
     float32, and one thread finds half of the L1 norm of 10^8 elements.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.device.type not in ("cpu", "meta"):
-        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
-        return l1, l2
-    magnitudes, squares = (torch.empty(LANES, dtype=torch.float64, device=x.device) for _ in range(2))
-    if not x.is_meta:
-        _sum_into(magnitudes, squares, x.detach().reshape(-1))
-    return magnitudes.sum().to(dtype), squares.sum().sqrt().to(dtype)
+    sums = NormsOfParts(x)
+    sums.add(x)
+    return sums.norms()
+
+
+class NormsOfParts:
+    """The L1 and the L2 norm of a tensor `like` this one that comes in parts, as `l1_and_l2_norm` has them.
+
+    All but the last part have a multiple of 16 elements. On a CPU the bits are those of the whole tensor; elsewhere
+    norms are formed of the norms of parts.
+    """
+
+    def __init__(self, like: Tensor):
+        self._dtype = torch.promote_types(like.dtype, torch.float32)
+        self._norms: list[tuple[Tensor, Tensor]] | None = None if like.device.type in ("cpu", "meta") else []
+        where = like.device if self._norms is None else "cpu"
+        self._magnitudes, self._squares = (torch.zeros(LANES, dtype=torch.float64, device=where) for _ in range(2))
+
+    def add(self, part: Tensor) -> None:
+        """Go on with `part`, the next elements."""
+        if self._norms is not None:
+            l1, l2 = (torch.linalg.vector_norm(part, order, dtype=self._dtype) for order in (1, 2))
+            self._norms.append((l1, l2))
+        elif not part.is_meta:
+            _sum_into(self._magnitudes, self._squares, part.detach().reshape(-1))
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Return the L1 and the L2 norm, 0-D, in float32 at least."""
+        if self._norms is None:
+            return self._magnitudes.sum().to(self._dtype), self._squares.sum().sqrt().to(self._dtype)
+        if len(self._norms) == 1:
+            return self._norms[0]
+        l1, l2 = (torch.stack(norms) for norms in zip(*self._norms, strict=True))
+        return l1.sum(), torch.linalg.vector_norm(l2)
 
 
 def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
-    """Write the sixteen sums of magnitudes and of squares of `flat`: element i goes to those of number i % 16."""
+    """Add magnitudes and squares of `flat` to the sixteen sums of each: element i to those of number i % 16."""
     compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
         compiled.resireduce_sums(*addresses(flat), ctypes.c_int64(flat.numel()), *addresses(magnitudes, squares))
         return
-    sums = np.zeros((2, LANES))
+    sums = np.stack([magnitudes.numpy(), squares.numpy()])
     for piece in slices(flat.numel(), PIECE):
         part = np.abs(_array(flat[piece]), dtype=np.float64)
         rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)

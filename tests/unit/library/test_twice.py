@@ -212,3 +212,33 @@ def test_a_plan_states_what_is_made_twice_and_what_that_saves() -> None:
     whole, cut = (plan(Layers, scheme="baseline", residual_dtype="int8", slices=slices) for slices in (None, 8192))
     assert set(cut["twice_gradients"]) == {"one.weight", "two.weight"} and not cut["whole_gradients"]
     assert cut["peak_states"] < whole["peak_states"] - 640 * 112 * 4 / 2
+
+
+@pytest.mark.parametrize("order", ["cba", "acb", "bac"])
+@pytest.mark.parametrize(
+    ("scheme", "precision"), [("w", None), ("w", "int8"), ("w", "bfloat16"), ("a", "int4"), ("a", None)]
+)
+def test_members_of_a_group_are_folded_as_whole_ones_are(scheme: str, precision: str | None, order: str) -> None:
+    whole, cut = (group_of_three(scheme, precision) for _ in range(2))
+    like, generator = torch.empty(130, 33), torch.Generator().manual_seed(0)
+    for step in range(3):
+        for name in order if step < 2 else order[:2]:
+            grad = torch.randn(like.shape, generator=generator)
+            expected = whole.compress(grad.clone(), name, step)
+            found = cut.compress_parts(
+                lambda part, g=grad: g[part].clone(), row_slices(like.shape, 4, 4096), like, name, step
+            )
+            assert isinstance(expected, Payload) and torch.equal(found.buffer, expected.buffer)
+        for one in (whole, cut):
+            one.residual.end_step(step)
+        held, other = whole.residual.tensors(), cut.residual.tensors()
+        assert all(torch.equal(other[key].view(torch.uint8), value.view(torch.uint8)) for key, value in held.items())
+        assert any(value.any() for value in held.values())
+
+
+def group_of_three(scheme: str, precision: str | None) -> ErrorFeedback:
+    residual = build_residual(scheme, Grouping(groups=(("a", "b", "c"),)), precision, rank=1)
+    feedback = ErrorFeedback(TopK(0.05), residual, LocalCommunicator(), frozenset())
+    for name in "abc":
+        feedback.register(name, torch.empty(130, 33))
+    return feedback
