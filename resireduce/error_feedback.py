@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -155,7 +156,7 @@ class ErrorFeedback(Messenger):
         """As `compress` of a gradient that is made in parts, all of them twice, and is never there as a whole.
 
         To see what is to be sent, from the last to the first; and to take it out, and leave the rest to the residual,
-        from the first to the last. Raises NonFiniteGradient before the residual is touched.
+        from the first to the last, twice where that looks first. Raises NonFiniteGradient before that is touched.
 
         Args:
             gradient: returns that of some rows, a new contiguous tensor with the same bits each time.
@@ -171,13 +172,20 @@ class ErrorFeedback(Messenger):
             del grad
         indices = selection.indices()
         del selection
-        source, sent = self.residual.source(name, like, step), SentParts(indices, like)
-        for part in rows:
-            left = self.residual.compensate_part_(gradient(part), name, part.start * width)
-            left = sent.take_out(left, part.start * width, compressor)
-            self.residual.update_part(left, name, part.start * width, source)
-            del left
-        return sent.payload()
+        source = self.residual.source(name, like, step)
+
+        def go_through(use: Callable[[Tensor, str, int], None]) -> SentParts:
+            sent = SentParts(indices, like)
+            for part in rows:
+                left = self.residual.compensate_part_(gradient(part), name, part.start * width)
+                use(sent.take_out(left, part.start * width, compressor), name, part.start * width)
+                del left
+            return sent
+
+        if self.residual.looks_first(name):
+            go_through(self.residual.look_at_part)
+            self.residual.end_look(name, like, step)
+        return go_through(partial(self.residual.update_part, source=source)).payload()
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:

@@ -1,8 +1,8 @@
 """Sends payloads to all ranks, each message by the collective of its compressor, and receives their averages."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -150,7 +150,8 @@ class Messenger:
         It lies in contiguous `into`, in the payload's own memory, or in a new tensor.
         """
         if isinstance(message, PartedMessage):
-            average = self.receive_part(message, 0, message.payload.shape.numel()).view(message.payload.shape)
+            (flat,) = self.receive_parts(message, (0, message.payload.shape.numel()))
+            average = flat.view(message.payload.shape)
             return average if into is None else into.copy_(average)
         payload, received = message.payload, self._wait(message.handle)
         self._learn(message, received)
@@ -172,26 +173,37 @@ class Messenger:
             known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
             compressor.learn_(state, known)
 
-    @timed("decompress")
-    def receive_part(self, message: Message | PartedMessage, start: int, stop: int) -> Tensor:
-        """Return elements `start` to `stop` of the flat average of `message`: new, 1-D; of a compressor that `cuts`.
+    def receive_parts(self, message: Message | PartedMessage, borders: Sequence[int]) -> Iterator[Tensor]:
+        """Yield the flat average of `message` from each of `borders`, which ascend from 0 to its end, to the next.
 
-        Of a message in parts all elements must be asked for, once, in their order.
+        New tensors, 1-D, of a compressor that `cuts`. Of a message in parts this can be done once.
         """
-        payload = message.payload
+        sent = [] if isinstance(message, PartedMessage) else self._sent(message)
+        for start, stop in pairwise(borders):
+            yield self._part(message, sent, start, stop)
+
+    @timed("decompress")
+    def _sent(self, message: Message) -> list[Payload]:
+        """Wait for `message`, and return what each rank has sent, or the sum."""
+        received = self._wait(message.handle)
+        self._learn(message, received)
+        return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
+
+    @timed("decompress")
+    def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
+        """Return elements `start` to `stop` of the flat average of what was `sent`, or of what comes in parts."""
+        payload, scale = message.payload, 1 / self.communicator.world_size
         part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
 
-        def add(handle: Gathered | Handle[Tensor], received: Callable[[Tensor], Payload]) -> None:
-            got = self._wait(handle)
-            for one in map(received, [got] if isinstance(got, Tensor) else got):
-                message.compressor.add_part_(part, one, start, 1 / self.communicator.world_size)
+        def add(payloads: Iterable[Payload]) -> None:
+            for one in payloads:
+                message.compressor.add_part_(part, one, start, scale)
 
         if isinstance(message, PartedMessage):
             parts = message.parts
-            parts.through(stop, lambda handle: add(handle, parts.received))
+            parts.through(stop, lambda handle: add(map(parts.received, self._wait(handle))))
         else:
-            self._learn(message, self._wait(message.handle))
-            add(message.handle, payload.received)
+            add(sent)
         return part
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:

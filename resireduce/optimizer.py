@@ -29,7 +29,6 @@ from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.outdated import QUIET
 from resireduce.step.row_gradients import RowGradient
-from resireduce.step.slicing import rows_of
 from resireduce.step.slot import Slot, Stage, make_slots
 from resireduce.wrapper import OptimizerWrapper
 
@@ -88,10 +87,10 @@ class DistributedOptimizer(OptimizerWrapper):
         self._attachment.on_step(self.wrapped)
         if self._exchange.before_forward is not None:
             self._attachment.on_use(model, self.wrapped, self._exchange.before_forward, DistributedOptimizer.flush)
-        if large := self._exchange.updater.large:
+        if large := self._exchange.intake.large:
             self._layers = RowLayers(
                 model,
-                sorted(large, key=lambda slot: slot.index),
+                large,
                 self.feedback,
                 DistributedOptimizer._on_rows,
                 DistributedOptimizer._after_rows,
@@ -246,7 +245,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if not exchange.intake.takes_rows(slot):
             return self._on_use(slot, gradient)
         self._begin(slot)
-        exchange.intake.absorb_rows(slot, gradient, rows_of(slot, exchange.updater.slice_bytes))
+        exchange.intake.absorb_rows(slot, gradient)
         return True
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -64,6 +65,10 @@ class Payload:
 
     def parts(self) -> tuple[Tensor, ...]:
         """Return the parts as views of the buffer, in the order in which they were packed."""
+        return self._views
+
+    @cached_property
+    def _views(self) -> tuple[Tensor, ...]:
         if len(self.layout) == 1:
             return (self.buffer,)
         views, start = {}, 0

@@ -20,6 +20,10 @@ TWICE = (
     "its residual does not hold the sum with the gradient exactly, so all rows are made once to see what is to be "
     "sent, and once to take that out: one more product beside the three of its layer"
 )
+THRICE = (
+    "what its residual stores depends on norms of all that is left, so all rows are made once to see what is to be "
+    "sent, once for these norms, and once to take that out: two more products beside the three of its layer"
+)
 Holders = Sequence[tuple[nn.Module, str]]
 """The modules that hold a parameter, with the name that each has for it."""
 
@@ -63,7 +67,7 @@ class RowLayers:
                 self.whole[slot.name] = reason
                 continue
             if not feedback.residual.absorbs(slot.name):
-                self.twice[slot.name] = TWICE
+                self.twice[slot.name] = THRICE if feedback.residual.looks_first(slot.name) else TWICE
             self.by_rows.add(slot)
             taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
             self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
@@ -110,7 +114,7 @@ def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int
 def _why_not_twice(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int) -> str | None:
     """Return why the gradient of `slot` cannot be made twice, row by row, for a residual that does not absorb it."""
     if not feedback.residual.takes_parts(slot.name):
-        return "cannot be read and written some rows at a time, as one in another precision can"
+        return "it cannot be read and written some rows at a time, as those stored in a floating-point dtype can"
     if not feedback.compressor.selects_from_parts(slot.parameter):
         return f"{type(feedback.compressor).__name__} selects from the whole gradient, where topk can do without"
     if passes > 1:

@@ -37,15 +37,20 @@ def step_in_rows(
     """
     before = optimizer.state.get(parameter)
     state: dict[str, Any] = dict(before or {})
-    shared: dict[str, Any] = {}
+    whole = {key: value for key, value in state.items() if not _is_shared(value, parameter)}
+    alike = {key: value for key, value in state.items() if key not in whole}
+    shared, plain = dict(alike), parameter.detach()
     with _alone(optimizer, parameter) as place:
         for rows, average in averages:
-            view = place[0] = parameter.detach()[rows]
+            view = place[0] = plain[rows]
             view.grad = average
+            cut = {key: value[rows] for key, value in whole.items()}
             if before is not None:
-                optimizer.state[view] = {key: _cut(value, parameter, rows) for key, value in before.items()}
+                optimizer.state[view] = cut | {key: _copied(value) for key, value in alike.items()}
             step()
-            shared |= _put_back(optimizer.state.pop(view, {}), state, parameter, rows)
+            made = optimizer.state.pop(view, {}).items()
+            new = {key: value for key, value in made if key not in cut or value is not cut[key]}
+            shared |= _put_back(new, state, parameter, rows)
             view.grad = None
             del average  # before the next is made
     for key, value in shared.items():
@@ -78,15 +83,13 @@ def _is_shared(value: object, parameter: Tensor) -> bool:
     return not (isinstance(value, Tensor) and value.dim() == parameter.dim())
 
 
-def _cut(value: Any, parameter: Tensor, rows: slice) -> Any:
-    """Return the `rows` of a state's value, a view; of what is one for all elements of `parameter`, a copy."""
-    if not _is_shared(value, parameter):
-        return value[rows]
+def _copied(value: Any) -> Any:
+    """Return a copy of `value`, which the step may change in place."""
     return value.clone() if isinstance(value, Tensor) else value
 
 
 def _put_back(made: dict[str, Any], state: dict[str, Any], parameter: Tensor, rows: slice) -> dict[str, Any]:
-    """Put what a step on `rows` has `made` into `state`, that of all rows; return what all elements share."""
+    """Put what a step on `rows` has `made` anew into `state`, that of all rows; return what all elements share."""
     shared = {}
     for key, value in made.items():
         if _is_shared(value, parameter):

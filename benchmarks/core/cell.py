@@ -66,8 +66,8 @@ class Cell:
     """Which compressed tensors travel in one message: a name, bytes, or lists of names, held so that they can be
     hashed: `core.merge_option`."""
     slices: int | bool | None = None
-    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: a 128th of what is
-    trained; None: they are whole."""
+    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: shares of what is
+    trained, as `resireduce.distribute` has them; None: they are whole."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""

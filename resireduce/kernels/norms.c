@@ -41,12 +41,17 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, flo
         }
 }
 
-/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, element i to those of number i % 16. */
+/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, which are zeros at the start: element i to those
+ * of number i % 16. */
 FOR_EACH_PROCESSOR
 void resireduce_sums(const float *x, int64_t n, double *magnitudes, double *squares)
 {
-    double by_magnitude[LANES] = {0}, by_square[LANES] = {0};
+    double by_magnitude[LANES], by_square[LANES];
     int64_t i = 0;
+    for (int lane = 0; lane < LANES; lane++) {
+        by_magnitude[lane] = magnitudes[lane];
+        by_square[lane] = squares[lane];
+    }
     for (; i + LANES <= n; i += LANES)
         for (int lane = 0; lane < LANES; lane++) {
             const double value = x[i + lane];

@@ -19,23 +19,49 @@ def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     On a CPU sums are formed in float64, the same whatever the number of threads: torch adds magnitudes one by one in
     float32, and one thread finds half of the L1 norm of 10^8 elements.
     """
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    if x.device.type not in ("cpu", "meta"):
-        l1, l2 = (torch.linalg.vector_norm(x, order, dtype=dtype) for order in (1, 2))
-        return l1, l2
-    magnitudes, squares = (torch.empty(LANES, dtype=torch.float64, device=x.device) for _ in range(2))
-    if not x.is_meta:
-        _sum_into(magnitudes, squares, x.detach().reshape(-1))
-    return magnitudes.sum().to(dtype), squares.sum().sqrt().to(dtype)
+    sums = NormsOfParts(x)
+    sums.add(x)
+    return sums.norms()
+
+
+class NormsOfParts:
+    """The L1 and the L2 norm of a tensor `like` this one that comes in parts, as `l1_and_l2_norm` has them.
+
+    All but the last part have a multiple of 16 elements. On a CPU the bits are those of the whole tensor; elsewhere
+    norms are formed of the norms of parts.
+    """
+
+    def __init__(self, like: Tensor):
+        self._dtype = torch.promote_types(like.dtype, torch.float32)
+        self._norms: list[tuple[Tensor, Tensor]] | None = None if like.device.type in ("cpu", "meta") else []
+        where = like.device if self._norms is None else "cpu"
+        self._magnitudes, self._squares = (torch.zeros(LANES, dtype=torch.float64, device=where) for _ in range(2))
+
+    def add(self, part: Tensor) -> None:
+        """Go on with `part`, the next elements."""
+        if self._norms is not None:
+            l1, l2 = (torch.linalg.vector_norm(part, order, dtype=self._dtype) for order in (1, 2))
+            self._norms.append((l1, l2))
+        elif not part.is_meta:
+            _sum_into(self._magnitudes, self._squares, part.detach().reshape(-1))
+
+    def norms(self) -> tuple[Tensor, Tensor]:
+        """Return the L1 and the L2 norm, 0-D, in float32 at least."""
+        if self._norms is None:
+            return self._magnitudes.sum().to(self._dtype), self._squares.sum().sqrt().to(self._dtype)
+        if len(self._norms) == 1:
+            return self._norms[0]
+        l1, l2 = (torch.stack(norms) for norms in zip(*self._norms, strict=True))
+        return l1.sum(), torch.linalg.vector_norm(l2)
 
 
 def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
-    """Write the sixteen sums of magnitudes and of squares of `flat`: element i goes to those of number i % 16."""
+    """Add magnitudes and squares of `flat` to the sixteen sums of each: element i to those of number i % 16."""
     compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
         compiled.resireduce_sums(*addresses(flat), ctypes.c_int64(flat.numel()), *addresses(magnitudes, squares))
         return
-    sums = np.zeros((2, LANES))
+    sums = np.stack([magnitudes.numpy(), squares.numpy()])
     for piece in slices(flat.numel(), PIECE):
         part = np.abs(_array(flat[piece]), dtype=np.float64)
         rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
@@ -58,8 +84,7 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
     Compiled code gives the same bits in one pass; for a single row or column torch splits sums among its threads.
     """
-    fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(matrix.shape) > 1
-    compiled = library("norms") if fits and matrix.is_contiguous() else None
+    compiled = _compiled(matrix, dtype, len(matrix))
     if compiled is None:
         by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
         return by_row, by_column
@@ -67,3 +92,26 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sizes = map(ctypes.c_int64, matrix.shape)
     compiled.resireduce_l1_norms(*addresses(matrix), *sizes, *addresses(by_row, by_column))
     return by_row, by_column
+
+
+def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -> None:
+    """Write the L1 norms of the rows of 2-D `part`, the rows from number `first` on of a matrix, into 1-D `by_row`.
+
+    And add those of its columns to `by_column`: both as long as the matrix, zeros before the first part. When all rows
+    have come in their order they are those of `l1_norms`, bit for bit by compiled code; else norms of columns are
+    rounded once more for each part.
+    """
+    compiled = _compiled(part, by_row.dtype, len(by_row))
+    here = by_row[first : first + len(part)]
+    if compiled is None:
+        here.copy_(torch.linalg.vector_norm(part, 1, dim=1, dtype=by_row.dtype))
+        by_column.add_(torch.linalg.vector_norm(part, 1, dim=0, dtype=by_row.dtype))
+        return
+    sizes = map(ctypes.c_int64, part.shape)
+    compiled.resireduce_l1_norms(*addresses(part), *sizes, *addresses(here, by_column))
+
+
+def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
+    """Return the compiled code for norms in `dtype` of 2-D `matrix`, some rows of one of `n_rows`, if it fits."""
+    fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
+    return library("norms") if fits and matrix.is_contiguous() else None

@@ -1,9 +1,21 @@
 """ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2)."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from resireduce.residuals.group import GroupResidual
+from resireduce.residuals.base import norm_dtype
+from resireduce.residuals.group import Group, GroupResidual
+
+
+@dataclass(frozen=True)
+class _Member:
+    """Where the parts of a member's error go."""
+
+    target: Tensor  # 1-D
+    weight: Tensor | None  # None: it waits for its turn
+    adds: bool  # whether errors of other members are there already
 
 
 class AverageResidual(GroupResidual):
@@ -20,6 +32,45 @@ class AverageResidual(GroupResidual):
             return torch.mul(error, weight), weight
         total, weights = folded
         return total.addcmul_(error, weight), weights + weight
+
+    def takes_parts(self, name: str) -> bool:
+        """Whether what is stored can be read some elements at a time: not in the host's memory."""
+        return self._group_of[name].stored.cuts
+
+    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
+        """Add what the last step stored for the group, from element `start` on, to `grad`; return it."""
+        return self._group_of[name].stored.add_part_to_(grad, start)
+
+    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
+        """Fold a part of this member's error in, if it is its turn; else it waits, as a whole. The last one closes."""
+        group, flat = self._group_of[name], error.view(-1)
+        if start == 0:
+            self._member = self._begin(group, error, name)
+        member, stop = self._member, start + flat.numel()
+        target = member.target[start:stop]
+        if member.weight is None:
+            target.copy_(flat)
+        elif member.adds:
+            target.addcmul_(flat.to(target.dtype), member.weight)
+        else:
+            torch.mul(flat.to(target.dtype), member.weight, out=target)
+        if stop == member.target.numel():
+            group.turn += member.weight is not None
+            del self._member
+            if self._fold_waiting(group):
+                self._close(group, source)
+
+    def _begin(self, group: Group, like: Tensor, name: str) -> _Member:
+        """Make room for the error of member `name`, with dtype and device of `like`, of which all parts will come."""
+        if group.members[-1 - group.turn] != name:
+            waiting = group.waiting[name] = like.new_empty(group.shape)
+            return _Member(waiting.view(-1), None, adds=False)
+        weight, folded = self.weight(like.to(norm_dtype(like)), name), group.folded
+        if folded is None:
+            group.folded = like.new_empty(group.shape, dtype=norm_dtype(like)), weight
+        else:
+            group.folded = folded[0], folded[1] + weight
+        return _Member(group.folded[0].view(-1), weight, folded is not None)
 
     def finish(self, total: Tensor, weight: Tensor) -> Tensor:
         """Return the average, in the memory of `total`. If all errors are zero it is zero, not 0 / 0."""

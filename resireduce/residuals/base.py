@@ -132,6 +132,27 @@ class Residual(ABC):
         """
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
+    def looks_first(self, name: str) -> bool:
+        """Whether what is stored of tensor `name` depends on all that is left: parts then come by `look_at_part`, too.
+
+        All of them, in their order, and then `end_look`, before the first `update_part`.
+        """
+        return False
+
+    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
+        """Look at contiguous `error`, what will be left of tensor `name` from element `start` on.
+
+        Raises NotImplementedError in a residual that does not look first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
+
+    def end_look(self, name: str, like: Tensor, step: int) -> None:
+        """All parts of tensor `name` have been looked at; it is on the device of `like`, and `step` as in `update`.
+
+        Raises NotImplementedError in a residual that does not look first.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
+
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
         """Store contiguous `error`, what is left of tensor `name` from element `start` on.
 

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from resireduce.residuals.base import Residual, named, norm_dtype
@@ -18,6 +19,8 @@ class Group:
     """Names of the parameters that share the residual, in the order of the model."""
     stored: Stored
     """The residual that the last step left."""
+    shape: torch.Size
+    """That of each member."""
     waiting: dict[str, Tensor] = field(default_factory=dict)
     """Errors of this step that arrived before their turn."""
     turn: int = 0
@@ -53,7 +56,7 @@ class GroupResidual(Residual):
         members = self.grouping.group_of(name)
         key = members[0]
         if key not in self._groups:
-            self._groups[key] = Group(members, self.stored(parameter.shape, parameter))
+            self._groups[key] = Group(members, self.stored(parameter.shape, parameter), parameter.shape)
         self._group_of[name] = self._groups[key]
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
@@ -64,11 +67,19 @@ class GroupResidual(Residual):
         """Fold this member's error in, if it is its turn; the last one closes the group."""
         group = self._group_of[name]
         group.waiting[name] = error()
+        if self._fold_waiting(group):
+            self._close_step(group, step)
+
+    def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
+        """Return the generator of the group of member `name`, which all its members share."""
+        return super().source(self._group_of[name].members[0], like, step)
+
+    def _fold_waiting(self, group: Group) -> bool:
+        """Fold those whose turn it is; return whether the last of the group was among them."""
         while group.turn < len(group.members) and (member := group.members[-1 - group.turn]) in group.waiting:
             self._fold(group, member)
             group.turn += 1
-        if group.turn == len(group.members):
-            self._close(group, step)
+        return group.turn == len(group.members)
 
     def end_step(self, step: int) -> None:
         """Close the groups of which not all members had a gradient in this step: the others make the average."""
@@ -77,17 +88,21 @@ class GroupResidual(Residual):
                 if member in group.waiting:
                     self._fold(group, member)
             if group.folded is not None:
-                self._close(group, step)
+                self._close_step(group, step)
 
     def _fold(self, group: Group, member: str) -> None:
         error = group.waiting.pop(member)
         group.folded = self.fold(group.folded, error.to(norm_dtype(error)), member)
 
-    def _close(self, group: Group, step: int) -> None:
+    def _close_step(self, group: Group, step: int) -> None:
+        assert group.folded is not None
+        self._close(group, self.source(group.members[0], group.folded[0], step))
+
+    def _close(self, group: Group, source: torch.Generator | None) -> None:
         assert group.folded is not None
         total, weight = group.folded
         group.folded = None
-        group.stored.set_(self.finish(total, weight), self.source(group.members[0], total, step))
+        group.stored.set_(self.finish(total, weight), source)
         group.turn = 0
 
     def stored_for(self, name: str) -> Stored:

@@ -45,6 +45,18 @@ class RoutedResidual(Residual):
         """Return a part of a gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_part_(grad, name, start)
 
+    def looks_first(self, name: str) -> bool:
+        """Whether the responsible part looks at what is left before it stores that."""
+        return self._part(name).looks_first(name)
+
+    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
+        """Have the responsible part look at a part of what will be left."""
+        self._part(name).look_at_part(error, name, start)
+
+    def end_look(self, name: str, like: Tensor, step: int) -> None:
+        """Tell the responsible part that all has been looked at."""
+        self._part(name).end_look(name, like, step)
+
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
         """Store a part of the error in the responsible part."""
         self._part(name).update_part(error, name, start, source)

@@ -8,10 +8,14 @@ from torch import Tensor
 
 from resireduce.blocks import PIECES
 from resireduce.errors import choose
-from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.norms import add_l1_norms_, l1_norms
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.moving import Moving, between
+from resireduce.residuals.stored import Plain, Stored
 from resireduce.share import share
+
+ROWS = 16
+"""Rows of a part that are added at once."""
 
 
 @dataclass
@@ -19,6 +23,7 @@ class _Block:
     values: Stored  # (rows kept, columns kept)
     rows: Tensor  # int32, ascending
     columns: Tensor  # int32, ascending
+    n_rows: int  # of the matrix
 
     def add_to_(self, matrix: Tensor) -> None:
         """Whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU would write the
@@ -27,6 +32,20 @@ class _Block:
         for rows, values in zip(self.rows.tensor_split(PIECES), kept.tensor_split(PIECES), strict=True):
             whole = matrix.new_zeros(len(rows), matrix.shape[1]).index_copy_(1, columns, values)
             matrix.index_add_(0, rows, whole)
+
+    def add_part_to_(self, matrix: Tensor, first: int) -> None:
+        """As `add_to_`, of a matrix whose rows from number `first` on are `matrix`."""
+        here = between(self.rows, first, first + len(matrix), self.n_rows)
+        columns, kept = self.columns.long(), self.plain[here]
+        for rows, values in zip((self.rows[here] - first).split(ROWS), kept.split(ROWS), strict=True):
+            whole = matrix.new_zeros(len(rows), matrix.shape[1]).index_copy_(1, columns, values.to(matrix.dtype))
+            matrix.index_add_(0, rows, whole)
+
+    @property
+    def plain(self) -> Tensor:
+        """Return the values, of a block that is stored in a floating-point dtype."""
+        assert isinstance(self.values, Plain)
+        return self.values.values
 
     def cut_from(self, matrix: Tensor) -> Tensor:
         """Whole rows, a sixteenth of them at a time: elements one by one would take four times as long."""
@@ -63,14 +82,15 @@ class RowsColumnsResidual(Residual):
         self.row_ratio, self.column_ratio = Ratio("row_ratio", row_ratio), Ratio("column_ratio", column_ratio)
         self.norms, self.choice = choose("norms", norms, NORMS), choose("choice", choice, CHOICES)
         self._blocks: dict[str, _Block] = {}
-        self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of compensated gradients that are being compressed
+        self._norms: dict[str, tuple[Tensor, Tensor]] = {}  # of what is being compressed
+        self._moving: dict[str, Moving] = {}  # of what comes in parts
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate a block of zeros for the first rows and columns: the bytes are the same from the first step on."""
         n_rows, n_columns = matrix_shape(name, parameter)
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         columns = torch.arange(share(self.column_ratio.of(name), n_columns), dtype=torch.int32, device=parameter.device)
-        self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns)
+        self._blocks[name] = _Block(self.stored((len(rows), len(columns)), parameter), rows, columns, n_rows)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place; return it."""
@@ -87,10 +107,49 @@ class RowsColumnsResidual(Residual):
         block.values.release()
         if self.norms == "residual":
             self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
-        of_rows, of_columns = self._norms.pop(name)
-        block.rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", left, step))
-        block.columns = select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", left, step))
+        block.rows, block.columns = self._chosen(name, left, step)
         block.values.set_(block.cut_from(matrix), self.source(name, left, step))
+
+    def _chosen(self, name: str, like: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Return the rows and the columns that are to be stored, by their norms."""
+        block, (of_rows, of_columns) = self._blocks[name], self._norms.pop(name)
+        rows = select(of_rows, len(block.rows), self.choice, self.source(f"{name}/rows", like, step))
+        return rows, select(of_columns, len(block.columns), self.choice, self.source(f"{name}/columns", like, step))
+
+    def takes_parts(self, name: str) -> bool:
+        """Whether norms are those of the residual, and the block is stored in a floating-point dtype, on the device."""
+        return self.norms == "residual" and isinstance(self._blocks[name].values, Plain)
+
+    def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
+        """Add what the block has of this part to its place in the gradient, in place; return it."""
+        matrix = grad.view(len(grad), -1)
+        self._blocks[name].add_part_to_(matrix, start // matrix.shape[1])
+        return grad
+
+    def looks_first(self, name: str) -> bool:
+        """Return True: norms of all rows and columns decide what is stored."""
+        return True
+
+    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
+        """Form the norms of the rows of this part, and add to those of the columns."""
+        matrix = error.view(len(error), -1)
+        if start == 0:
+            sizes = self._blocks[name].n_rows, matrix.shape[1]
+            self._norms[name] = tuple(matrix.new_zeros(size, dtype=norm_dtype(matrix)) for size in sizes)  # type: ignore[assignment]
+        add_l1_norms_(*self._norms[name], matrix, start // matrix.shape[1])
+
+    def end_look(self, name: str, like: Tensor, step: int) -> None:
+        """Choose rows and columns anew."""
+        block = self._blocks[name]
+        self._moving[name] = Moving(block.plain, block.rows, *self._chosen(name, like, step), block.n_rows)
+
+    def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
+        """Store what was chosen of this part."""
+        matrix, block, moving = error.view(len(error), -1), self._blocks[name], self._moving[name]
+        if moving.write(matrix, start // matrix.shape[1]):
+            assert moving.columns is not None
+            block.rows, block.columns = moving.rows, moving.columns
+            del self._moving[name]
 
     def stored_for(self, name: str) -> Stored:
         """Return the stored block of tensor `name`."""

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
-from resireduce.kernels.norms import l1_and_l2_norm
+from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm
 from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import NORMS
 
@@ -25,6 +25,7 @@ class WeightedResidual(AverageResidual):
             raise ConfigError(f"phi: {phi!r} is not allowed; give the weight of the L1 norm, 0 <= phi <= 1")
         self.phi, self.norms = phi, choose("norms", norms, NORMS)
         self._weights: dict[str, Tensor] = {}
+        self._sums: dict[str, NormsOfParts] = {}
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + the group's residual; remember its weight, if norms are to be those of this sum."""
@@ -34,9 +35,30 @@ class WeightedResidual(AverageResidual):
         return compensated
 
     def weight(self, error: Tensor, name: str) -> Tensor:
-        """Return the weight, 0-D: of the norms of `error`, or of those of the sum that `compensate_` has seen."""
-        return self._weigh(error) if self.norms == "residual" else self._weights.pop(name)
+        """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
+        known = self._weights.pop(name, None)
+        return self._weigh(error) if known is None else known
+
+    def takes_parts(self, name: str) -> bool:
+        """Whether norms are those of the residual, and what is stored can be read some elements at a time."""
+        return self.norms == "residual" and super().takes_parts(name)
+
+    def looks_first(self, name: str) -> bool:
+        """Return True: a member's weight depends on all that it has left."""
+        return True
+
+    def look_at_part(self, error: Tensor, name: str, start: int) -> None:
+        """Add to the norms of member `name`."""
+        if start == 0:
+            self._sums[name] = NormsOfParts(error)
+        self._sums[name].add(error)
+
+    def end_look(self, name: str, like: Tensor, step: int) -> None:
+        """Remember the weight of member `name`."""
+        self._weights[name] = self._weight_of(like.numel(), *self._sums.pop(name).norms())
 
     def _weigh(self, x: Tensor) -> Tensor:
-        n, (l1, l2) = x.numel(), l1_and_l2_norm(x)
+        return self._weight_of(x.numel(), *l1_and_l2_norm(x))
+
+    def _weight_of(self, n: int, l1: Tensor, l2: Tensor) -> Tensor:
         return self.phi * l1 / n + (1 - self.phi) * l2 / n**0.5

@@ -48,6 +48,20 @@ class Intake:
         for slot in self.slots:
             slot.restart()
 
+    @property
+    def large(self) -> list[Slot]:
+        """Return those whose gradient is taken row by row, where that is right. All must have been registered.
+
+        Some are one slice: absorbed before anything is compressed, where autograd would hold the gradient until then.
+        """
+        smallest = min(self._slice_bytes.average, self._slice_bytes.gradient)
+        return [slot for slot in self.slots if 0 < min(smallest, self._bytes_of(slot)) < slot.nbytes]
+
+    def _bytes_of(self, slot: Slot) -> int:
+        """Return the bytes of a slice of the gradient of `slot`."""
+        absorbs = self.feedback.keeps_residual(slot.name) and self.feedback.residual.absorbs(slot.name)
+        return self._slice_bytes.gradient if absorbs else self._slice_bytes.twice
+
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
         grad = slot.parameter.grad
@@ -121,7 +135,7 @@ class Intake:
         slot.uses, slot.parameter.grad = [], None
         return self.feedback.compress_parts(
             lambda part: self._unscale_(gradient.rows(part)),
-            rows_of(slot, self._slice_bytes),
+            rows_of(slot, self._bytes_of(slot)),
             slot.parameter,
             slot.name,
             step,
@@ -140,8 +154,8 @@ class Intake:
         grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
         return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
 
-    def absorb_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> None:
-        """Have the residual absorb the `gradient` of `slot`, slice by slice of its `rows`.
+    def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
+        """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
 
         Nothing of it, if a slice is not finite: where that is not sure before, each is made twice.
         """
@@ -149,6 +163,7 @@ class Intake:
         if slot.stage is Stage.SPOILT:
             return
         slot.check_kind()
+        rows = rows_of(slot, self._bytes_of(slot))
         try:
             if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))):
                 for part in rows:

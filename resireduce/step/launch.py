@@ -1,7 +1,7 @@
 """In which order messages leave and come back, and how many bytes of them are under way at once."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -231,22 +231,24 @@ class LaunchQueue:
         if not self.keeps_messages:
             slot.message = slot.average = None
 
-    def averages(self, slot: Slot, rows: Iterable[slice]) -> Iterator[Tensor]:
-        """Yield the average of each slice of rows of `slot`, whose message has been received: laid out as these are.
+    def averages(self, slot: Slot, rows: Sequence[slice]) -> Iterator[Tensor]:
+        """Yield the average of each slice of all `rows` of `slot`, whose message has been received: laid out as these.
 
         It is decompressed slice by slice; as a whole, before the first, where its compressor cannot do that.
         """
         assert isinstance(slot.message, Message | PartedMessage)
-        whole = None if slot.message.compressor.cuts else self.feedback.receive(slot.message)
-        width = slot.parameter.shape[1:].numel()
-        for part in rows:
-            like = slot.parameter[part]
-            if whole is None:
-                flat = self.feedback.receive_part(slot.message, part.start * width, part.stop * width)
-                average = laid_out(flat.view(like.shape), like)
-                del flat
-            else:
-                average = laid_out(whole[part], like)
+        if not slot.message.compressor.cuts:
+            whole = self.feedback.receive(slot.message)
+            yield from (laid_out(whole[part], slot.parameter[part]) for part in rows)
+            return
+        shape = slot.parameter.shape[1:]
+        borders = [0, *(part.stop * shape.numel() for part in rows)]
+        is_plain, places = slot.parameter.is_contiguous(), iter(rows)
+        for flat in self.feedback.receive_parts(slot.message, borders):
+            part, average = next(places), flat.view(-1, *shape)
+            if not is_plain:
+                average = laid_out(average, slot.parameter[part])
+            del flat  # before the next is made
             yield average
             del average
 

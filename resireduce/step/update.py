@@ -45,7 +45,7 @@ class Updater:
         self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
         self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
         self._parameters = [slot.parameter for slot in slots]
-        self.slice_bytes = slice_bytes(settings.slices, slots)
+        self.slice_bytes = slice_bytes(settings.slices, slots).average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
         self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
         self.grad_norm: Tensor | None = None

@@ -2,6 +2,7 @@
 
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,8 @@ from resireduce.kernels.native import SWITCH, library
 from resireduce.memory import LiveBytes
 from resireduce.payload import Payload
 from resireduce.plan import plan
-from resireduce.scheme import build_residual
+from resireduce.residuals.moving import Moving
+from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme, build_residual
 from tests.worlds import same, seeded
 
 PRECISIONS = ["bfloat16", "float8_e4m3", "int8", "int4"]
@@ -45,12 +47,20 @@ def test_what_is_selected_from_parts_is_what_is_selected_from_the_whole(
 
 
 def pipeline(precision: str | None, scheme: str = "baseline", half: bool = False) -> ErrorFeedback:
-    residual = build_residual(scheme, Grouping(), precision, rank=1)
+    residual = build_residual(scheme, Grouping(specific=("w",)), precision, rank=1)
     return ErrorFeedback(TopK(0.05, half=half), residual, LocalCommunicator(), frozenset())
 
 
 @pytest.mark.parametrize("half", [False, True])
-@pytest.mark.parametrize(("scheme", "precision"), [*(("baseline", one) for one in PRECISIONS), ("none", None)])
+@pytest.mark.parametrize(
+    ("scheme", "precision"),
+    [
+        *(("baseline", one) for one in PRECISIONS),
+        ("none", None),
+        ("decayed", "int8"),
+        *((one, precision) for one in ("d", "2d") for precision in (None, "bfloat16")),
+    ],
+)
 @pytest.mark.parametrize("shape", [(130, 33), (40, 3, 5, 7), (517, 64)])
 def test_payload_and_residual_are_those_of_the_whole_gradient(
     shape: tuple[int, ...], scheme: str, precision: str | None, half: bool
@@ -72,8 +82,9 @@ def test_payload_and_residual_are_those_of_the_whole_gradient(
         assert all(torch.equal(other[key].view(torch.uint8), value.view(torch.uint8)) for key, value in held.items())
 
 
-def test_a_part_that_is_not_finite_leaves_the_residual_as_it_was() -> None:
-    feedback, like = pipeline("int8"), torch.empty(200, 64)
+@pytest.mark.parametrize(("scheme", "precision"), [("baseline", "int8"), ("d", None), ("2d", None)])
+def test_a_part_that_is_not_finite_leaves_the_residual_as_it_was(scheme: str, precision: str | None) -> None:
+    feedback, like = pipeline(precision, scheme), torch.empty(200, 64)
     feedback.register("w", like)
     cut = partial(feedback.compress_parts, rows=row_slices(like.shape, 4, 4096), like=like, name="w")
     cut(lambda part: torch.ones(200, 64)[part].clone(), step=0)
@@ -94,12 +105,20 @@ class Layers(nn.Module):
         return self.two(torch.relu(self.one(torch.relu(self.one(x))))).square().mean()
 
 
-def trained(communicator: Communicator, start: Layers, slices: int | None, precision: str) -> nn.Module:
+WAYS: dict[str, dict[str, Any]] = {
+    "int8": {"scheme": "baseline", "residual_dtype": "int8"},
+    "bfloat16": {"scheme": "baseline", "residual_dtype": "bfloat16"},
+    "rows": {"scheme": Scheme(NONE, "resireduce.residuals.rows:RowsResidual", NONE)},
+    "rows and columns": {"scheme": Scheme(NONE, ROWS_COLUMNS, NONE), "options": {"choice": "softmax"}},
+}
+
+
+def trained(communicator: Communicator, start: Layers, slices: int | None, way: str) -> nn.Module:
     model = Layers()
     model.load_state_dict(start.state_dict())
     optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), "baseline", density=0.05, backend=communicator,
-        residual_dtype=precision, slices=slices,
+        model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), density=0.05, backend=communicator,
+        groups={"specific": ["two.weight"]}, slices=slices, **WAYS[way],
     )  # fmt: skip
     assert set(optimizer.twice_gradients) == ({"one.weight", "two.weight"} if slices else set())
     for step in range(4):
@@ -113,12 +132,12 @@ def trained(communicator: Communicator, start: Layers, slices: int | None, preci
     return model
 
 
-@pytest.mark.parametrize("precision", ["int8", "bfloat16"])
-def test_training_is_that_of_whole_gradients(precision: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_training_is_that_of_whole_gradients(way: str) -> None:
     start = seeded(Layers)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        whole, cut = (LocalWorld(2).run(lambda c, s=s: trained(c, start, s, precision)) for s in (None, 8192))
+        whole, cut = (LocalWorld(2).run(lambda c, s=s: trained(c, start, s, way)) for s in (None, 8192))
     assert same(whole[0], cut[0]) and same(cut[0], cut[1]) and not same(cut[0], start)
 
 
@@ -167,7 +186,59 @@ def test_why_a_gradient_is_not_made_twice(options: dict[str, object], reason: st
     assert reason in planned["whole_gradients"]["two.weight"]
 
 
+def test_rows_and_columns_that_are_stored_take_the_place_of_those_before_them() -> None:
+    """Oracle: the rows as a whole. New ones come late, early, or at once, of which those that are too early wait."""
+    matrix = torch.arange(60.0).view(12, 5)
+    for old, new in (([0, 1, 2], [9, 10, 11]), ([9, 10, 11], [0, 1, 2]), ([1, 5, 9], [1, 2, 9])):
+        values, columns = torch.zeros(3, 2), torch.tensor([1, 4])
+        moving = Moving(values, torch.tensor(old), torch.tensor(new), columns, 12)
+        ends = []
+        for first in range(0, 12, 4):
+            kept = values.clone()
+            ends.append(moving.write(matrix[first : first + 4], first))
+            unread = [place for place, row in enumerate(old) if row >= first + 4]
+            assert torch.equal(values[unread], kept[unread]), "rows that will be read are as they were"
+        assert ends == [False, False, True] and torch.equal(values, matrix[new][:, columns])
+
+
+def test_a_plan_states_what_is_made_thrice_and_what_that_saves() -> None:
+    given = {"scheme": "2d", "groups": {"specific": ["two.weight"]}}
+    whole, cut = (plan(Layers, slices=slices, **given) for slices in (None, 8192))  # type: ignore[arg-type]
+    assert "two more products" in cut["twice_gradients"]["two.weight"]
+    assert cut["total"] == whole["total"] and cut["peak_states"] < whole["peak_states"] - 640 * 112 * 4 / 2
+
+
 def test_a_plan_states_what_is_made_twice_and_what_that_saves() -> None:
     whole, cut = (plan(Layers, scheme="baseline", residual_dtype="int8", slices=slices) for slices in (None, 8192))
     assert set(cut["twice_gradients"]) == {"one.weight", "two.weight"} and not cut["whole_gradients"]
     assert cut["peak_states"] < whole["peak_states"] - 640 * 112 * 4 / 2
+
+
+@pytest.mark.parametrize("order", ["cba", "acb", "bac"])
+@pytest.mark.parametrize(
+    ("scheme", "precision"), [("w", None), ("w", "int8"), ("w", "bfloat16"), ("a", "int4"), ("a", None)]
+)
+def test_members_of_a_group_are_folded_as_whole_ones_are(scheme: str, precision: str | None, order: str) -> None:
+    whole, cut = (group_of_three(scheme, precision) for _ in range(2))
+    like, generator = torch.empty(130, 33), torch.Generator().manual_seed(0)
+    for step in range(3):
+        for name in order if step < 2 else order[:2]:
+            grad = torch.randn(like.shape, generator=generator)
+            expected = whole.compress(grad.clone(), name, step)
+            found = cut.compress_parts(
+                lambda part, g=grad: g[part].clone(), row_slices(like.shape, 4, 4096), like, name, step
+            )
+            assert isinstance(expected, Payload) and torch.equal(found.buffer, expected.buffer)
+        for one in (whole, cut):
+            one.residual.end_step(step)
+        held, other = whole.residual.tensors(), cut.residual.tensors()
+        assert all(torch.equal(other[key].view(torch.uint8), value.view(torch.uint8)) for key, value in held.items())
+        assert any(value.any() for value in held.values())
+
+
+def group_of_three(scheme: str, precision: str | None) -> ErrorFeedback:
+    residual = build_residual(scheme, Grouping(groups=(("a", "b", "c"),)), precision, rank=1)
+    feedback = ErrorFeedback(TopK(0.05), residual, LocalCommunicator(), frozenset())
+    for name in "abc":
+        feedback.register(name, torch.empty(130, 33))
+    return feedback
