@@ -1,0 +1,69 @@
+"""What steps are made of, from what ranks have measured of it round by round: medians of rounds, of the latest rank."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean, median
+from typing import Any
+
+Samples = Sequence[Sequence[dict[str, Any]]]
+"""For each rank what it found in each round, as `benchmarks.training.inputs` has it."""
+PASSES = ("forward_seconds", "backward_seconds", "step_seconds")
+
+
+def typical(samples: Samples, cores: int) -> dict[str, Any]:
+    """Return plain values: what all ranks have in common of a step, by the medians of their rounds.
+
+    Of passes and messages those of the latest rank of each round, whom all others wait for; of compression, and of what
+    messages take of processors, the mean of the ranks. cores: processors that all ranks share.
+    """
+    rounds = list(zip(*samples, strict=True))
+    names = sorted(_latest(rounds, "arrived_seconds"), key=_latest(rounds, "arrived_seconds").__getitem__)
+    arrived = _latest(rounds, "arrived_seconds")
+    return {
+        "cores": cores,
+        **{key: median(max(rank["passes"][key] for rank in one) for one in rounds) for key in PASSES},
+        "arrived_seconds": {name: arrived[name] for name in names},
+        "copied_bytes_per_second": median(fmean(rank["copied_bytes_per_second"] for rank in one) for one in rounds),
+        "compression": _compression(rounds),
+        "messages": {name: _messages(rounds, name) for name in rounds[0][0]["messages"]},
+    }
+
+
+def _latest(rounds: Sequence[Sequence[dict[str, Any]]], key: str) -> dict[str, float]:
+    """Return by name the median over rounds of the largest number of any rank."""
+    return {
+        name: median(max(rank["passes"][key][name] for rank in one) for one in rounds)
+        for name in rounds[0][0]["passes"][key]
+    }
+
+
+def _compression(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return a row for each form and size: the seconds of the mean tensor of that size, medians over rounds."""
+    rows = []
+    for number, form in enumerate(rounds[0][0]["compression"]):
+        for size in sorted({tensor["elements"] for tensor in form["tensors"]}):
+            each = [[tensor for rank in one for tensor in rank["compression"][number]["tensors"]] for one in rounds]
+            tensors = [[tensor for tensor in one if tensor["elements"] == size] for one in each]
+            averaging = {
+                peers: _typical(tensors, lambda tensor, peers=peers: tensor["average_seconds"][peers])  # type: ignore[misc]
+                for peers in tensors[0][0]["average_seconds"]
+            }
+            compress = _typical(tensors, lambda tensor: tensor["compress_seconds"])
+            named = {"compressor": form["compressor"], "density": form["density"], "elements": size}
+            rows.append(named | {"compress_seconds": compress, "average_seconds": averaging})
+    return rows
+
+
+def _typical(rounds: Sequence[Sequence[dict[str, Any]]], read: Callable[[dict[str, Any]], float]) -> float:
+    return median(fmean(map(read, one)) for one in rounds)
+
+
+def _messages(rounds: Sequence[Sequence[dict[str, Any]]], name: str) -> list[dict[str, Any]]:
+    rows = []
+    for place, row in enumerate(rounds[0][0]["messages"][name]):
+        found = {
+            key: median(max(rank["messages"][name][place][key] for rank in one) for one in rounds)
+            for key in ("in_turn", "at_once")
+        }
+        busy = median(fmean(rank["messages"][name][place]["processor"] for rank in one) for one in rounds)
+        rows.append({"bytes": row["bytes"], **found, "processor": busy})
+    return rows
