@@ -16,24 +16,24 @@ def typical(samples: Samples, cores: int) -> dict[str, Any]:
     messages take of processors, the mean of the ranks. cores: processors that all ranks share.
     """
     rounds = list(zip(*samples, strict=True))
-    names = sorted(_latest(rounds, "arrived_seconds"), key=_latest(rounds, "arrived_seconds").__getitem__)
-    arrived = _latest(rounds, "arrived_seconds")
     return {
         "cores": cores,
-        **{key: median(max(rank["passes"][key] for rank in one) for one in rounds) for key in PASSES},
-        "arrived_seconds": {name: arrived[name] for name in names},
+        "passes": {hierarchy: _passes(rounds, hierarchy) for hierarchy in rounds[0][0]["passes"]},
         "copied_bytes_per_second": median(fmean(rank["copied_bytes_per_second"] for rank in one) for one in rounds),
         "compression": _compression(rounds),
         "messages": {name: _messages(rounds, name) for name in rounds[0][0]["messages"]},
     }
 
 
-def _latest(rounds: Sequence[Sequence[dict[str, Any]]], key: str) -> dict[str, float]:
-    """Return by name the median over rounds of the largest number of any rank."""
-    return {
-        name: median(max(rank["passes"][key][name] for rank in one) for one in rounds)
-        for name in rounds[0][0]["passes"][key]
+def _passes(rounds: Sequence[Sequence[dict[str, Any]]], hierarchy: str) -> dict[str, Any]:
+    """Return the seconds of passes, and by name, in their order, of the arrival of each gradient."""
+    each = [[rank["passes"][hierarchy] for rank in one] for one in rounds]
+    arrived = {
+        name: median(max(passes["arrived_seconds"][name] for passes in one) for one in each)
+        for name in each[0][0]["arrived_seconds"]
     }
+    found = {key: median(max(passes[key] for passes in one) for one in each) for key in PASSES}
+    return {**found, "arrived_seconds": dict(sorted(arrived.items(), key=lambda item: item[1]))}
 
 
 def _compression(rounds: Sequence[Sequence[dict[str, Any]]]) -> list[dict[str, Any]]:

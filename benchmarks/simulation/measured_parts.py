@@ -17,7 +17,6 @@ from resireduce.merging.arrivals import Array
 from resireduce.merging.costs import line_through
 
 MAKE = "make it with: python -m benchmarks testbed"
-PASSES = ("forward_seconds", "step_seconds")
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 
 
@@ -50,18 +49,20 @@ class Measured:
     values: Mapping[str, Any]
     """Plain, as saved."""
 
-    def passes(self, layers: Layers) -> tuple[float, Array, float]:
+    def passes(self, layers: Layers, hierarchy: str) -> tuple[float, Array, float]:
         """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
 
-        Raises ConfigError if they are those of another model.
+        hierarchy: flat or node, with what the library does for it beside messages and compression. Raises ConfigError
+        if they are those of another model.
         """
-        arrived = self.values["arrived_seconds"]
+        measured = self.values["passes"][hierarchy]
+        arrived = measured["arrived_seconds"]
         if missing := set(layers.names) ^ set(arrived):
             raise ConfigError(f"measured: {min(missing)!r} is not in both the record and {layers.model}; {MAKE}")
         ready = np.maximum.accumulate([arrived[name] for name in layers.names])
-        forward = float(self.values["forward_seconds"])
+        forward = float(measured["forward_seconds"])
         backward = np.maximum(np.diff(ready, prepend=forward), 0.0)
-        return forward, backward, float(self.values["step_seconds"]) - float(ready[-1])
+        return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
 
     def compression(self, compressor: str, density: float, peers: int) -> tuple[Curve, Curve]:
         """Return seconds by elements to compress a tensor, and to average what so many `peers` have sent of it.
@@ -136,5 +137,5 @@ def read_measured(path: Path) -> Mapping[str, Any]:
 
 def _is_setting(one: Mapping[str, Any]) -> bool:
     """Whether it has the fields of a setting that was measured."""
-    parts = {*PASSES, "arrived_seconds", "copied_bytes_per_second", "compression", "messages", "cores"}
+    parts = {"passes", "copied_bytes_per_second", "compression", "messages", "cores"}
     return {"nodes", "ranks_per_node", "rate", "rows"} <= one.keys() and parts <= one["inputs"].keys()

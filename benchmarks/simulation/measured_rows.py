@@ -21,15 +21,16 @@ def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: 
 
     `known` has what travels, by key. Raises ConfigError for what was not measured.
     """
-    forward, backward, rest = measured.passes(settings.layers)
+    passes = [measured.passes(settings.layers, case.hierarchy) for case in cases]
+    forward, backward, rest = map(np.array, zip(*passes, strict=True))
     found = [_of_case(case, known[_key(case)], measured) for case in cases]
     curves: Any = {name: Curve.together([one.pop(name) for one in found]) for name in ("compress", "sending")}
     numbers: Any = {name: np.stack([one[name] for one in found]) for name in found[0]}
     return replace(
         rows,
-        forward=np.full(len(cases), forward),
-        backward=np.tile(backward, (len(cases), 1)),
-        update=np.full(len(cases), rest),
+        forward=forward,
+        backward=backward,
+        update=rest,
         more=np.zeros_like(rows.more),
         **curves,
         **numbers,

@@ -28,9 +28,10 @@ class Inputs:
 
     def __init__(self, cells: Sequence[Cell], meet: Callable[[], None]):
         self._meet = meet
-        self._passes = Passes(cells[0], meet)
         world = TorchCommunicator()
+        flat = next(cell for cell in cells if cell.hierarchy == "flat")
         by_node = next((cell for cell in cells if cell.hierarchy == "node"), None)
+        self._passes = {cell.hierarchy: Passes(cell, meet) for cell in (flat, by_node) if cell is not None}
         levels: dict[str, Communicator] = {"flat": world}
         if by_node is not None:
             found = Levels.of(world, nodes_of(by_node))
@@ -51,7 +52,7 @@ class Inputs:
         messages = {name: time_messages.sample(one, self._meet) for name, one in self._collectives.items()}
         self.rounds.append(
             {
-                "passes": self._passes.sample(),
+                "passes": {hierarchy: passes.sample() for hierarchy, passes in self._passes.items()},
                 "compression": compression,
                 "messages": messages,
                 "copied_bytes_per_second": copying(self._meet),

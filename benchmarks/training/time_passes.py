@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,20 +11,22 @@ from torch import Tensor
 from benchmarks.core.cell import Cell
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
-from resireduce.comm.local import LocalCommunicator
+from benchmarks.training.silent import Silent
 
 
 class Passes:
     """Times steps of one rank that sends nothing, without compression: passes, the library's own work, the update.
 
+    By node the library's work is more: gradients are shared out, and averages put together again.
+
     Args:
-        cell: says the model and its data; who else trains is left out.
+        cell: says the model, its data, the ranks and their levels.
         meet: returns when all ranks have called it.
     """
 
     def __init__(self, cell: Cell, meet: Callable[[], None]):
-        alone = Cell(model=cell.model, compressor="none", scheme="none", data=cell.data, backend="local", world_size=1)
-        self.trainer = build(alone, LocalCommunicator(), None, find_root())
+        dense = replace(cell, compressor="none", density=1.0, scheme="none", merge="none")
+        self.trainer = build(dense, Silent(cell.world_size), None, find_root())
         self._meet = meet
         self._arrived: dict[str, float] = {}
         for name, parameter in self.trainer.model.named_parameters():

@@ -24,10 +24,13 @@ def drawn(own: np.random.Generator) -> dict[str, Any]:
     message = {"in_turn": own.random(), "at_once": own.random(), "processor": own.random()}
     return {
         "passes": {
-            "forward_seconds": own.random(),
-            "backward_seconds": own.random(),
-            "step_seconds": own.random(),
-            "arrived_seconds": {"late": 1 + own.random(), "early": own.random()},
+            hierarchy: {
+                "forward_seconds": own.random(),
+                "backward_seconds": own.random(),
+                "step_seconds": own.random(),
+                "arrived_seconds": {"late": 1 + own.random(), "early": own.random()},
+            }
+            for hierarchy in ("flat", "node")
         },
         "copied_bytes_per_second": own.random(),
         "compression": [{"compressor": "topk", "density": 0.01, "tensors": tensors}],
@@ -48,10 +51,12 @@ def test_what_all_wait_for_is_the_latest_rank_of_each_round_and_the_median_of_ro
     samples = samples_of(0)
     found = typical(samples, 2)
     for key in ("forward_seconds", "backward_seconds", "step_seconds"):
-        assert found[key] == np.median(table_of(samples, lambda one, key=key: one["passes"][key]).max(axis=0))
-    early = table_of(samples, lambda one: one["passes"]["arrived_seconds"]["early"])
-    assert [*found["arrived_seconds"]] == ["early", "late"], "in order of arrival"
-    assert found["arrived_seconds"]["early"] == np.median(early.max(axis=0))
+        assert found["passes"]["node"][key] == np.median(
+            table_of(samples, lambda one, key=key: one["passes"]["node"][key]).max(axis=0)
+        )
+    early = table_of(samples, lambda one: one["passes"]["flat"]["arrived_seconds"]["early"])
+    assert [*found["passes"]["flat"]["arrived_seconds"]] == ["early", "late"], "in order of arrival"
+    assert found["passes"]["flat"]["arrived_seconds"]["early"] == np.median(early.max(axis=0))
     (row,) = found["messages"]["flat all_gather"]
     for key, of_ranks in (("in_turn", np.max), ("at_once", np.max), ("processor", np.mean)):
         each = table_of(samples, lambda one, key=key: one["messages"]["flat all_gather"][0][key])

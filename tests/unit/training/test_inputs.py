@@ -1,5 +1,6 @@
 """What a simulated step is made of, as one rank measures it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from benchmarks.core.cell import Cell
 from benchmarks.training import time_passes
+from benchmarks.training.silent import Silent
 from benchmarks.training.time_compression import Compression
 from benchmarks.training.time_messages import AT_ONCE, IN_TURN, Collective, sample
 from benchmarks.training.time_passes import Passes, copying
@@ -15,9 +17,10 @@ from resireduce.comm.local import LocalCommunicator
 CELL = Cell(model="gpt2-bytes", compressor="topk", world_size=4)
 
 
-def test_passes_are_timed_in_their_order_and_every_rank_meets_before_and_after() -> None:
+@pytest.mark.parametrize("levels", [{}, {"hierarchy": "node", "ranks_per_node": 2}])
+def test_passes_are_timed_in_their_order_and_every_rank_meets_before_and_after(levels: dict[str, Any]) -> None:
     met: list[None] = []
-    passes = Passes(CELL, lambda: met.append(None))
+    passes = Passes(replace(CELL, **levels), lambda: met.append(None))
     before = [one.clone() for one in passes.trainer.model.parameters()]
     found = passes.sample()
     arrived = found["arrived_seconds"]
@@ -73,3 +76,15 @@ def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter((10.0, 12.0))
     monkeypatch.setattr(time_passes.time, "perf_counter", lambda: next(clock))
     assert copying(lambda: None, elements=1000, repeats=6) == 2 * 4 * 1000 * 6 / 2.0
+
+
+def test_silent_ranks_bring_what_each_has_itself() -> None:
+    ranks, mine = Silent(4), torch.arange(8.0)
+    assert ranks.all_reduce(mine, "sum").wait() is mine and ranks.broadcast_(mine, "all") is mine
+    assert [one is mine for one in ranks.all_gather(mine, "rows").wait()] == [True] * 4
+    assert (
+        torch.equal(ranks.reduce_scatter(mine, "own").wait(), mine[:2])
+        and ranks.gather(mine, "all").wait().numel() == 32
+    )
+    node, between = ranks.split(((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    assert (node.world_size, between.world_size, between.rank) == (2, 2, 0)
