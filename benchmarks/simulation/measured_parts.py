@@ -115,10 +115,10 @@ class Measured:
         )
 
     def _link(self, level: str, ranks: int) -> Link:
-        cost = self.sending(level, REDUCE).in_turn
+        cost, sharing = self.sending(level, REDUCE).in_turn, self.ranks_per_node if level == "between" else 1
         return Link(
             latency_seconds=cost.latency / (2 * steps_of(ranks, "ring")),
-            bandwidth_bytes_per_second=2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
+            bandwidth_bytes_per_second=sharing * 2 * (ranks - 1) / ranks / max(cost.per_byte, 1e-15),
         )
 
 
