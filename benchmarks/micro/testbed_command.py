@@ -30,7 +30,7 @@ COMPARED = (*(form for form in FORMS if form.get("density") != 0.001), {**TOPK, 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     text = "how often each form is timed, in turn with the others (default: %(default)s)"
-    parser.add_argument("--rounds", type=int, default=7, help=text)
+    parser.add_argument("--rounds", type=int, default=6, help=text)
     parser.add_argument("--steps", type=int, default=2, help="training steps of a round (default: %(default)s)")
     parser.add_argument("--model", default="gpt2-bytes", help="default: %(default)s")
     known = ", ".join(LAYOUTS)
