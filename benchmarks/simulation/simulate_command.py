@@ -68,6 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
+    if args.published and args.measured:
+        raise ConfigError("measured: --measured is not allowed with --published; give one of them")
     if args.published:
         found = published_table()
         plain = {"simulated": True, "beside_published": found.records}
@@ -99,7 +101,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _beside_measured(args: argparse.Namespace) -> int:
-    """Print what a testbed has measured beside what is simulated of it, and return 0."""
+    """Print what a testbed has measured beside what is simulated of it, and return 0.
+
+    Raises ConfigError for what cannot be read, and beside an option that would mean nothing.
+    """
+    for name in ("output", "record", "records", "micro", "compute_seconds", "batch", "ranks"):
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise ConfigError(f"{name}: --{option} is not allowed with --measured, whose record says all; leave it out")
     found = read_measured(args.measured)
     table_of = measured_table(found, layers_of(choose("model", found.get("model"), WORKLOADS)))
     counted = shares(table_of.records)

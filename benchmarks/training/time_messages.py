@@ -11,7 +11,7 @@ from resireduce.comm.base import Communicator
 
 REDUCED_BYTES = (256, 1 << 14, 1 << 17, 1 << 19)
 """Of a dense tensor: from a bias to the largest of a small model."""
-GATHERED_BYTES = (64, 1 << 12, 1 << 14, 1 << 16)
+GATHERED_BYTES = (64, 1 << 12, 1 << 14, 1 << 16, 1 << 17)
 """Of one rank's payload: from that of a small tensor to all of a small model's in one message."""
 IN_TURN, AT_ONCE = 3, 6
 """Collectives that wait for each other, and that are launched together."""

@@ -139,6 +139,26 @@ def test_what_cannot_be_compared_is_said() -> None:
         beside({"settings": [setting_of(compressor="gaussian")]}, LAYERS)
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            ["--output", "folder"],
+            "output: --output is not allowed with --measured, whose record says all; leave it out",
+        ),
+        (["--compute-seconds", "1"], "compute_seconds: --compute-seconds is not allowed with --measured"),
+        (["--ranks", "4"], "ranks: --ranks is not allowed with --measured"),
+        (["--published"], "measured: --measured is not allowed with --published; give one of them"),
+    ],
+)
+def test_options_that_mean_nothing_beside_a_record_are_refused(
+    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--measured", "testbed.json", *option]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
 @pytest.mark.parametrize("text", ["{", "{}", '{"settings": []}', '{"settings": [{"inputs": {}}]}', "[]"])
 def test_what_is_no_record_of_a_testbed_is_one_line(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
