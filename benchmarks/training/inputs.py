@@ -44,7 +44,8 @@ class Inputs:
         """What each sample has found, as plain values."""
 
     def sample(self) -> None:
-        """Time everything once."""
+        """Time everything once; passes in turns of another order each time, as what comes first has rested most."""
+        order = [*self._passes.items()][:: 1 if len(self.rounds) % 2 else -1]
         compression = [
             {"compressor": form[0], "density": form[1], "tensors": timed.sample()}
             for form, timed in self._compression.items()
@@ -52,7 +53,7 @@ class Inputs:
         messages = {name: time_messages.sample(one, self._meet) for name, one in self._collectives.items()}
         self.rounds.append(
             {
-                "passes": {hierarchy: passes.sample() for hierarchy, passes in self._passes.items()},
+                "passes": {hierarchy: passes.sample() for hierarchy, passes in order},
                 "compression": compression,
                 "messages": messages,
                 "copied_bytes_per_second": copying(self._meet),

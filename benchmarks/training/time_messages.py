@@ -46,6 +46,8 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 def sample(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
     """Return for each size its bytes, and seconds of a collective: in turn, at once, and of this rank's processors.
 
+    All begin when a small one has come, which is nearer to the same moment than their return from `meet`.
+
     Args:
         collective: what is timed.
         meet: returns when all ranks have called it: those of other groups, too, whose links may be the same.
@@ -53,11 +55,13 @@ def sample(collective: Collective, meet: Callable[[], None]) -> list[dict[str, A
     rows = []
     for size in collective.sizes:
         meet()
+        _launch(collective, collective.sizes[0], 0).wait()
         start = time.perf_counter()
         for number in range(IN_TURN):
             _launch(collective, size, number).wait()
         in_turn = (time.perf_counter() - start) / IN_TURN
         meet()
+        _launch(collective, collective.sizes[0], 0).wait()
         start, busy = time.perf_counter(), time.process_time()
         handles = [_launch(collective, size, number) for number in range(AT_ONCE)]
         for handle in handles:

@@ -66,8 +66,9 @@ def test_collectives_have_the_sizes_and_the_type_that_are_asked_for() -> None:
     for kind, dtype in (("all_reduce", torch.float16), ("all_gather", torch.uint8)):
         ranks, met = Counting(), []
         rows = sample(Collective(ranks, kind, dtype, (64, 4096)), lambda met=met: met.append(None))
-        count = IN_TURN + AT_ONCE
-        assert ranks.launched == [(kind, dtype, 64)] * count + [(kind, dtype, 4096)] * count and len(met) == 4
+        first, each = [(kind, dtype, 64)], {size: [(kind, dtype, size)] for size in (64, 4096)}
+        parts = [first + each[size] * count for size in each for count in (IN_TURN, AT_ONCE)]
+        assert ranks.launched == [one for part in parts for one in part] and len(met) == 4
         assert [row["bytes"] for row in rows] == [64, 4096]
         assert all(row["in_turn"] > 0 and row["at_once"] > 0 and row["processor"] >= 0 for row in rows)
 
