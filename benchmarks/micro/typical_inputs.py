@@ -10,10 +10,10 @@ PASSES = ("forward_seconds", "backward_seconds", "step_seconds")
 
 
 def typical(samples: Samples, cores: int) -> dict[str, Any]:
-    """Return plain values: what all ranks have in common of a step, by the medians of their rounds.
+    """Return plain values: what all ranks have in common of a step, by the medians of all rounds.
 
-    Of passes and messages those of the latest rank of each round, whom all others wait for; of compression, and of what
-    messages take of processors, the mean of the ranks. cores: processors that all ranks share.
+    Of each step's passes and of messages those of the latest rank, whom all others wait for; of compression, and of
+    what messages take of processors, the mean of the ranks. cores: processors that all ranks share.
     """
     rounds = list(zip(*samples, strict=True))
     return {
@@ -27,7 +27,8 @@ def typical(samples: Samples, cores: int) -> dict[str, Any]:
 
 def _passes(rounds: Sequence[Sequence[dict[str, Any]]], hierarchy: str) -> dict[str, Any]:
     """Return the seconds of passes, and by name, in their order, of the arrival of each gradient."""
-    each = [[rank["passes"][hierarchy] for rank in one] for one in rounds]
+    steps = range(len(rounds[0][0]["passes"][hierarchy]))
+    each = [[rank["passes"][hierarchy][step] for rank in one] for one in rounds for step in steps]
     arrived = {
         name: median(max(passes["arrived_seconds"][name] for passes in one) for one in each)
         for name in each[0][0]["arrived_seconds"]

@@ -16,6 +16,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.levels import Levels
 from resireduce.comm.torch import TorchCommunicator
 
+STEPS = 3
+"""Steps of each sample of passes: all that is simulated rests on them."""
 Form = tuple[str, float]
 """Compressor and density."""
 
@@ -53,7 +55,7 @@ class Inputs:
         messages = {name: time_messages.sample(one, self._meet) for name, one in self._collectives.items()}
         self.rounds.append(
             {
-                "passes": {hierarchy: passes.sample() for hierarchy, passes in order},
+                "passes": {hierarchy: [passes.sample() for _ in range(STEPS)] for hierarchy, passes in order},
                 "compression": compression,
                 "messages": messages,
                 "copied_bytes_per_second": copying(self._meet),

@@ -24,12 +24,15 @@ def drawn(own: np.random.Generator) -> dict[str, Any]:
     message = {"in_turn": own.random(), "at_once": own.random(), "processor": own.random()}
     return {
         "passes": {
-            hierarchy: {
-                "forward_seconds": own.random(),
-                "backward_seconds": own.random(),
-                "step_seconds": own.random(),
-                "arrived_seconds": {"late": 1 + own.random(), "early": own.random()},
-            }
+            hierarchy: [
+                {
+                    "forward_seconds": own.random(),
+                    "backward_seconds": own.random(),
+                    "step_seconds": own.random(),
+                    "arrived_seconds": {"late": 1 + own.random(), "early": own.random()},
+                }
+                for _ in range(2)
+            ]
             for hierarchy in ("flat", "node")
         },
         "copied_bytes_per_second": own.random(),
@@ -52,9 +55,9 @@ def test_what_all_wait_for_is_the_latest_rank_of_each_round_and_the_median_of_ro
     found = typical(samples, 2)
     for key in ("forward_seconds", "backward_seconds", "step_seconds"):
         assert found["passes"]["node"][key] == np.median(
-            table_of(samples, lambda one, key=key: one["passes"]["node"][key]).max(axis=0)
+            table_of(samples, lambda one, key=key: [step[key] for step in one["passes"]["node"]]).max(axis=0)
         )
-    early = table_of(samples, lambda one: one["passes"]["flat"]["arrived_seconds"]["early"])
+    early = table_of(samples, lambda one: [step["arrived_seconds"]["early"] for step in one["passes"]["flat"]])
     assert [*found["passes"]["flat"]["arrived_seconds"]] == ["early", "late"], "in order of arrival"
     assert found["passes"]["flat"]["arrived_seconds"]["early"] == np.median(early.max(axis=0))
     (row,) = found["messages"]["flat all_gather"]
