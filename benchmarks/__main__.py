@@ -35,6 +35,10 @@ COMMANDS = {
         "benchmarks.micro.links_command",
         "time steps of two nodes on this machine, joined by a slow link, in every form; needs root",
     ),
+    "testbed": (
+        "benchmarks.micro.testbed_command",
+        "time steps of nodes on this machine, and apart from them what the simulator needs to know; needs root",
+    ),
     "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
     "simulate": (
         "benchmarks.simulation.simulate_command",

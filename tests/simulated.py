@@ -68,28 +68,37 @@ def walked(rows: Rows, ends: np.ndarray, whole: bool = False, cycle: float = 0.0
     for place in np.flatnonzero(ends):
         messages.append(slice(begin, int(place) + 1))
         begin = int(place) + 1
-    sent = []
+    sent, delay = [], 0.0
     for message in messages:
         each = [
             seconds(elements) + more
             for elements, more in zip(rows.compressed[0, message], rows.more[0, message], strict=True)
         ]
         compress = seconds(rows.compressed[0, message].sum()) + rows.more[0, message].sum() if whole else sum(each)
-        clock["compute"] += rows.backward[0, message].sum() + (compress if rows.inline[0] else 0.0)
-        moved = rows.moved[0, message].sum()
-        around = rows.in_node_latency[0] + rows.in_node_per_byte[0] * moved if moved else 0.0
-        clock["sum"] = max(clock["sum"], clock["compute"] + rows.late[0]) + around
+        for number in range(message.start, message.stop):
+            is_last = number == message.stop - 1
+            own = compress if whole and is_last else 0.0 if whole else each[number - message.start]
+            clock["compute"] += rows.backward[0, number] + delay + (own if rows.inline[0] else 0.0)
+            moved, delay = rows.moved[0, number], rows.in_node_busy[0, number]
+            around = rows.in_node_latency[0] + rows.in_node_per_byte[0] * moved if moved else 0.0
+            clock["sum"] = max(clock["sum"], clock["compute"] + rows.late[0]) + around
+        delay += rows.busy_latency[0, message].max() + rows.busy_transfer[0, message].sum()
         clock["compress"] = max(clock["compress"], clock["sum"]) + (0.0 if rows.inline[0] else compress)
         ready = clock["compress"] if not cycle else np.ceil(clock["compress"] / cycle) * cycle
         several = (rows.nbytes[0, message] > 0).sum() > 1
         sending = rows.latency[0, message].max() + rows.transfer[0, message].sum()
+        if rows.sending is not None:
+            sending = rows.sending(rows.payload[:, message].sum(1))[0] + rows.beside[0, message].sum()
         clock["send"] = max(clock["send"], ready) + sending + (rows.copied[0, message].sum() if several else 0.0)
-        sent.append((clock["send"], rows.unpack[0, message].sum(), around))
-    for came, unpack, around in sent:
-        after = max(came, clock["compute"]) if rows.inline[0] else came
-        clock["unpack"] = max(clock["unpack"], after) + unpack
-        clock["gather"] = max(clock["gather"], clock["unpack"]) + around
-    return float(rows.forward[0] + max(clock["gather"], clock["compute"]) + rows.update[0])
+        gather = sum(rows.gather_latency[0] + rows.gather_per_byte[0] * one for one in rows.moved[0, message] if one)
+        sent.append((clock["send"] + (rows.trailing[0] if sending else 0.0), rows.unpack[0, message].sum(), gather))
+    for came, unpack, gather in sent:
+        if rows.inline[0]:
+            clock["gather"] = max(clock["gather"], came, clock["compute"]) + unpack + gather
+            continue
+        clock["unpack"] = max(clock["unpack"], came) + unpack
+        clock["gather"] = max(clock["gather"], clock["unpack"]) + gather
+    return float(rows.forward[0] + max(clock["gather"], clock["compute"]) + rows.settle[0] + rows.update[0])
 
 
 def plain() -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICE_VARIABLE, wanted_device
+from benchmarks.doctor import measure_links
 from benchmarks.doctor.check_list import CHECKS, Setting, examine
 from benchmarks.doctor.finding import FAILED, STATUSES, Finding
 from benchmarks.doctor.slurm import slurm_command as slurm
@@ -29,11 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     timeout = "how long each process that a check starts may take (default: %(default)g)"
     parser.add_argument("--timeout", metavar="SECONDS", default=TIMEOUT_SECONDS, help=timeout)
     slurm.add_arguments(parser)
+    measure_links.add_arguments(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """Print one line for each finding, as soon as it is there. 0 if nothing failed, else 1."""
     slurm.refuse_options(args)
+    measure_links.refuse_options(args)
     state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
     begin = time.monotonic()
     for found in slurm.examine(args, state) if args.slurm else _examine_machine(args):
@@ -51,6 +54,8 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
+    if args.links is not None:
+        return iter([measure_links.measure(args)])
     names = list(CHECKS) if args.only is None else chosen(args.only)
     return examine(make_setting(args.gpu, args.results, seconds("timeout", args.timeout)), names)
 

@@ -1,4 +1,4 @@
-"""Two nodes on one machine, joined by one slow link: a namespace with a network of its own each. Linux, root."""
+"""Nodes on one machine, joined by slow links: a namespace with a network of its own each. Linux, root."""
 
 import os
 import re
@@ -8,45 +8,78 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
+from benchmarks.core.checks import integer
 from benchmarks.launching.processes import die_with_parent
 from resireduce.errors import ConfigError
 
 INTERFACE = "eth0"
 """What the link is called on both nodes."""
 RATE = re.compile(r"[1-9][0-9]*(k|m|g)bit")
+UNSLOWED = "unslowed"
+"""The rate of links that are as fast as the machine lets them."""
+MOST_NODES = 64
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
 """What is called, and the packages of Debian that have it."""
 START_SECONDS = 5.0
 
 
 @contextmanager
-def two_nodes(rate: str) -> Iterator[list[list[str]]]:
-    """Make two nodes, joined by a link of `rate` in each direction, such as 100mbit, until the end of the block.
+def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
+    """Make `count` nodes, each joined to the others by a link of `rate` in each direction, until the end of the block.
 
-    Yields for each node the words before a command that runs it there. Ranks of one node reach each other as fast as
-    the machine lets them. Nothing of the machine's own network is touched. Raises ConfigError, with the cure, for a
-    rate that is none, and where no such nodes can be made.
+    A rate is such as 100mbit, or UNSLOWED. Two nodes share one link; more have one each, to a switch. Yields for each
+    node the words before a command that runs it there. Ranks of one node reach each other as fast as the machine lets
+    them. Nothing of the machine's own network is touched. Raises ConfigError, with the cure, for a rate that is none,
+    for other than 2 to MOST_NODES nodes, and where no such nodes can be made.
     """
-    _check(rate)
+    check_rate(rate)
+    integer("nodes", count, 2, MOST_NODES)
     with ExitStack() as stack:
-        holders = [stack.enter_context(_holder()) for _ in range(2)]
-        nodes = [["nsenter", f"--net=/proc/{holder}/ns/net"] for holder in holders]
-        ends = [["name", INTERFACE, "netns", str(holder)] for holder in holders]
-        _do(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], "modprobe veth")
+        holders = [stack.enter_context(_holder()) for _ in range(count)]
+        nodes = [_within(holder) for holder in holders]
+        if count == 2:
+            ends = [["name", INTERFACE, "netns", str(holder)] for holder in holders]
+            _do(["ip", "link", "add", *ends[0], "type", "veth", "peer", *ends[1]], "modprobe veth")
+        else:
+            _join(holders, stack.enter_context(_holder()), rate)
         for number, node in enumerate(nodes, start=1):
             _do([*node, "ip", "address", "add", f"10.88.0.{number}/24", "dev", INTERFACE])
             for interface in ("lo", INTERFACE):
                 _do([*node, "ip", "link", "set", interface, "up"])
-            limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
-            _do([*node, "tc", "qdisc", "add", "dev", INTERFACE, *limit], "modprobe sch_tbf")
+            _slow(node, INTERFACE, rate)
         yield nodes
 
 
-def _check(rate: str) -> None:
-    if not RATE.fullmatch(rate):
-        raise ConfigError(f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, as in 100mbit")
+def _within(holder: int) -> list[str]:
+    return ["nsenter", f"--net=/proc/{holder}/ns/net"]
+
+
+def _join(holders: Sequence[int], switch: int, rate: str) -> None:
+    """Plug the nodes of `holders` into a bridge in the network of `switch`, whose ports send to them at `rate`."""
+    within = _within(switch)
+    _do([*within, "ip", "link", "add", "switch", "type", "bridge"], "modprobe bridge")
+    _do([*within, "ip", "link", "set", "switch", "up"])
+    for number, holder in enumerate(holders, start=1):
+        end, port = ["name", INTERFACE, "netns", str(holder)], ["name", f"port{number}", "netns", str(switch)]
+        _do(["ip", "link", "add", *end, "type", "veth", "peer", *port], "modprobe veth")
+        _do([*within, "ip", "link", "set", f"port{number}", "master", "switch", "up"])
+        _slow(within, f"port{number}", rate)
+
+
+def _slow(node: Sequence[str], interface: str, rate: str) -> None:
+    if rate != UNSLOWED:
+        limit = ["root", "tbf", "rate", rate, "burst", "64kb", "latency", "50ms"]
+        _do([*node, "tc", "qdisc", "add", "dev", interface, *limit], "modprobe sch_tbf")
+
+
+def check_rate(rate: str) -> None:
+    """Raise ConfigError, with the cure, for a rate that is none, and where no nodes can be made."""
+    if rate != UNSLOWED and not RATE.fullmatch(rate):
+        raise ConfigError(
+            f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, as in 100mbit, or {UNSLOWED}"
+        )
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
-        raise ConfigError("user: two nodes on one machine need Linux, and root for their namespaces; call it with sudo")
+        raise ConfigError("user: nodes on one machine need Linux, and root for their namespaces; call it with sudo")
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = next((name for name in PROGRAMS if shutil.which(name, path=path) is None), None)
     if missing is not None:

@@ -56,13 +56,34 @@ class Rows:
     latency: Array
     """Seconds before the first byte of a message with this tensor alone."""
     transfer: Array
+    payload: Array
+    """Bytes of each that travel in messages."""
     nbytes: Array
+    """And of the bucket that ends with it."""
     dense: Array
     """Seconds of a message of it alone, if it were sent as it is."""
     copied: Array
     """Seconds to copy each into a message of several, and out of it."""
     unpack: Array
     """Seconds to decompress what all ranks have sent of it."""
+    gather_latency: Array
+    """(cases,): of the gather within a node that follows."""
+    gather_per_byte: Array
+    """(cases,): by bytes of a dense tensor."""
+    trailing: Array
+    """(cases,): seconds that a message is still under way when the link is free for the next."""
+    busy_latency: Array
+    """Seconds by which a message with this tensor alone delays the computing beside it, if processors are shared."""
+    busy_transfer: Array
+    """Seconds by which each tensor's bytes do."""
+    in_node_busy: Array
+    """Seconds by which its sum within a node does."""
+    beside: Array
+    """Seconds of the bucket of small tensors that ends with each, a part of its transfer."""
+    sending: Curve | None
+    """Seconds of a message by its bytes, buckets not counted, where that was measured; None: latency and transfer."""
+    settle: Array
+    """(cases,): seconds of the small collectives by which ranks end a step."""
 
 
 def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
@@ -74,16 +95,28 @@ def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]
     slices = _each(lambda one: one.slices, places)[:, None]
     lossy = _each(lambda one: one.lossy, work)[:, None] > 0
     whole = np.stack([one.elements for one in work])
+    passes: Any = _passes(cases, settings)
+    messages: Any = _messages(cases, work, places, settings.ragged_largest)
     return Rows(
-        **_passes(cases, settings),
+        **passes,
         compressed=np.where(lossy, whole / slices, 0.0),
         compress=Curve.together([one.curve for one in work]),
         more=np.stack([one.more for one in work]) / slices,
-        inline=_each(lambda case: case.hierarchy == "flat" and not settings.own_stream, cases) > 0,
+        inline=np.full(len(cases), not settings.own_stream),
         in_node_latency=_each(lambda one: one.in_node.latency, places),
         in_node_per_byte=_each(lambda one: one.in_node.per_byte, places),
-        **_messages(cases, work, places, settings.ragged_largest),
+        gather_latency=_each(lambda one: one.in_node.latency, places),
+        gather_per_byte=_each(lambda one: one.in_node.per_byte, places),
+        **_measured_only(whole),
+        **messages,
     )
+
+
+def _measured_only(whole: Array) -> Any:
+    """Return nothing, in the shapes of what only measurements of a testbed know."""
+    single, nothing = np.zeros(len(whole)), np.zeros_like(whole)
+    each = {"busy_latency": nothing, "busy_transfer": nothing, "in_node_busy": nothing}
+    return each | {"trailing": single, "settle": single, "sending": None}
 
 
 def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
@@ -130,6 +163,8 @@ def _messages(
         "moved": np.where(whole > 0, FLOAT_BYTES * whole, dense),
         "latency": own[:, :1] * (1 + ragged) * (payload > 0),
         "transfer": own[:, 1:] * payload + beside,
+        "beside": beside,
+        "payload": payload,
         "nbytes": payload + dense,
         "dense": reduce[:, :1] + reduce[:, 1:] * FLOAT_BYTES * whole,
         "copied": np.where(gathered, 2, 4) * (payload + dense) / memory,

@@ -10,11 +10,14 @@ from typing import Any
 from benchmarks.analysis.write import to_markdown, to_screen
 from benchmarks.core.checks import allow, first_twice, integer, is_number
 from benchmarks.core.files import finite, load_json
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.simulation.beside_measured import measured_table, sentence, shares
 from benchmarks.simulation.beside_published import published_table
 from benchmarks.simulation.cluster import MOST_RANKS, Cluster
 from benchmarks.simulation.compress_cost import read_micro
 from benchmarks.simulation.fitting import is_supported, records_in, supported
 from benchmarks.simulation.grid import HIERARCHIES, Case, grid
+from benchmarks.simulation.measured_parts import read_measured
 from benchmarks.simulation.model_layers import layers_of, recorded_seconds
 from benchmarks.simulation.read_cluster import find_cluster
 from benchmarks.simulation.rows import Settings
@@ -57,17 +60,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--top", type=int, default=SHOWN, help="rows shown, each with its best merging (default: %(default)s)"
     )
     parser.add_argument("--published", action="store_true", help="what papers say of speed, beside it simulated: alone")
+    text = "record of a testbed: its steps, and what is simulated of them: alone"
+    parser.add_argument("--measured", type=Path, metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, all results")
     parser.add_argument("--output", type=Path, help="folder for simulated.json, .csv, .md, step.svg and scaling.svg")
 
 
 def main(args: argparse.Namespace) -> int:
     """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
+    if args.published and args.measured:
+        raise ConfigError("measured: --measured is not allowed with --published; give one of them")
     if args.published:
         found = published_table()
         plain = {"simulated": True, "beside_published": found.records}
         print(json.dumps(finite(plain), indent=1) if args.json else to_markdown(found, []))
         return 0
+    if args.measured:
+        return _beside_measured(args)
     clusters = _checked(args)
     cases = _cases(args, clusters, args.ranks)
     if not cases:
@@ -88,6 +97,23 @@ def main(args: argparse.Namespace) -> int:
     print("\n" + "\n".join(sentences(said)))
     if args.micro:
         print(f"Compression was measured on a {load_json(args.micro).get('device', 'device')}: {args.micro}.")
+    return 0
+
+
+def _beside_measured(args: argparse.Namespace) -> int:
+    """Print what a testbed has measured beside what is simulated of it, and return 0.
+
+    Raises ConfigError for what cannot be read, and beside an option that would mean nothing.
+    """
+    for name in ("output", "record", "records", "micro", "compute_seconds", "batch", "ranks"):
+        if getattr(args, name) is not None:
+            option = name.replace("_", "-")
+            raise ConfigError(f"{name}: --{option} is not allowed with --measured, whose record says all; leave it out")
+    found = read_measured(args.measured)
+    table_of = measured_table(found, layers_of(choose("model", found.get("model"), WORKLOADS)))
+    counted = shares(table_of.records)
+    plain = {"beside_measured": table_of.records, "shares": counted}
+    print(json.dumps(finite(plain), indent=1) if args.json else f"{to_markdown(table_of, [])}\n{sentence(counted)}")
     return 0
 
 

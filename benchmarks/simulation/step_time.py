@@ -70,23 +70,41 @@ def _compression(rows: Rows, ends: Ends, whole: bool) -> Array:
 
 
 def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
-    """Return when messages can be sent, the end of the backward pass, and what streams were busy with until then."""
+    """Return when messages can be sent, the end of the backward pass, and what streams were busy with until then.
+
+    Sums within a node are not merged: each tensor has its own, and each bucket of small ones.
+    """
     compression = _compression(rows, ends, whole)
     inline = np.where(rows.inline[:, None], compression, 0.0)
-    backward = np.cumsum(rows.backward + inline, axis=-1)
-    begun = backward - in_message(rows.backward + inline, ends)
-    moved = in_message(rows.moved, ends)
-    summing = np.where(moved > 0, rows.in_node_latency[:, None] + rows.in_node_per_byte[:, None] * moved, 0.0)
-    ready = backward + rows.late[:, None]
-    summed = served(ready, summing)
+    computing = rows.backward + inline + _delays(rows, ends)
+    backward = np.cumsum(computing, axis=-1)
+    begun = backward - in_message(computing, ends)
+    summing = _around(rows.in_node_latency, rows.in_node_per_byte, rows.moved)
+    summed = served(backward + rows.late[:, None], summing)
     apart = in_message(compression - inline, ends)
     compressed = served(summed, apart)
     busy = {
         "backward": (begun, backward),
-        "sum in node": (summed - summing, summed),
+        "sum in node": (summed - in_message(summing, ends), summed),
         "compress": (compressed - apart, compressed),
     }
     return compressed, backward[:, -1], busy
+
+
+def _delays(rows: Rows, ends: Ends) -> Array:
+    """Return by how much the backward pass before each gradient is delayed by messages that have left before.
+
+    Processors that are fewer than ranks send and compute in turn.
+    """
+    sending = _slowest(rows.busy_latency, ends) + in_message(rows.busy_transfer, ends) + rows.in_node_busy
+    delays = np.zeros_like(sending)
+    delays[:, 1:] = sending[:, :-1]
+    return delays
+
+
+def _around(latency: Array, per_byte: Array, moved: Array) -> Array:
+    """Return what a collective within a node takes for each tensor that has one: those of which bytes are `moved`."""
+    return np.where(moved > 0, latency[:, None] + per_byte[:, None] * moved, 0.0)
 
 
 def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
@@ -96,23 +114,39 @@ def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
         ready = np.ceil(ready / rule.cycle_seconds) * rule.cycle_seconds
     several = in_message((rows.nbytes > 0).astype(float), ends) > 1
     copying = np.where(several, in_message(rows.copied, ends), 0.0)
-    sending = _slowest(rows.latency, ends) + in_message(rows.transfer, ends) + copying
+    sending = _sending(rows, ends) + copying
     if rule.in_halves:
         return _in_halves(rows, ends, ready, sending, computed, busy)
     sent = served(ready, sending)
+    back = _brought_back(rows, ends, sent + np.where(sending > 0, rows.trailing[:, None], 0.0), computed)
+    busy |= {"communicate": (sent - sending, sent), **back}
+    finish = np.maximum(back["gather in node"][1][:, -1], computed) + rows.settle
+    step = rows.forward + finish + rows.update
+    return Timed(ends, MappingProxyType(busy), computed, step, finish - computed)
+
+
+def _sending(rows: Rows, ends: Ends) -> Array:
+    """Return what each message takes on the link, where it ends."""
+    if rows.sending is None:
+        return _slowest(rows.latency, ends) + in_message(rows.transfer, ends)
+    return rows.sending(in_message(rows.payload, ends)) + in_message(rows.beside, ends)
+
+
+def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[str, tuple[Array, Array]]:
+    """Return when messages that have `come` are decompressed, and their averages gathered within the node.
+
+    In the library, where compression delays the backward pass, both are done by the thread that has ended that, tensor
+    after tensor; with a stream of its own for each, beside each other.
+    """
     unpacking = in_message(rows.unpack, ends)
-    unpacked = served(np.where(rows.inline[:, None], np.maximum(sent, computed[:, None]), sent), unpacking)
-    moved = in_message(rows.moved, ends)
-    gathering = np.where(moved > 0, rows.in_node_latency[:, None] + rows.in_node_per_byte[:, None] * moved, 0.0)
-    gathered = served(unpacked, gathering)
-    busy |= {
-        "communicate": (sent - sending, sent),
+    gathering = in_message(_around(rows.gather_latency, rows.gather_per_byte, rows.moved), ends)
+    in_turn = served(np.maximum(come, computed[:, None]), unpacking + gathering)
+    unpacked = np.where(rows.inline[:, None], in_turn - gathering, served(come, unpacking))
+    gathered = np.where(rows.inline[:, None], in_turn, served(unpacked, gathering))
+    return {
         "decompress": (unpacked - unpacking, unpacked),
         "gather in node": (gathered - gathering, gathered),
     }
-    finish = np.maximum(gathered[:, -1], computed)
-    step = rows.forward + finish + rows.update
-    return Timed(ends, MappingProxyType(busy), computed, step, finish - computed)
 
 
 def _slowest(latency: Array, ends: Ends) -> Array:

@@ -28,8 +28,8 @@ Key = tuple[Device, str, float, str]
 class Work:
     """What one compressor at one density, with one scheme, makes one device do; arrays have a number for each tensor.
 
-    Small tensors that are sent as they are beside compressed ones lie in buckets, each an all-reduce of its own, and
-    all of a bucket is where its last tensor is.
+    Small tensors, which are sent as they are whatever the compressor, lie in buckets, each an all-reduce of its own,
+    and all of a bucket is where its last tensor is.
     """
 
     elements: Array
@@ -66,7 +66,7 @@ def payload_of(compressor: str, density: float, shapes: tuple[tuple[int, ...], .
 def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Mapping[str, Any]) -> Work:
     device, compressor, density, scheme = key
     lossy = compressor != LOSSLESS
-    small = np.array([lossy and kind == "dense" for kind in layers.kinds])
+    small = np.array([kind == "dense" for kind in layers.kinds])
     elements = np.where(small, 0.0, layers.elements)
     cost = compression(compressor, scheme, density, device, micro) if lossy else NO_COMPRESSION
     # To exchange regions, and to gather their sums, is what an all-reduce does, with half the bytes.

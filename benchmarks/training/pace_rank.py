@@ -1,6 +1,7 @@
 """One rank that trains several cells of one model in turn, and times them.
 
-`python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS`; `benchmarks.micro.pace` starts it.
+`python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS [inputs]`; `benchmarks.micro.pace` starts it. With inputs,
+what a simulated step is made of is measured before each round.
 """
 
 import os
@@ -17,6 +18,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.prepared import find_root
 from benchmarks.training.build import build
+from benchmarks.training.inputs import Inputs
 from benchmarks.training.place import choose_place, settle_arithmetic
 from benchmarks.training.trainer import Trainer
 from resireduce.comm.local import LocalCommunicator
@@ -32,7 +34,8 @@ TIMED_WARM_UP_STEPS = WARM_UP_STEPS + 1 + TIMED_STEPS
 def main() -> None:
     """Time the rounds; rank 0 leaves their seconds, a list for each cell, in the folder's `seconds.json`.
 
-    And in `merged.json` how many messages each sends, with the costs by which a rule has merged them.
+    And in `merged.json` how many messages each sends, with the costs by which a rule has merged them. With inputs,
+    every rank leaves what it has measured in `inputs`, its number, `.json`.
     """
     folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     cells = [Cell.from_dict(values) for values in load_json(folder / "cells.json")]
@@ -51,10 +54,18 @@ def main() -> None:
     seconds: list[list[float]] = [[] for _ in cells]
     for cell, trainer in zip(cells, trainers, strict=True):
         _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
+    inputs = Inputs(cells, meet) if sys.argv[4:] == ["inputs"] else None
+    if inputs is not None:
+        inputs.sample()
+        inputs.rounds.clear()  # in the first, memory and threads are new
     for number in range(rounds):
+        if inputs is not None:
+            inputs.sample()
         order = range(len(cells))
         for which in order if number % 2 else reversed(order):
             seconds[which].append(_train(trainers[which], steps))
+    if inputs is not None:
+        save_json(inputs.rounds, folder / f"inputs{rank}.json")
     if rank == 0:
         save_json(seconds, folder / "seconds.json")
         save_json([_merged(trainer) for trainer in trainers], folder / "merged.json")
@@ -72,15 +83,15 @@ def _merged(trainer: Trainer) -> dict[str, Any]:
 def _train(trainer: Trainer, steps: int) -> float:
     """Seconds that so many steps take, from when all ranks are there to when all are done."""
     trainer.model.train()
-    _meet()
+    meet()
     started = time.perf_counter()
     for step, indices in enumerate(islice(trainer.indices(), steps)):
         trainer.train_step(step, trainer.batch(indices, step))
-    _meet()
+    meet()
     return time.perf_counter() - started
 
 
-def _meet() -> None:
+def meet() -> None:
     """Wait for this rank's device, and for the other ranks."""
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()

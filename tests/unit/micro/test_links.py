@@ -16,7 +16,8 @@ from benchmarks.analysis.readme.blocks import BLOCKS
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.statistics import median_interval
 from benchmarks.micro import links_command
-from benchmarks.micro.slow_nodes import two_nodes
+from benchmarks.micro.slow_nodes import UNSLOWED, slow_nodes
+from benchmarks.micro.train_on_nodes import make_cells
 from resireduce.errors import ConfigError
 from resireduce.scheme import MERGES
 
@@ -40,21 +41,23 @@ def nodes_or_skip() -> None:
 
 
 def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
-    cells = links_command.make_cells("gpt2-bytes")
-    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS) + len(links_command.HALVES)
+    cells = make_cells("gpt2-bytes", links_command.FORMS)
+    assert len({cell.name for cell in cells}) == len(cells) == 2 * len(links_command.FORMS) - 2
     assert {cell.compressor for cell in cells} == {"none", "fp16", "topk"}
     merged = {cell.merge for cell in cells if cell.density == 0.01}
     assert merged == {*MERGES, links_command.SIZE_BYTES} - {"dear"}
     assert [cell.merge for cell in cells if "dear" in str(cell.merge)] == ["dear", "dear-524288"]
     assert all(cell.world_size == 4 for cell in cells)
+    single = make_cells("gpt2-bytes", links_command.FORMS, nodes=3, ranks_per_node=1)
+    assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")} and len(single) == len(links_command.FORMS)
 
 
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     @contextmanager
-    def nodes(rate: str):  # type: ignore[no-untyped-def]
-        yield [["env", f"NODE={number}"] for number in range(2)]
+    def nodes(rate: str, count: int):  # type: ignore[no-untyped-def]
+        yield [["env", f"NODE={number}"] for number in range(count)]
 
-    rank, count = tmp_path / "python", 2 * len(links_command.FORMS) + len(links_command.HALVES)
+    rank, count = tmp_path / "python", 2 * len(links_command.FORMS) - 2
     seconds = [[2.0 * number + one for one in range(7)] for number in range(count)]
     merged = [{"messages": number, "costs": None} for number in range(count)]
     rank.write_text(
@@ -63,7 +66,7 @@ def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.Mon
     )
     rank.chmod(rank.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(sys, "executable", str(rank))
-    monkeypatch.setattr(links_command, "two_nodes", nodes)
+    monkeypatch.setattr(links_command, "slow_nodes", nodes)
     output = tmp_path / "reference" / "links.json"
     assert main(["links", "--rounds", "7", "--steps", "2", "--output", str(output)]) == 0
     found = json.loads(output.read_text())
@@ -102,7 +105,7 @@ def test_a_rate_that_is_none(rate: str, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_without_root_the_cure_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(ConfigError, match="root for their namespaces; call it with sudo"), two_nodes("100mbit"):
+    with pytest.raises(ConfigError, match="root for their namespaces; call it with sudo"), slow_nodes("100mbit"):
         raise AssertionError
 
 
@@ -110,7 +113,7 @@ def test_nodes_reach_each_other_and_nothing_else_and_end_with_the_block() -> Non
     nodes_or_skip()
     code = "import socket; print(socket.if_nameindex())"
     before = subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout
-    with two_nodes("100mbit") as nodes:
+    with slow_nodes("100mbit") as nodes:
         for number, node in enumerate(nodes):
             there = subprocess.run([*node, sys.executable, "-c", code], capture_output=True, text=True, check=True)
             assert "'eth0'" in there.stdout and there.stdout.count("(") == 2
@@ -123,3 +126,27 @@ def test_nodes_reach_each_other_and_nothing_else_and_end_with_the_block() -> Non
         held = nodes[0][1].removeprefix("--net=")
     assert not Path(held).exists()
     assert subprocess.run(["ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout == before
+
+
+def test_more_nodes_than_two_reach_each_other_at_the_rate_of_each_ones_link() -> None:
+    nodes_or_skip()
+    for rate in ("100mbit", UNSLOWED):
+        with slow_nodes(rate, 3) as nodes:
+            for number, node in enumerate(nodes):
+                others = [other for other in range(1, 4) if other != number + 1]
+                reach = "; ".join(
+                    f"print(socket.socket().connect_ex(('10.88.0.{other}', 9)) == errno.ECONNREFUSED)"
+                    for other in others
+                )
+                code = f"import errno, socket; {reach}"
+                done = subprocess.run([*node, sys.executable, "-c", code], capture_output=True, text=True, check=True)
+                assert done.stdout.split() == ["True", "True"], "somebody is there, who does not listen"
+            show = [*nodes[2], "env", f"PATH={PATH}", "tc", "qdisc", "show", "dev", "eth0"]
+            shown = subprocess.run(show, capture_output=True, text=True, check=True).stdout
+            assert ("rate 100Mbit" in shown) == (rate == "100mbit") and ("tbf" in shown) == (rate != UNSLOWED)
+
+
+@pytest.mark.parametrize(("option", "given"), [("nodes", "1"), ("nodes", "65"), ("ranks-per-node", "0")])
+def test_numbers_of_nodes_that_cannot_be(option: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["links", f"--{option}", given]) == 2
+    assert f"{option.replace('-', '_')}: {given} is not allowed" in capsys.readouterr().err

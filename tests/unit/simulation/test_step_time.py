@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.simulation.curve import Curve
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Rows, Settings, rows_of
 from benchmarks.simulation.step_time import merged, timed
@@ -44,6 +45,23 @@ def test_a_step_is_the_walk_through_its_events(rule: str, hierarchy: str, own_st
         ends = merged(rows, RULES[rule])
         expected = walked(rows, ends[0], RULES[rule].compresses_messages, RULES[rule].cycle_seconds)
         assert simulate([case], given_settings)[0].step_seconds == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["none", "one", "size", "mg-wfbp"])
+@pytest.mark.parametrize("hierarchy", ["flat", "node"])
+def test_so_is_one_of_which_a_testbed_has_measured_more(rule: str, hierarchy: str) -> None:
+    """Shared processors, messages that trail, gathers that are no sums, and a curve in place of a line."""
+    own, given_settings = np.random.default_rng(4), make_settings(drawn_layers(3, 14))
+    case = Case(make_cluster(ranks_per_node=2), 8, "topk", 0.01, rule=rule, hierarchy=hierarchy)
+    rows = rows_for(case, given_settings)
+    each = {name: own.random((1, 14)) * 1e-3 for name in ("busy_latency", "busy_transfer", "in_node_busy", "beside")}
+    once = {name: own.random(1) * 1e-3 for name in ("trailing", "settle", "gather_latency")}
+    curve = Curve.through([100, 1000, 10_000], [1e-3, 2e-3, 9e-3])
+    rows = replace(rows, **each, **once, gather_per_byte=own.random(1) * 1e-9, sending=curve)
+    ends = merged(rows, RULES[rule])
+    whole = RULES[rule].compresses_messages
+    expected = walked(rows, ends[0], whole)
+    assert float(timed(rows, ends, RULES[rule]).step[0]) == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("count", [1, 4, 9, 12])

@@ -1,0 +1,111 @@
+"""`doctor --links FILE`: alpha and beta of the links between ranks, here or wherever a launcher has started them."""
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.core.checks import integer, seconds
+from benchmarks.core.devices import wanted_device
+from benchmarks.core.files import save_text, writable
+from benchmarks.doctor.child import Job, Run, own_environment, run_together
+from benchmarks.doctor.cluster_file import LEVELS, cluster_of, text_of
+from benchmarks.doctor.finding import Finding, failed, not_run, ok
+from benchmarks.doctor.known_faults import last_words
+from resireduce.errors import ConfigError
+
+NAME = "links"
+RANKS = 2
+CURE = "start it as cells will be started: srun -N2 -n4 python -m benchmarks doctor --links FILE, or by torchrun"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of a launcher's ranks this process is."""
+
+    rank: int
+    size: int
+    ranks_per_node: int
+    meeting_place: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    group = parser.add_argument_group("links")
+    text = "measure the links between ranks instead, and write them as a cluster for simulate --cluster FILE"
+    group.add_argument("--links", metavar="FILE", type=Path, help=text)
+    text = "ranks that are started on this machine, where no launcher has started several (default: %(default)s)"
+    group.add_argument("--ranks", type=int, default=RANKS, help=text)
+
+
+def refuse_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError, one line, for options that mean nothing beside --links, or without it."""
+    if args.links is None and args.ranks != RANKS:
+        raise ConfigError("ranks: --ranks is not allowed without --links; add it, or leave this out")
+    if args.links is not None:
+        for name, value in (("slurm", args.slurm), ("only", args.only), ("gpu", args.gpu)):
+            if value:
+                raise ConfigError(f"{name}: --{name} is not allowed with --links; leave it out")
+        if args.links.suffix not in (".yaml", ".yml"):
+            raise ConfigError(f"links: {args.links} is not allowed; give a file that ends with .yaml")
+
+
+def place_of(environment: Mapping[str, str], folder: Path) -> Place | None:
+    """Return the place that torchrun or a step of Slurm has given to this process among several; None: it is alone.
+
+    folder: where ranks of a step of Slurm meet, which all nodes must see. Raises ConfigError for nodes of unequally
+    many ranks, and where the ranks of a node do not follow one another.
+    """
+    if "MASTER_ADDR" in environment and "LOCAL_WORLD_SIZE" in environment:
+        rank, size, local = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+        node, meeting_place = int(environment.get("GROUP_RANK", rank // local)), "env://"
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environment:
+        rank, size = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
+        nodes, node = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_NODEID"])
+        local = size // nodes if size % nodes == 0 else 0
+        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+        meeting_place = f"file://{folder.resolve()}/.doctor-links-{step}"
+    else:
+        return None
+    if not local or size % local or node != rank // local:
+        raise ConfigError(
+            f"links: the {size} ranks are not spread over nodes evenly, one node after the other; give each node as "
+            "many, and srun --distribution=block"
+        )
+    return Place(rank, size, local, meeting_place) if size > 1 else None
+
+
+def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:
+    """Measure, write the file, and return a finding for each level. Raises ConfigError before any work."""
+    count, limit = integer("ranks", args.ranks, 2, 64), seconds("timeout", args.timeout)
+    writable("links", args.links)
+    place = place_of(os.environ, args.links.parent)
+    with tempfile.TemporaryDirectory() as folder:
+        if place is None:
+            places = [Place(rank, count, count, f"file://{folder}/meet") for rank in range(count)]
+        else:
+            places = [place]
+        ended = run([_job(one, place is None) for one in places], limit)
+    reports = [report for one in ended for report in one.reports()]
+    if any(one.code for one in ended) or len(reports) != len(places):
+        said = next((last_words(one.output) for one in ended if one.code), "no rank came to its end in time")
+        return [failed(NAME, f"links could not be timed: {said}", CURE)]
+    if places[0].rank:
+        return [not_run(NAME, "rank 0 writes the file")]
+    ranks = next(report["ranks"] for report in reports if report["ranks"])
+    found = cluster_of(ranks, places[0].ranks_per_node)
+    save_text(text_of(found), args.links)
+    levels = [ok(NAME, f"{level}: {found[level]['source']}") for level in LEVELS if level in found]
+    return [*levels, ok(NAME, f"{args.links} is written; next: python -m benchmarks simulate --cluster {args.links}")]
+
+
+def _job(place: Place, is_alone: bool) -> Job:
+    """Return the process of one rank; ranks of this machine alone meet on its loopback interface."""
+    line = [sys.executable, "-m", "benchmarks.doctor.link_ranks", place.meeting_place, str(place.ranks_per_node)]
+    own = {"RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
+    own |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if is_alone else {}
+    own |= {"CUDA_VISIBLE_DEVICES": ""} if wanted_device() == "cpu" else {}
+    return Job(line, own_environment(**own))

@@ -1,0 +1,65 @@
+"""Steps of several forms of a cell on nodes that this machine holds, round against round, in the same processes."""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json, save_json
+from benchmarks.core.workloads import WORKLOADS
+from benchmarks.launching.processes import RankProcess, die_with_parent
+from benchmarks.launching.ranks import rank_variables
+from benchmarks.micro.slow_nodes import INTERFACE
+from resireduce.errors import ConfigError
+from resireduce.settings import dear_bytes
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What ranks have measured."""
+
+    seconds: list[list[float]]
+    """Of each round of each cell, as rank 0 saw them."""
+    merged: list[dict[str, Any]]
+    """What rank 0 knew of the messages of each cell."""
+    inputs: list[list[dict[str, Any]]]
+    """For each rank what it measured in each round of what steps are made of; none if that was not asked for."""
+
+
+def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, ranks_per_node: int = 2) -> list[Cell]:
+    """Return the cells of all `forms` of a model, each flat and by nodes, if these have several ranks and it can be."""
+    data = "synthetic" if WORKLOADS[model].data else "real"
+    by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
+    levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
+    flat_alone = [dear_bytes(form.get("merge")) is not None for form in forms]
+    each = [form | level for form, alone in zip(forms, flat_alone, strict=True) for level in levels[: 1 if alone else 2]]
+    return [Cell(model=model, world_size=nodes * ranks_per_node, data=data, **form) for form in each]
+
+
+def train_on(
+    nodes: Sequence[list[str]], cells: Sequence[Cell], rounds: int, steps: int, inputs: bool = False
+) -> Trained:
+    """Train `cells` of one model in turn, for so many `rounds` of so many `steps`, on ranks that fill the nodes.
+
+    nodes: for each the words before a command that runs it there. inputs: whether what steps are made of is measured
+    before each round. Raises ConfigError if ranks fail.
+    """
+    with tempfile.TemporaryDirectory(prefix="resireduce-links-") as name, ExitStack() as stack:
+        folder, size = Path(name), cells[0].world_size
+        save_json([cell.to_dict() for cell in cells], folder / "cells.json")
+        line = [sys.executable, "-m", "benchmarks.training.pace_rank", name, str(rounds), str(steps)]
+        ranks = []
+        for rank in range(size):
+            variables = rank_variables(cells[0], rank) | {"GLOO_SOCKET_IFNAME": INTERFACE}
+            command = [*nodes[rank * len(nodes) // size], *line, *["inputs"] * inputs]
+            started = RankProcess(command, env=os.environ | variables, preexec_fn=die_with_parent)
+            ranks.append(stack.enter_context(started))
+        if {rank.wait() for rank in ranks} != {0}:
+            raise ConfigError(f"{cells[0].model}: could not be timed; its ranks say above why")
+        measured = [load_json(folder / f"inputs{rank}.json") for rank in range(size)] if inputs else []
+        return Trained(load_json(folder / "seconds.json"), load_json(folder / "merged.json"), measured)

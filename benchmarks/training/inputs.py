@@ -1,0 +1,63 @@
+"""What a simulated step is made of, measured beside the steps it is compared with, and apart from them.
+
+Passes, compression and collectives are timed each by itself, all ranks at once: on a machine that they share, all take
+as long as they do for ranks that share it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks.core.cell import Cell
+from benchmarks.training import time_messages
+from benchmarks.training.place import nodes_of
+from benchmarks.training.time_compression import Compression
+from benchmarks.training.time_passes import Passes, copying
+from resireduce.comm.base import Communicator
+from resireduce.comm.levels import Levels
+from resireduce.comm.torch import TorchCommunicator
+
+STEPS = 3
+"""Steps of each sample of passes: all that is simulated rests on them."""
+Form = tuple[str, float]
+"""Compressor and density."""
+
+
+class Inputs:
+    """Samples of all inputs, of all forms that `cells` have, which all train one model on the same ranks.
+
+    meet: returns when all ranks have called it.
+    """
+
+    def __init__(self, cells: Sequence[Cell], meet: Callable[[], None]):
+        self._meet = meet
+        world = TorchCommunicator()
+        flat = next(cell for cell in cells if cell.hierarchy == "flat")
+        by_node = next((cell for cell in cells if cell.hierarchy == "node"), None)
+        self._passes = {cell.hierarchy: Passes(cell, meet) for cell in (flat, by_node) if cell is not None}
+        levels: dict[str, Communicator] = {"flat": world}
+        if by_node is not None:
+            found = Levels.of(world, nodes_of(by_node))
+            levels |= {"between": found.between} | ({} if found.node is None else {"in_node": found.node})
+        self._collectives = time_messages.collectives(levels)
+        peers = sorted({levels[name].world_size for name in levels if name != "in_node"})
+        lossy = {(cell.compressor, cell.density): cell for cell in cells if cell.compressor != "none"}
+        self._compression = {form: Compression(cell, peers, meet) for form, cell in lossy.items()}
+        self.rounds: list[Mapping[str, Any]] = []
+        """What each sample has found, as plain values."""
+
+    def sample(self) -> None:
+        """Time everything once; passes in turns of another order each time, as what comes first has rested most."""
+        order = [*self._passes.items()][:: 1 if len(self.rounds) % 2 else -1]
+        compression = [
+            {"compressor": form[0], "density": form[1], "tensors": timed.sample()}
+            for form, timed in self._compression.items()
+        ]
+        messages = {name: time_messages.sample(one, self._meet) for name, one in self._collectives.items()}
+        self.rounds.append(
+            {
+                "passes": {hierarchy: [passes.sample() for _ in range(STEPS)] for hierarchy, passes in order},
+                "compression": compression,
+                "messages": messages,
+                "copied_bytes_per_second": copying(self._meet),
+            }
+        )

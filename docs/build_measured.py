@@ -1,0 +1,39 @@
+"""`python docs/build_measured.py`: the block of docs/simulate.md about steps of a testbed, from its record."""
+
+import sys
+from pathlib import Path
+
+from benchmarks.analysis.write import to_markdown
+from benchmarks.simulation.beside_measured import measured_table, sentence, shares
+from benchmarks.simulation.measured_parts import read_measured
+from benchmarks.simulation.model_layers import layers_of
+
+PAGE = Path(__file__).parent / "simulate.md"
+RECORD = Path(__file__).parents[1] / "results/reference/beside-measured.json"
+BEGIN, END = "<!-- simulated: measured -->\n", "<!-- simulated: end -->"
+MISSING = "The testbed has not been measured on a machine that did nothing else yet.\n"
+
+
+def block(record: Path = RECORD) -> str:
+    """Return what stands in the block: the table, and how many steps are near what was measured."""
+    if not record.exists():
+        return MISSING
+    found = read_measured(record)
+    table = measured_table(found, layers_of(found["model"]))
+    rows = "".join(f"{line}\n" for line in to_markdown(table, []).splitlines() if line.startswith("|"))
+    where = (
+        f"Measured on {found['measured']['cpu']}, {found['measured']['cores']} cores, {found['measured']['date'][:10]}."
+    )
+    return f"{rows}\n{sentence(shares(table.records))} {where}\n"
+
+
+def page(text: str, record: Path = RECORD) -> str:
+    """Return the `text` of the page with its block made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return before + BEGIN + block(record) + END + rest.partition(END)[2]
+
+
+if __name__ == "__main__":
+    new = page(PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(new, encoding="utf-8")
+    print(f"{PAGE} is written", file=sys.stderr)

@@ -1,0 +1,140 @@
+"""`doctor --links FILE`: alpha and beta of links, as a cluster that the simulator reads."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.statistics import median_interval
+from benchmarks.doctor import measure_links
+from benchmarks.doctor.child import MARK, Ended, Job
+from benchmarks.doctor.cluster_file import cluster_of, link_of, text_of
+from benchmarks.doctor.measure_links import Place, place_of
+from benchmarks.simulation.collectives import all_gather
+from benchmarks.simulation.read_cluster import find_cluster
+from resireduce.errors import ConfigError
+
+SIZES = (1000, 100_000, 10_000_000)
+
+
+def ranks_of(nodes: int, ranks_per_node: int, rounds: int = 9) -> list[dict[str, Any]]:
+    """Ranks of a ring: alpha of 1, 2, ... ms in a node and ten times that between nodes, 1 GB/s, 100 MB/s a node."""
+    found: list[dict[str, Any]] = []
+    for rank in range(nodes * ranks_per_node):
+        late = 1.0 if rank == 1 else 0.5  # the others are done sooner, and wait
+        each = []
+        for number in range(1, rounds + 1):
+            sent = np.array(SIZES)
+            within = (ranks_per_node - 1) * (number * 1e-3 + sent / 1e9) * late
+            between = (nodes - 1) * (number * 1e-2 + ranks_per_node * sent / 1e8) * late
+            each.append({"in_node": [*within], "between_nodes": [*between]})
+        own = {"rank": rank, "size": nodes * ranks_per_node, "backend": "gloo", "sizes": SIZES, "rounds": each}
+        device = {"flops_per_second": 1e9 * (rank + 1), "memory_bytes_per_second": 1e10, "memory_bytes": 1 << 34}
+        found.append(own | device | {"launch_seconds": 1e-6 * (rank + 1)})
+    return found
+
+
+def test_alpha_and_beta_are_those_of_the_ring_that_was_timed_and_medians_of_rounds() -> None:
+    for nodes, ranks_per_node in ((3, 2), (2, 4)):
+        ranks = ranks_of(nodes, ranks_per_node)
+        found = link_of("in_node", ranks, ranks_per_node)
+        middle, low, high = median_interval([number * 1e-3 for number in range(1, 10)])
+        assert found["latency_seconds"] == pytest.approx(middle)
+        assert found["bandwidth_bytes_per_second"] == pytest.approx(1e9)
+        assert f"latency {low:.3g} to {high:.3g} s" in found["source"]
+        between = link_of("between_nodes", ranks, ranks_per_node)
+        assert between["latency_seconds"] == pytest.approx(10 * middle)
+        assert between["bandwidth_bytes_per_second"] == pytest.approx(1e8), "of a whole node"
+
+
+def test_the_file_is_a_cluster_on_which_a_gather_takes_as_long(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(text_of(cluster_of(ranks_of(3, 2), 2)))
+    cluster = find_cluster(str(tmp_path / "mine.yaml"))
+    assert (cluster.nodes, cluster.ranks_per_node, cluster.device.flops) == (3, 2, 1e9), "as the slowest reaches it"
+    assert cluster.between_nodes is not None and cluster.in_node is not None
+    cost = all_gather(3, cluster.between_nodes, "ring")
+    assert cost.latency == pytest.approx(2 * 5e-2) and cost.per_byte == pytest.approx(2 / 1e8)
+    alone = [{**rank, "rounds": [{"in_node": one["in_node"]} for one in rank["rounds"]]} for rank in ranks_of(1, 2)]
+    (tmp_path / "alone.yaml").write_text(text_of(cluster_of(alone, 2)))
+    assert find_cluster(str(tmp_path / "alone.yaml")).between_nodes is None
+
+
+TORCHRUN = {"MASTER_ADDR": "a", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
+
+
+def test_the_place_is_the_launchers(tmp_path: Path) -> None:
+    assert place_of(TORCHRUN, tmp_path) == Place(5, 8, 4, "env://")
+    assert place_of(SLURM, tmp_path) == Place(3, 4, 2, f"file://{tmp_path}/.doctor-links-7.0")
+    for alone in ({}, SLURM | {"SLURM_STEP_NUM_TASKS": "1"}, {"SLURM_JOB_ID": "7"}):
+        assert place_of(alone, tmp_path) is None
+    for wrong in (
+        SLURM | {"SLURM_STEP_NUM_TASKS": "5"},
+        SLURM | {"SLURM_NODEID": "0"},
+        TORCHRUN | {"GROUP_RANK": "0"},
+        TORCHRUN | {"WORLD_SIZE": "6"},
+    ):
+        with pytest.raises(ConfigError, match="not spread over nodes evenly, one node after the other; give each node"):
+            place_of(wrong, tmp_path)
+
+
+def test_only_rank_0_writes_and_a_rank_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = argparse.Namespace(ranks=2, timeout=60.0, links=tmp_path / "mine.yaml")
+
+    def run(ranks: list[dict[str, Any]], code: int = 0) -> Any:
+        def started(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
+            report = MARK + json.dumps({"ranks": ranks})
+            return [Ended(code, report if not code else "RuntimeError: no route to host") for _ in jobs]
+
+        return started
+
+    place = Place(1, 4, 2, "env://")
+    monkeypatch.setattr(measure_links, "place_of", lambda environment, folder: place)
+    (found,) = measure_links.measure(args, run([]))
+    assert found.detail == "rank 0 writes the file" and not args.links.exists()
+    (found,) = measure_links.measure(args, run([], code=1))
+    assert found.status == "failed" and "no route to host" in found.detail and not args.links.exists()
+    monkeypatch.setattr(measure_links, "place_of", lambda environment, folder: replace(place, rank=0))
+    ranks = [
+        {**rank, "rounds": [{key: [*map(float, one[key])] for key in one} for one in rank["rounds"]]}
+        for rank in ranks_of(2, 2)
+    ]
+    levels = measure_links.measure(args, run(ranks))
+    assert [one.status for one in levels] == ["ok"] * 3 and "between_nodes" in levels[1].detail
+    assert find_cluster(str(args.links)).ranks == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--ranks", "4"], "ranks: --ranks is not allowed without --links"),
+        (["--links", "mine.json"], "links: mine.json is not allowed; give a file that ends with .yaml"),
+        (["--links", "mine.yaml", "--ranks", "1"], "ranks: 1 is not allowed"),
+        (["--links", "mine.yaml", "--only", "gloo"], "only: --only is not allowed with --links; leave it out"),
+        (["--links", "mine.yaml", "--slurm"], "slurm: --slurm is not allowed with --links; leave it out"),
+    ],
+)
+def test_options_that_cannot_be_are_one_line(given: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", *given]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_two_ranks_of_this_machine_time_their_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--links", str(tmp_path / "mine.yaml")]) == 0, capsys.readouterr().out
+    cluster = find_cluster(str(tmp_path / "mine.yaml"))
+    assert (cluster.nodes, cluster.ranks_per_node) == (1, 2) and cluster.in_node is not None
+    assert "95 % intervals: latency" in cluster.in_node.source

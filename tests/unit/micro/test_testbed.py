@@ -1,0 +1,129 @@
+"""`python -m benchmarks testbed`: steps, and apart from them what they are made of."""
+
+import json
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.micro import testbed_command
+from benchmarks.micro.typical_inputs import typical
+
+SIZES = (100, 100, 700)
+
+
+def drawn(own: np.random.Generator) -> dict[str, Any]:
+    """What one rank might find in one round."""
+    tensors = [
+        {"elements": size, "compress_seconds": own.random(), "average_seconds": {"4": own.random()}} for size in SIZES
+    ]
+    message = {"in_turn": own.random(), "at_once": own.random(), "processor": own.random()}
+    return {
+        "passes": {
+            hierarchy: [
+                {
+                    "forward_seconds": own.random(),
+                    "backward_seconds": own.random(),
+                    "step_seconds": own.random(),
+                    "arrived_seconds": {"late": 1 + own.random(), "early": own.random()},
+                }
+                for _ in range(2)
+            ]
+            for hierarchy in ("flat", "node")
+        },
+        "copied_bytes_per_second": own.random(),
+        "compression": [{"compressor": "topk", "density": 0.01, "tensors": tensors}],
+        "messages": {"flat all_gather": [{"bytes": 64, **message}]},
+    }
+
+
+def samples_of(seed: int, ranks: int = 3, rounds: int = 5) -> list[list[dict[str, Any]]]:
+    own = np.random.default_rng(seed)
+    return [[drawn(own) for _ in range(rounds)] for _ in range(ranks)]
+
+
+def table_of(samples: list[list[dict[str, Any]]], read: Any) -> np.ndarray:
+    return np.array([[read(one) for one in rank] for rank in samples])
+
+
+def test_what_all_wait_for_is_the_latest_rank_of_each_round_and_the_median_of_rounds() -> None:
+    samples = samples_of(0)
+    found = typical(samples, 2)
+    for key in ("forward_seconds", "backward_seconds", "step_seconds"):
+        assert found["passes"]["node"][key] == np.median(
+            table_of(samples, lambda one, key=key: [step[key] for step in one["passes"]["node"]]).max(axis=0)
+        )
+    early = table_of(samples, lambda one: [step["arrived_seconds"]["early"] for step in one["passes"]["flat"]])
+    assert [*found["passes"]["flat"]["arrived_seconds"]] == ["early", "late"], "in order of arrival"
+    assert found["passes"]["flat"]["arrived_seconds"]["early"] == np.median(early.max(axis=0))
+    (row,) = found["messages"]["flat all_gather"]
+    for key, of_ranks in (("in_turn", np.max), ("at_once", np.max), ("processor", np.mean)):
+        each = table_of(samples, lambda one, key=key: one["messages"]["flat all_gather"][0][key])
+        assert row[key] == pytest.approx(np.median(of_ranks(each, axis=0)))
+    assert found["cores"] == 2
+
+
+def test_compression_is_that_of_the_mean_tensor_of_each_size() -> None:
+    samples = samples_of(1)
+    small, large = typical(samples, 2)["compression"]
+    assert (small["elements"], large["elements"]) == (100, 700)
+    first, second = (
+        table_of(samples, lambda one, place=place: one["compression"][0]["tensors"][place]["compress_seconds"])
+        for place in (0, 1)
+    )
+    assert small["compress_seconds"] == pytest.approx(np.median(((first + second) / 2).mean(axis=0)))
+    averaging = table_of(samples, lambda one: one["compression"][0]["tensors"][2]["average_seconds"]["4"])
+    assert large["average_seconds"]["4"] == pytest.approx(np.median(averaging.mean(axis=0)))
+
+
+def test_every_setting_has_its_steps_and_its_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+
+    @contextmanager
+    def nodes(rate: str, count: int):  # type: ignore[no-untyped-def]
+        asked.append((rate, count))
+        yield [["env"]] * count
+
+    forms = len(testbed_command.COMPARED)
+    (tmp_path / "made.json").write_text(json.dumps([drawn(np.random.default_rng(0))]))
+    rank = tmp_path / "python"
+    rank.write_text(
+        f"#!{sys.executable}\nimport json, os, pathlib, shutil, sys\nfolder = pathlib.Path(sys.argv[3])\n"
+        f"assert sys.argv[4:] == ['3', '2', 'inputs']\ncells = json.load(open(folder / 'cells.json'))\n"
+        f"shutil.copy({str(tmp_path / 'made.json')!r}, folder / f'inputs{{os.environ[\"RANK\"]}}.json')\n"
+        "json.dump([[2.0, 4.0, 6.0] for _ in cells], open(folder / 'seconds.json', 'w'))\n"
+        "json.dump([{'messages': 1, 'costs': None} for _ in cells], open(folder / 'merged.json', 'w'))\n"
+    )
+    rank.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(rank))
+    monkeypatch.setattr(testbed_command, "slow_nodes", nodes)
+    output = tmp_path / "testbed.json"
+    given = ["--rounds", "3", "--steps", "2", "--rates", "1gbit", "unslowed", "--output", str(output)]
+    assert main(["testbed", *given]) == 0
+    found = json.loads(output.read_text())["settings"]
+    assert asked == [("1gbit", 2), ("unslowed", 2), ("1gbit", 4), ("unslowed", 4)]
+    assert [len(one["rows"]) for one in found] == [2 * forms, 2 * forms, forms, forms], "one rank has no levels"
+    assert all(row["median"] == 2.0 and "costs" not in row for one in found for row in one["rows"])
+    assert found[0]["inputs"]["compression"][0]["compressor"] == "topk"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--layouts", "3x3"], "layouts: '3x3' is not known"),
+        (["--rates", "1gbit", "1gbit"], "rates: '1gbit' is there twice; give each once"),
+        (["--rates", "unslowed", "fast"], "rate: 'fast' is not allowed"),
+        (["--model", "none"], "model: 'none' is not known"),
+        (["--rounds", "1"], "rounds: 1 is not allowed"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    given: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["testbed", *given, "--output", str(tmp_path / "testbed.json")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line

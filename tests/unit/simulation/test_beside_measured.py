@@ -1,0 +1,180 @@
+"""Steps that were measured beside what is simulated of their parts: closed forms, shares, what cannot be compared."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.simulation import simulate_command
+from benchmarks.simulation.beside_measured import beside, measured_table, sentence, shares
+from benchmarks.simulation.measured_parts import Measured
+from resireduce.errors import ConfigError
+from tests.simulated import make_layers
+
+LAYERS = make_layers([(100, 100), (300, 100)])
+SIZES = (10, 1000, 200_000)
+
+
+def line(in_turn: float, at_once: float, per_byte: float, processor: float = 0.0) -> list[dict[str, float]]:
+    """A collective whose seconds are lines: what was measured of them at some sizes."""
+    return [
+        {
+            "bytes": size,
+            "in_turn": in_turn + per_byte * size,
+            "at_once": at_once + per_byte * size,
+            "processor": processor,
+        }
+        for size in SIZES
+    ]
+
+
+def setting_of(merge: Any = "none", compressor: str = "none", hierarchy: str = "flat", **inputs: Any) -> dict[str, Any]:
+    """One step of 2 x 2 ranks: forward pass 1 s, gradients after 1.5 and 2 s, all over after 2.25 s.
+
+    By node these are 1.6, 2.2 and 2.75.
+    """
+    compression = [
+        {"compressor": "topk", "density": 0.01, "elements": size, "compress_seconds": 1e-5 * size}
+        | {"average_seconds": {"2": 1e-6 * size, "4": 2e-6 * size}}
+        for size in (5000, 10_000, 30_000)
+    ]
+    messages = {
+        f"{level} {kind}": line(0.3, 0.1, 1e-6, 0.01)
+        for level in ("flat", "between")
+        for kind in ("all_reduce", "all_reduce_half", "all_gather")
+    }
+    messages |= {"in_node all_reduce": line(0.02, 0.01, 1e-7), "in_node all_gather": line(0.03, 0.01, 0.0)}
+    own = {
+        "cores": 100,
+        "passes": {
+            "flat": {"forward_seconds": 1.0, "step_seconds": 2.25, "arrived_seconds": {"layer0": 1.5, "layer1": 2.0}},
+            "node": {"forward_seconds": 1.0, "step_seconds": 2.75, "arrived_seconds": {"layer0": 1.6, "layer1": 2.2}},
+        },
+        "copied_bytes_per_second": 1e30,
+        "compression": compression,
+        "messages": messages,
+    }
+    row = {"compressor": compressor, "density": 0.01, "hierarchy": hierarchy, "merge": merge, "median": 1.0}
+    place = {"nodes": 2, "ranks_per_node": 2, "rate": "1gbit"}
+    return {**place, "inputs": own | inputs, "rows": [row | {"low": 0.9, "high": 1.1}]}
+
+
+def step_of(setting: dict[str, Any]) -> float:
+    (record,) = beside({"settings": [setting]}, LAYERS)
+    assert record["difference"] == pytest.approx(record["simulated"] - 1.0)
+    return float(record["simulated"])
+
+
+def test_dense_messages_follow_each_other_and_the_last_trails() -> None:
+    first = 1.5 + 0.1 + 4e-2
+    second = max(first, 2.0) + 0.1 + 12e-2
+    assert step_of(setting_of()) == pytest.approx(second + (0.3 - 0.1) + 0.3 + 0.25), "and then all agree, and update"
+
+
+def test_ranks_that_share_processors_are_delayed_by_what_a_message_takes_of_them() -> None:
+    alone, shared = step_of(setting_of(cores=4)), step_of(setting_of(cores=1))
+    assert step_of(setting_of(cores=5)) + 0.01 == pytest.approx(alone), "each has a processor, and none is left"
+    assert shared - alone == pytest.approx(3 * 0.01), "that of the first message: the last one is waited for anyway"
+
+
+def test_one_message_is_compressed_tensor_by_tensor_and_averaged_after_it() -> None:
+    compress, average = 1e-5 * 40_000, 2e-6 * 40_000
+    nbytes = sum(10 * -(-elements * 8 // 1000) for elements in (10_000, 30_000))
+    sent = 2.0 + compress + 0.1 + 1e-6 * nbytes
+    assert step_of(setting_of("one", "topk")) == pytest.approx(sent + 0.2 + average + 0.3 + 0.25, abs=2e-4)
+    assert step_of(setting_of("hybrid", "topk")) == step_of(setting_of("one", "topk"))
+
+
+def test_by_nodes_each_rank_sends_a_slice_and_each_tensor_is_gathered_in_turn() -> None:
+    compress, average = 1e-5 * 20_000, 1e-6 * 20_000
+    summed = 2.2 + compress + 0.02 + 1e-7 * 120_000
+    sent = summed + 0.1 + 1e-6 * 200
+    expected = sent + 0.2 + average + 2 * 0.03 + (0.3 + 0.02) + 0.55
+    assert step_of(setting_of("one", "topk", "node")) == pytest.approx(expected, abs=2e-3)
+
+
+def test_messages_of_a_size_end_where_it_is_reached() -> None:
+    alone, together = step_of(setting_of(100, "topk")), step_of(setting_of(10**6, "topk"))
+    assert alone == step_of(setting_of("none", "topk")) and together == pytest.approx(
+        step_of(setting_of("one", "topk"))
+    )
+
+
+def test_shares_count_steps_that_are_near_and_pairs_of_one_setting_in_the_right_order() -> None:
+    place = {"nodes": 2, "ranks_per_node": 2, "rate": "1gbit"}
+    found = [
+        place | {"median": median, "simulated": simulated, "difference": simulated / median - 1}
+        for median, simulated in ((1.0, 1.1), (1.1, 1.0), (1.5, 1.4), (2.0, 1.3))
+    ]
+    counted = shares([*found, found[0] | {"rate": "unslowed", "median": 9.0}])
+    assert counted == {"combinations": 5, "near": 4, "pairs": 5, "right": 4}
+    assert "4 of 5 steps" in sentence(counted) and "of 5 pairs" in sentence(counted)
+
+
+def test_the_command_prints_the_table_and_the_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"model": "gpt2-bytes", "rounds": 5, "steps": 2, "settings": [setting_of(), setting_of(32_768, "topk")]}
+    (tmp_path / "testbed.json").write_text(json.dumps(found))
+    monkeypatch.setattr(simulate_command, "layers_of", lambda model: LAYERS)
+    assert main(["simulate", "--measured", str(tmp_path / "testbed.json"), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["beside_measured"] == measured_table(found, LAYERS).records
+    assert printed["shares"]["combinations"] == 2
+    assert main(["simulate", "--measured", str(tmp_path / "testbed.json")]) == 0
+    text = capsys.readouterr().out
+    assert "| 2 x 2" in text and "32,768 bytes" in text and "0 of 2 steps are simulated within 15 %" in text
+
+
+def test_what_cannot_be_compared_is_said() -> None:
+    other = make_layers([(100, 100)])
+    with pytest.raises(ConfigError, match="measured: 'layer1' is not in both the record and made; make it with"):
+        beside({"settings": [setting_of()]}, other)
+    with pytest.raises(ConfigError, match=r"measured: compressor 'fp16' at 0.01 is not in the record"):
+        beside({"settings": [setting_of(compressor="fp16")]}, LAYERS)
+    with pytest.raises(ConfigError, match="measured: 'gaussian' sends payloads of unequal sizes, which are not"):
+        beside({"settings": [setting_of(compressor="gaussian")]}, LAYERS)
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (
+            ["--output", "folder"],
+            "output: --output is not allowed with --measured, whose record says all; leave it out",
+        ),
+        (["--compute-seconds", "1"], "compute_seconds: --compute-seconds is not allowed with --measured"),
+        (["--ranks", "4"], "ranks: --ranks is not allowed with --measured"),
+        (["--published"], "measured: --measured is not allowed with --published; give one of them"),
+    ],
+)
+def test_options_that_mean_nothing_beside_a_record_are_refused(
+    option: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--measured", "testbed.json", *option]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"settings": []}', '{"settings": [{"inputs": {}}]}', "[]"])
+def test_what_is_no_record_of_a_testbed_is_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.json").write_text(text)
+    for path in (tmp_path / "bad.json", tmp_path / "none.json"):
+        assert main(["simulate", "--measured", str(path)]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("error: measured: ") and "make it with: python -m benchmarks testbed" in said
+
+
+def test_the_links_of_a_setting_are_those_of_a_ring_that_takes_as_long() -> None:
+    setting = deepcopy(setting_of())
+    cluster = Measured(2, 2, "1gbit", setting["inputs"]).cluster()
+    between, within = cluster.between_nodes, cluster.in_node
+    assert between is not None and within is not None
+    assert between.latency_seconds == pytest.approx(0.3 / 2)
+    assert between.bandwidth_bytes_per_second == pytest.approx(2e6), "that of a node, whose ranks send at once"
+    assert within.latency_seconds == pytest.approx(0.01) and within.bandwidth_bytes_per_second == pytest.approx(1e7)

@@ -1,0 +1,91 @@
+"""What a simulated step is made of, as one rank measures it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.core.cell import Cell
+from benchmarks.training import time_passes
+from benchmarks.training.silent import Silent
+from benchmarks.training.time_compression import Compression
+from benchmarks.training.time_messages import AT_ONCE, IN_TURN, Collective, sample
+from benchmarks.training.time_passes import Passes, copying
+from resireduce.comm.local import LocalCommunicator
+
+CELL = Cell(model="gpt2-bytes", compressor="topk", world_size=4)
+
+
+@pytest.mark.parametrize("levels", [{}, {"hierarchy": "node", "ranks_per_node": 2}])
+def test_passes_are_timed_in_their_order_and_every_rank_meets_before_and_after(levels: dict[str, Any]) -> None:
+    met: list[None] = []
+    passes = Passes(replace(CELL, **levels), lambda: met.append(None))
+    before = [one.clone() for one in passes.trainer.model.parameters()]
+    found = passes.sample()
+    arrived = found["arrived_seconds"]
+    assert [*arrived] == sorted(arrived, key=arrived.__getitem__), "in the order in which gradients come"
+    assert {*arrived} == {name for name, _ in passes.trainer.model.named_parameters()}
+    assert 0 < found["forward_seconds"] < min(arrived.values())
+    assert max(arrived.values()) <= found["backward_seconds"] < found["step_seconds"]
+    changed = [not torch.equal(*pair) for pair in zip(before, passes.trainer.model.parameters(), strict=True)]
+    assert any(changed) and len(met) == 2, "the update is a part of the step"
+
+
+def test_every_compressed_tensor_is_timed_with_as_many_payloads_as_are_received() -> None:
+    found = Compression(CELL, [2, 4], lambda: None)
+    sizes = {
+        parameter.numel()
+        for name, parameter in found.trainer.model.named_parameters()
+        if found.trainer.optimizer.feedback.merges(name)
+    }
+    rows = found.sample()
+    assert {row["elements"] for row in rows} == sizes
+    assert all(row["compress_seconds"] > 0 and row["average_seconds"].keys() == {"2", "4"} for row in rows)
+    half = Compression(Cell(model="gpt2-bytes", compressor="fp16", scheme="none", world_size=4), [2, 4], lambda: None)
+    assert all(row["average_seconds"].keys() == {"1"} for row in half.sample()), "what is summed on its way is one"
+
+
+class Counting(LocalCommunicator):
+    """Notes what is launched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[str, torch.dtype, int]] = []
+
+    def all_reduce(self, tensor: torch.Tensor, name: str) -> Any:
+        self.launched.append(("all_reduce", tensor.dtype, tensor.nbytes))
+        return super().all_reduce(tensor, name)
+
+    def all_gather(self, tensor: torch.Tensor, name: str, equal_sizes: bool = True) -> Any:
+        self.launched.append(("all_gather", tensor.dtype, tensor.nbytes))
+        return super().all_gather(tensor, name, equal_sizes)
+
+
+def test_collectives_have_the_sizes_and_the_type_that_are_asked_for() -> None:
+    for kind, dtype in (("all_reduce", torch.float16), ("all_gather", torch.uint8)):
+        ranks, met = Counting(), []
+        rows = sample(Collective(ranks, kind, dtype, (64, 4096)), lambda met=met: met.append(None))
+        first, each = [(kind, dtype, 64)], {size: [(kind, dtype, size)] for size in (64, 4096)}
+        parts = [first + each[size] * count for size in each for count in (IN_TURN, AT_ONCE)]
+        assert ranks.launched == [one for part in parts for one in part] and len(met) == 4
+        assert [row["bytes"] for row in rows] == [64, 4096]
+        assert all(row["in_turn"] > 0 and row["at_once"] > 0 and row["processor"] >= 0 for row in rows)
+
+
+def test_a_copy_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter((10.0, 12.0))
+    monkeypatch.setattr(time_passes.time, "perf_counter", lambda: next(clock))
+    assert copying(lambda: None, elements=1000, repeats=6) == 2 * 4 * 1000 * 6 / 2.0
+
+
+def test_silent_ranks_bring_what_each_has_itself() -> None:
+    ranks, mine = Silent(4), torch.arange(8.0)
+    assert ranks.all_reduce(mine, "sum").wait() is mine and ranks.broadcast_(mine, "all") is mine
+    assert [one is mine for one in ranks.all_gather(mine, "rows").wait()] == [True] * 4
+    assert (
+        torch.equal(ranks.reduce_scatter(mine, "own").wait(), mine[:2])
+        and ranks.gather(mine, "all").wait().numel() == 32
+    )
+    node, between = ranks.split(((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    assert (node.world_size, between.world_size, between.rank) == (2, 2, 0)
