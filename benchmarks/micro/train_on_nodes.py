@@ -37,7 +37,9 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
     by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
     levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
     flat_alone = [dear_bytes(form.get("merge")) is not None for form in forms]
-    each = [form | level for form, alone in zip(forms, flat_alone, strict=True) for level in levels[: 1 if alone else 2]]
+    each = [
+        form | level for form, alone in zip(forms, flat_alone, strict=True) for level in levels[: 1 if alone else 2]
+    ]
     return [Cell(model=model, world_size=nodes * ranks_per_node, data=data, **form) for form in each]
 
 

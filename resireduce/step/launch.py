@@ -1,7 +1,7 @@
 """In which order messages leave and come back, and how many bytes of them are under way at once."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import torch

@@ -49,7 +49,9 @@ def test_every_form_is_timed_flat_and_by_nodes_where_it_can_be() -> None:
     assert [cell.merge for cell in cells if "dear" in str(cell.merge)] == ["dear", "dear-524288"]
     assert all(cell.world_size == 4 for cell in cells)
     single = make_cells("gpt2-bytes", links_command.FORMS, nodes=3, ranks_per_node=1)
-    assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")} and len(single) == len(links_command.FORMS)
+    assert {(cell.world_size, cell.hierarchy) for cell in single} == {(3, "flat")} and len(single) == len(
+        links_command.FORMS
+    )
 
 
 def test_medians_are_those_of_the_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
