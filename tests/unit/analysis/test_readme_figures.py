@@ -75,7 +75,12 @@ CHANGES: list[tuple[str, Callable[[Any], None], str, str]] = [
     ),
     ("smoke", lambda v: v["measured"].update({"Commit": ["abcdef0123"]}), "origin-smoke", "commit `abcdef0`"),
     ("smoke-second", lambda v: of(v, **VGG).update(metric_mean=90.0), "second-machine", "up to 6.2 points apart"),
-    ("two-levels", lambda v: of(v, hierarchy="node", density=0.02).update(normalised=0.5), "two-levels", "| 50.0, 114"),
+    (
+        "two-levels",
+        lambda v: of(v, model="vgg-digits", hierarchy="node", density=0.02).update(normalised=0.5),
+        "two-levels",
+        "| 50.0, 114",
+    ),
     ("links", lambda v: of(v, compressor="none", hierarchy="flat").update(median=9.0), "slow-link-claim", "a step 57."),
     ("sharded", lambda v: of(v, name="fsdp").update(node_bytes_per_step=99 * 1024), "sharded", "| 99 | 2,580 |"),
     ("mini", lambda v: of(v, **VGG).update(difference_half_width=9.0), "five-seeds", "no difference seen"),
