@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.analysis.table import Table
 from benchmarks.simulation.grid import LOSSLESS, Case
-from benchmarks.simulation.measured_parts import Measured
+from benchmarks.simulation.measured_parts import REDUCE, Measured
 from benchmarks.simulation.measured_rows import measured_rows
 from benchmarks.simulation.model_layers import Layers
 from benchmarks.simulation.rows import Settings, rows_of
@@ -32,20 +32,21 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
     Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
     """
-    return [one for setting in found["settings"] for one in _setting(setting, layers)]
+    return [one for setting in found["settings"] for one in _setting(setting, layers, found["steps"])]
 
 
-def _setting(setting: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
+def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
     measured = Measured(setting["nodes"], setting["ranks_per_node"], setting["rate"], setting["inputs"])
     # Passes of any length: measured ones take their place.
     cluster, settings, records = measured.cluster(), Settings(layers, compute_seconds=1.0), []
+    meeting = measured.sending("flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
     for row in setting["rows"]:
         density = row["density"] if row["compressor"] != LOSSLESS else 1.0
         case = Case(cluster, cluster.ranks, row["compressor"], density, hierarchy=row["hierarchy"])
         known = works([case], layers, ())
         rows = measured_rows(rows_of([case], settings, known), [case], settings, known, measured)
         rule = rule_of(row["merge"])
-        step = float(timed(rows, merged(rows, rule), rule).step[0])
+        step = float(timed(rows, merged(rows, rule), rule).step[0]) + meeting
         own = {name: row[name] for name in ("compressor", "density", "hierarchy", "merge", "median", "low", "high")}
         place = {"nodes": measured.nodes, "ranks_per_node": measured.ranks_per_node, "rate": measured.rate}
         records.append(place | own | {"simulated": step, "difference": step / row["median"] - 1})
