@@ -12,6 +12,7 @@ from benchmarks.core.checks import allow, known_keys, several, within
 from benchmarks.core.files import once
 from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
+from benchmarks.core.taking import INSTEAD, ONLY, taken
 from resireduce.errors import ConfigError
 
 
@@ -78,26 +79,30 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 EXTENDS = "extends"
-TOGETHER = ("defaults", "matrix", "parts")
-"""What of the two configs is put together; all else is this config's own."""
+TOGETHER = ("defaults", "matrix", "parts", ONLY, INSTEAD)
+"""What of the two configs is put together, and how; all else is this config's own."""
 
 
 def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Return config without `extends`: with the matrix and the parts of the config that it names, if it names one.
 
     The name is a file's, relative to folder, which read reads. Each entry keeps the defaults of its own file, so that
-    its cells are those of that file; defaults are no longer apart. Raises ConfigError, one line, for a file that
-    cannot be read or extends another one itself, and for a part that both have.
+    its cells are those of that file, but for what `only` and `instead` say of them; defaults are no longer apart.
+    Raises ConfigError, one line, for a file that cannot be read or extends another one itself, for a part that both
+    have, and for `only` and `instead` that take what is not there.
     """
     config = dict(config)
     if EXTENDS not in config:
+        for key in (ONLY, INSTEAD):
+            if key in config:
+                raise ConfigError(f"{key}: not allowed without {EXTENDS}; name the config that cells are taken from")
         return config
     name = config.pop(EXTENDS)
     allow(EXTENDS, name, isinstance(name, str) and name, "the name of a file, such as paper.yaml")
     base = read(folder / name)
     if EXTENDS in base:
         raise ConfigError(f"{EXTENDS}: {name} extends {base[EXTENDS]} itself; extend that one, or put them together")
-    theirs, own = _spread(f"{EXTENDS}: {name}: ", base), _spread("", config)
+    theirs, own = taken(_spread(f"{EXTENDS}: {name}: ", base), config, name), _spread("", config)
     if both := sorted(theirs["parts"].keys() & own["parts"].keys(), key=str):
         raise ConfigError(f"{EXTENDS}: part {both[0]!r} is in {name} too; give it another name here")
     matrix = [*theirs["matrix"], *own["matrix"]]

@@ -1,6 +1,7 @@
 """A config that extends another: its cells are those of both files, and mistakes are named."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ MISTAKES = [
     ("extends: base.yaml\nparts: {two: {matrix: []}}", "part two: matrix: [] is not allowed"),
     ("extends: base.yaml\ndefaults: {modle: vgg-digits}", "defaults key: 'modle' is not known"),
     ("extends: base.yaml\nmatrix: [3]", "matrix entry 1: 3 is not a mapping"),
+    ("run: own\nonly: {seed: 0}", "only: not allowed without extends; name the config"),
+    ("instead: {seed: 0}", "instead: not allowed without extends; name the config"),
+    ("extends: base.yaml\nonly: {modle: x}", "only key: 'modle' is not known"),
+    ("extends: base.yaml\nonly: {released: [x]}", "only key: 'released' is not known"),
+    ("extends: base.yaml\nonly: 3", "only: 3 is not a mapping"),
+    ("extends: base.yaml\ninstead: {modle: x}", "instead key: 'modle' is not known"),
+    ("extends: base.yaml\nonly: {seed: 7}", "only: seed: 7 is in no entry of base.yaml; allowed: 0, 1, 3"),
+    ("extends: base.yaml\nonly: {model: vgg-digits, seed: 3}", "leaves no cell of base.yaml; give values that one"),
     ("extends: bad.yaml", "extends: bad.yaml: part two: defaults: 3 is not a mapping"),
 ]
 
@@ -82,3 +91,28 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str)
     assert message in str(caught.value)
     assert str(own) in str(caught.value) or "none.yaml" in message
     assert "\n" not in str(caught.value)
+
+
+def test_some_values_are_taken_and_others_stand_in_the_place_of_what_is_there(tmp_path: Path) -> None:
+    own = write(
+        tmp_path, "extends: base.yaml\nrun: own\nonly: {seed: [1, 3], scheme: [w, baseline]}\ninstead: {nodes: 2}"
+    )
+    found = expand_parts(matrix(own))
+    [(entry, small), (part, text)] = [(name, cell) for name, [cell] in found.items()]
+    assert (entry, small.model, small.seed, small.density, small.nodes) == ("matrix", "vgg-digits", 1, 0.05, 2)
+    assert (part, text.model, text.seed, text.scheme, text.nodes) == ("one", "gpt2-bytes", 3, "w", 2)
+    assert read_config(own)["parts"]["one"]["title"] == "One" and "only" not in get_config(read_config(own))
+
+
+def test_a_part_without_any_of_the_values_is_left_out_and_own_entries_stay(tmp_path: Path) -> None:
+    own = write(tmp_path, "extends: base.yaml\nonly: {model: vgg-digits}\nmatrix: [{model: resnet-digits}]")
+    assert [cell.model for cell in expand_parts(matrix(own))["matrix"]] == ["vgg-digits", "vgg-digits", "resnet-digits"]
+    assert list(expand_parts(matrix(own))) == ["matrix"]
+
+
+def test_systems_on_a_cluster_are_those_of_one_machine_with_a_rank_on_each_node() -> None:
+    folder = Path(__file__).parents[3] / "benchmarks/config"
+    ours, theirs = (expand_parts(matrix(folder / f"{name}.yaml")) for name in ("systems-slurm", "systems"))
+    assert list(ours) == list(theirs)
+    for name, [cell] in ours.items():
+        assert replace(cell, nodes=None) in theirs[name] and (cell.nodes, cell.world_size) == (2, 2)

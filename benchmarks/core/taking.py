@@ -1,0 +1,63 @@
+"""What a config takes of the one that it extends: some values of its lists, `only`, and others, `instead`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
+from benchmarks.core.checks import known_keys
+from resireduce.errors import ConfigError
+
+ONLY, INSTEAD = "only", "instead"
+PLAIN = tuple(name for name in CELL_FIELDS if name not in (*NAME_LISTS, "options"))
+"""Fields whose values are no lists and mappings themselves: what `only` can choose by."""
+DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
+
+Entry = dict[str, Any]
+
+
+def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return matrix and parts of `base`, the config called `name`, with what `only` and `instead` of `config` say.
+
+    only: {field: value or list}: of each entry's lists the values that are among these, and no entry without any; a
+    part of which nothing is left is left out. instead: {field: value or list}, in each entry that is left, in the place
+    of its own. Raises ConfigError, one line, for a field that cells do not have, for a value that no entry has, and
+    where nothing is left.
+    """
+    only = {field: _several(value) for field, value in known_keys(ONLY, config.get(ONLY) or {}, PLAIN).items()}
+    instead = known_keys(INSTEAD, config.get(INSTEAD) or {}, CELL_FIELDS)
+    groups = {None: base["matrix"], **{part: its["matrix"] for part, its in base["parts"].items()}}
+    _check_known(only, [entry for entries in groups.values() for entry in entries], name)
+    left = {part: [entry | instead for entry in _chosen(entries, only)] for part, entries in groups.items()}
+    if not any(left.values()):
+        raise ConfigError(f"{ONLY}: {only} leaves no cell of {name}; give values that one entry has together")
+    parts = {part: its | {"matrix": left[part]} for part, its in base["parts"].items() if left[part]}
+    return {"matrix": left[None], "parts": parts}
+
+
+def _chosen(entries: Sequence[Entry], only: Mapping[str, list[Any]]) -> list[Entry]:
+    """Return the entries with those of their values that are wanted, without those that have none."""
+    found = []
+    for entry in entries:
+        kept = {field: [value for value in _values(entry, field) if value in wanted] for field, wanted in only.items()}
+        if all(kept.values()):
+            found.append(entry | kept)
+    return found
+
+
+def _check_known(only: Mapping[str, list[Any]], entries: Sequence[Entry], name: str) -> None:
+    for field, wanted in only.items():
+        known = [value for entry in entries for value in _values(entry, field)]
+        for value in wanted:
+            if value not in known:
+                listed = ", ".join(dict.fromkeys(map(repr, known)))
+                raise ConfigError(f"{ONLY}: {field}: {value!r} is in no entry of {name}; allowed: {listed}")
+
+
+def _values(entry: Entry, field: str) -> list[Any]:
+    """Return what an entry has of a field; a cell's own default if it does not name it."""
+    return _several(entry.get(field, DEFAULTS.get(field)))
+
+
+def _several(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
