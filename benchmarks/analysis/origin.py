@@ -23,6 +23,7 @@ WORDS = {
     "backend": "Backend",
     "horovod": "Horovod",
     "ranks_per_host": "Ranks by host",
+    "link_rates": "Links slowed to",
     "threads": "Threads a rank",
     "data_hash": "Data (SHA-256)",
     "weights_hash": "Weights started from (SHA-256)",

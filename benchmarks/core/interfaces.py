@@ -1,14 +1,20 @@
-"""Network devices of this machine, and by which of them others are reached. Linux; standard library only."""
+"""Network devices of this machine, by which of them others are reached, and how fast. Linux; standard library only."""
 
 import fcntl
+import os
+import re
 import socket
 import struct
+import subprocess
 
 from resireduce.errors import ConfigError
 
 GET_ADDRESS = 0x8915
 """SIOCGIFADDR of linux/sockios.h."""
 ANY_PORT = 9
+RATE = re.compile(r"^qdisc tbf .*\broot\b.*\brate (\S+)", re.MULTILINE)
+"""What `tc qdisc show` says of a device whose traffic a queue slows."""
+ANSWER_SECONDS = 10
 
 
 def interface_to(host: str) -> str:
@@ -33,6 +39,29 @@ def address_of(interface: str) -> str:
     raise ConfigError(
         f"GLOO_SOCKET_IFNAME: {interface!r} has no IPv4 address on {socket.gethostname()}; give one of: {names}"
     )
+
+
+def rate_limit(interface: str | None) -> str | None:
+    """Return the rate that a queue (tbf) slows what leaves by a device to, such as 100Mbit, as tc writes it.
+
+    None where there is none, where no device is named, and where there is no tc that could say it.
+    """
+    if not interface:
+        return None
+    environment = os.environ | {"PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin", "LC_ALL": "C"}
+    try:
+        done = subprocess.run(
+            ["tc", "qdisc", "show", "dev", interface],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = RATE.search(done.stdout)
+    return found[1] if found else None
 
 
 def _address(interface: str) -> str | None:

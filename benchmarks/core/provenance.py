@@ -19,7 +19,7 @@ IMAGE_FILE = Path("/etc/resireduce-image.json")
 MAPS = Path("/proc/self/maps")
 CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
 """What changes a result if it is changed; configs need not be in it, since every cell tells all its fields."""
-OWN_FACTS = ("host", "gpu_uuid", "visible_gpus")
+OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
 """Facts that differ between the ranks of a job."""
 
 
@@ -57,8 +57,10 @@ def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what the ranks of a job ran on: rank 0's facts, and who was where."""
     hosts = [fact["host"] for fact in facts]
     shared = {key: value for key, value in facts[0].items() if key not in OWN_FACTS}
-    places = {"hosts": list(dict.fromkeys(hosts)), "ranks_per_host": {host: hosts.count(host) for host in hosts}}
+    counts = {host: hosts.count(host) for host in hosts}
     each = {"gpu_uuids": "gpu_uuid", "visible_gpus": "visible_gpus", "host_of_rank": "host"}
+    rates = {fact["host"]: fact["link_rate"] for fact in facts if fact.get("link_rate")}
+    places = {"hosts": list(counts), "ranks_per_host": counts, "link_rates": rates or None}
     return shared | places | {name: [fact.get(key) for fact in facts] for name, key in each.items()}
 
 

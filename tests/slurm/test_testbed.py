@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from benchmarks.core.paths import ROOT
 from tests.slurm.cluster import NODES, Cluster, wait_until
 
 MEBIBYTES = 2
@@ -96,6 +97,15 @@ def test_a_slow_link_is_slow_until_it_is_fast_again(cluster):
     least = (MEBIBYTES * 2**20 - 2 * 2**16) * 8 / 20e6  # two queues let a burst of 64 KiB through at once
     assert least < slow < 4 * least
     assert max(fast, again) < least / 2
+
+
+def test_ranks_of_two_nodes_know_the_rate_of_the_link_that_they_meet_over(cluster):
+    cluster.slow("100mbit", "node1")
+    code = "from benchmarks.core import interfaces; name = interfaces.interface_to('node2'); "
+    code += "print(name, interfaces.rate_limit(name))"
+    ask = [sys.executable, "-c", code]
+    assert cluster.output(["srun", "-w", "node1", *ask], cwd=ROOT) == "eth0 100Mbit"
+    assert cluster.output(["srun", "-w", "node3", *ask], cwd=ROOT) == "eth0 None"
 
 
 def test_a_mount_on_the_login_node_is_seen_on_all_nodes_and_on_the_machine_not(cluster, tmp_path):

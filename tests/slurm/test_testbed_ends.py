@@ -143,7 +143,11 @@ def test_a_folder_in_use_is_refused(shared_cluster, tmp_path):
     ("command", "said"),
     [
         (["crash", "node5"], "node: 'node5' is none of"),
-        (["slow", "fast"], "rate: 'fast' is not"),
+        (["slow", "fast"], "rate: 'fast' is not allowed; give 1mbit to 10gbit"),
+        (["slow", "0mbit"], "rate: '0mbit' is not allowed; give 1mbit to 10gbit"),
+        (["slow", "900kbit"], "rate: '900kbit' is not allowed; give 1mbit to 10gbit"),
+        (["slow", "10.5gbit"], "rate: '10.5gbit' is not allowed; give 1mbit to 10gbit"),
+        (["slow", "100mbit", "node5"], "node: 'node5' is none of"),
         (["ctld", "begin"], "ctld: 'begin' is none of stop, kill, start"),
         (["exec", "true"], "no cluster runs in"),
     ],

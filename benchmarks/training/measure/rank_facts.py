@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.core.interfaces import rate_limit
 from benchmarks.core.provenance import image_digest, loaded_files, versions
 
 VARIABLES = (
@@ -35,6 +36,7 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
     return {
         **versions(),
         "host": socket.gethostname(),
+        "link_rate": rate_limit(os.environ.get("GLOO_SOCKET_IFNAME")),
         "device": properties.name if properties else "cpu",
         "device_memory_bytes": properties.total_memory if properties else None,
         "gpu_uuid": gpu_uuid(device),

@@ -18,7 +18,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json
-from benchmarks.core.interfaces import address_of, interface_to
+from benchmarks.core.interfaces import address_of, interface_to, rate_limit
 from benchmarks.launching.processes import RankProcess, Start
 from benchmarks.launching.slurm import job
 from benchmarks.launching.slurm import step_task as task
@@ -155,6 +155,24 @@ def test_the_device_of_a_route() -> None:
     assert interface_to("127.0.0.1") == "lo" and address_of("lo") == "127.0.0.1"
     with pytest.raises(ConfigError, match=r"interface: no route from .* to no-such-host.invalid"):
         interface_to("no-such-host.invalid")
+
+
+@pytest.mark.parametrize(
+    ("said", "rate"),
+    [
+        ("qdisc tbf 80da: root refcnt 3 rate 100Mbit burst 64Kb lat 50ms", "100Mbit"),
+        ("qdisc noqueue 0: root refcnt 2", None),
+        ("qdisc mq 0: root\nqdisc tbf 80db: parent :1 rate 5Mbit burst 64Kb lat 50ms", None),
+    ],
+)
+def test_a_slowed_device_is_known_by_its_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, rate: str | None
+) -> None:
+    (tmp_path / "tc").write_text(f'#!/bin/sh\n[ "$*" = "qdisc show dev eth0" ] && printf \'%s\\n\' "{said}"\n')
+    (tmp_path / "tc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert rate_limit("eth0") == rate
+    assert rate_limit("eth1") is rate_limit(None) is None
 
 
 def test_ranks_meet_in_a_store_whose_address_is_in_a_file(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def test_facts_of_ranks_become_those_of_the_job(monkeypatch: pytest.MonkeyPatch)
     there = [{**facts, "host": host, "gpu_uuid": uuid} for host, uuid in (("a", "1"), ("a", "2"), ("b", "3"))]
     job = job_facts(there)
     assert job["hosts"] == ["a", "b"] and job["ranks_per_host"] == {"a": 2, "b": 1}
-    assert job["gpu_uuids"] == ["1", "2", "3"] and "host" not in job
+    assert job["gpu_uuids"] == ["1", "2", "3"] and "host" not in job and job["link_rates"] is None
+    assert job_facts([*there[:2], there[2] | {"link_rate": "100Mbit"}])["link_rates"] == {"b": "100Mbit"}
     assert json.loads(json.dumps(job)) == job
 
 
