@@ -6,9 +6,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmarks.core.checks import integer, seconds
+from benchmarks.core.checks import allow, integer, seconds
 from benchmarks.core.devices import wanted_device
 from benchmarks.core.files import save_text, writable
 from benchmarks.doctor.child import Job, Run, own_environment, run_together
@@ -57,16 +58,18 @@ def place_of(environment: Mapping[str, str], folder: Path) -> Place | None:
     """Return the place that torchrun or a step of Slurm has given to this process among several; None: it is alone.
 
     folder: where ranks of a step of Slurm meet, which all nodes must see. Raises ConfigError for nodes of unequally
-    many ranks, and where the ranks of a node do not follow one another.
+    many ranks, where the ranks of a node do not follow one another, and for a variable that is missing or no number.
     """
+    number = partial(_number, environment)
     if "MASTER_ADDR" in environment and "LOCAL_WORLD_SIZE" in environment:
-        rank, size, local = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-        node, meeting_place = int(environment.get("GROUP_RANK", rank // local)), "env://"
-    elif int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1 and "SLURM_PROCID" in environment:
-        rank, size = int(environment["SLURM_PROCID"]), int(environment["SLURM_STEP_NUM_TASKS"])
-        nodes, node = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_NODEID"])
+        rank, size, local = number("RANK"), number("WORLD_SIZE"), number("LOCAL_WORLD_SIZE")
+        node = number("GROUP_RANK") if "GROUP_RANK" in environment else rank // max(local, 1)
+        meeting_place = "env://"
+    elif environment.get("SLURM_STEP_NUM_TASKS", "1") != "1" and "SLURM_PROCID" in environment:
+        rank, size = number("SLURM_PROCID"), number("SLURM_STEP_NUM_TASKS")
+        nodes, node = max(number("SLURM_STEP_NUM_NODES"), 1), number("SLURM_NODEID")
         local = size // nodes if size % nodes == 0 else 0
-        step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+        step = f"{number('SLURM_JOB_ID')}.{number('SLURM_STEP_ID')}"
         meeting_place = f"file://{folder.resolve()}/.doctor-links-{step}"
     else:
         return None
@@ -76,6 +79,12 @@ def place_of(environment: Mapping[str, str], folder: Path) -> Place | None:
             "many, and srun --distribution=block"
         )
     return Place(rank, size, local, meeting_place) if size > 1 else None
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    given = environment.get(name, "")
+    allow(name, given, given.isdecimal(), "a whole number, as torchrun and srun set it, or unset what they set")
+    return int(given)
 
 
 def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:

@@ -14,7 +14,10 @@ from resireduce.errors import ConfigError
 
 INTERFACE = "eth0"
 """What the link is called on both nodes."""
-RATE = re.compile(r"[1-9][0-9]*(k|m|g)bit")
+RATE = re.compile(r"([1-9][0-9]*)(k|m|g)bit")
+BITS = {"k": 10**3, "m": 10**6, "g": 10**9}
+MOST_BITS = 10**10
+"""A second: tc makes queues of far higher rates that hold nothing back."""
 UNSLOWED = "unslowed"
 """The rate of links that are as fast as the machine lets them."""
 MOST_NODES = 64
@@ -74,9 +77,11 @@ def _slow(node: Sequence[str], interface: str, rate: str) -> None:
 
 def check_rate(rate: str) -> None:
     """Raise ConfigError, with the cure, for a rate that is none, and where no nodes can be made."""
-    if rate != UNSLOWED and not RATE.fullmatch(rate):
+    found = RATE.fullmatch(rate)
+    if rate != UNSLOWED and (found is None or int(found[1][:12]) * BITS[found[2]] > MOST_BITS):
         raise ConfigError(
-            f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, as in 100mbit, or {UNSLOWED}"
+            f"rate: {rate!r} is not allowed; give a whole number with kbit, mbit or gbit, up to 10gbit, as in 100mbit, "
+            f"or {UNSLOWED}"
         )
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         raise ConfigError("user: nodes on one machine need Linux, and root for their namespaces; call it with sudo")

@@ -89,6 +89,9 @@ def test_the_place_is_the_launchers(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match="not spread over nodes evenly, one node after the other; give each node"):
             place_of(wrong, tmp_path)
+    for launcher, name in ((TORCHRUN, "WORLD_SIZE"), (SLURM, "SLURM_NODEID"), (SLURM, "SLURM_STEP_NUM_TASKS")):
+        with pytest.raises(ConfigError, match=f"{name}: 'x' is not allowed; give a whole number, as torchrun and srun"):
+            place_of(launcher | {name: "x"}, tmp_path)
 
 
 def test_only_rank_0_writes_and_a_rank_that_fails_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
