@@ -1,7 +1,7 @@
 """Read a run's folder: what was measured, and what is missing and why."""
 
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,12 +10,21 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.reading import Hole, read_cells
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
-from benchmarks.core.matrix import IMAGE_KEYS, expand
+from benchmarks.core.matrix import IMAGE_KEYS, WHOLE, WORDS, expand_parts
 from benchmarks.core.progress import Report
 from benchmarks.core.record import CellResult, try_load
 from resireduce.errors import ConfigError
 
-__all__ = ["Hole", "Run", "load_run", "strays"]
+__all__ = ["Hole", "Part", "Run", "load_run", "strays"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a config has under a name: some of its cells, and words for people, empty where it has none."""
+
+    cells: list[Cell]
+    title: str = ""
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -29,6 +38,8 @@ class Run:
     holes: dict[Cell, Hole]
     notes: list[str]
     """What is odd about the folder."""
+    parts: dict[str, Part] = field(default_factory=dict)
+    """Those of its config that count, by name."""
 
     @property
     def name(self) -> str:
@@ -81,11 +92,12 @@ def load_run(folder: Path, say: Report | None = None) -> Run:
         raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
     if not (folder / "config.json").exists() and not (folder / "cells").is_dir():
         raise ConfigError(f"run: {str(folder)!r} holds no run (no config.json, no cells); give one of results/runs")
-    cells, notes = _expected(folder)
+    parts, notes = _expected(folder)
+    cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
     found = read_cells(folder, cells, say)
     results = {cell: one for cell, one in found.items() if isinstance(one, CellResult)}
     holes = {cell: one for cell, one in found.items() if isinstance(one, Hole)}
-    return Run(folder, cells, results, holes, notes)
+    return Run(folder, cells, results, holes, notes, parts)
 
 
 def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
@@ -96,12 +108,18 @@ def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
             yield path, found
 
 
-def _expected(folder: Path) -> tuple[list[Cell], list[str]]:
-    """Return the cells of the run's config; without a readable one, those of the records, and a note that says so."""
+def _expected(folder: Path) -> tuple[dict[str, Part], list[str]]:
+    """Return the parts of the run's config; without a readable one, one of the records' cells, and a note on that."""
     try:
         config = load_json(folder / "config.json")
-        return expand({key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}), []
+        matrix = {key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}
+        return {name: _part(cells, matrix, name) for name, cells in expand_parts(matrix).items()}, []
     except (OSError, ValueError, AttributeError) as error:
         note = f"config.json cannot be read ({error}): what is missing is not known."
         cells = [result.cell for result in map(try_load, sorted(folder.glob("cells/*.json"))) if result]
-        return list(dict.fromkeys(cells)), [note]
+        return {WHOLE: Part(list(dict.fromkeys(cells)))}, [note]
+
+
+def _part(cells: list[Cell], matrix: dict[str, Any], name: str) -> Part:
+    given = (matrix.get("parts") or {}).get(name, {})
+    return Part(cells, **{word: str(given.get(word) or "") for word in WORDS})

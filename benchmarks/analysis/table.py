@@ -50,6 +50,8 @@ class Table:
     """The note below the table, in files and on a screen, that says how what it lacks is made."""
     drawn: list[Record] | None = None
     """What the figure shows, where that is not the records."""
+    terms: tuple[tuple[str, str], ...] = ()
+    """What its rows are called, each with what is to be said of it: folded, on the page alone."""
     columns: tuple[str, ...] = ()
     """What of the records each column of body shows, "" for none; only where both have the same rows. The page sorts
     by these, and without them by the numbers that are shown."""

@@ -1,29 +1,42 @@
-"""Systems beside one another: metric lost against bytes sent, a panel for each model."""
+"""Systems beside one another: metric lost against bytes sent, time of a step or memory, a panel for each model."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
+from benchmarks.analysis.charts.name_places import SPOTS, places, scaled, symlog
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import signed_with_half
 
-WIDTH, HEIGHT = 400, 320
+WIDTH, HEIGHT, ASIDE = 400, 270, 30
 OURS, OTHERS = "of this library and its paper", "of others"
 COLOURS = {OURS: "#d55e00", OTHERS: "#0083c4"}
 FROM_HERE = ("resireduce", "ours", "ours-least")
 """Parts of the config that are this library's own, and its paper's."""
+VIEWS = {
+    "bytes that a rank sends in a step": ("sent_bytes", 1),
+    "milliseconds of a step": ("step_seconds", 1000),
+    "model states held between steps, % of Baseline": ("held_share", 100),
+}
+"""What stands to the right, by turns: the column of the rows, and what it is multiplied by."""
 
 
 def systems_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
-    """Return the figure of `systems_rows`: what each loses of the metric, by what a step sends; None without any."""
-    shown = list(_points(rows))
+    """Return the figure of `systems_rows`: what each loses of the metric, by what it costs; None without any.
+
+    Of each model those are drawn that have at least half as many seeds as the one that has most: another's numbers to
+    the last bit, which one seed shows, would lie beside it.
+    """
+    shown = [row for view in VIEWS for its in _compared(rows).values() for row in _points(its, view)]
     if not shown:
         return None
     scale = alt.Scale(domain=list(COLOURS), range=list(COLOURS.values()))
     base = alt.Chart().encode(
         color=alt.Color("kind:N", scale=scale, legend=alt.Legend(orient="top", title="")),
-        x=alt.X("bytes:Q").scale(type="log", padding=30, nice=False).title("bytes that a rank sends in a step"),
+        x=alt.X("at:Q").scale(type="log", padding=ASIDE, nice=False).title(None),
         y=alt.Y("value:Q", title="metric lost against no compression").scale(
             type="symlog", constant=1, padding=look.NEAR, nice=False
         ),
@@ -31,25 +44,51 @@ def systems_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | Non
     layers = (
         base.mark_point(filled=True, size=35, opacity=1).encode(**look.exact()),
         base.transform_filter("isValid(datum.low)").mark_rule(opacity=0.5, aria=False).encode(y="low:Q", y2="high:Q"),
-        base.mark_text(align="left", dx=5, dy=-5, fontSize=8, aria=False).encode(text="label:N"),
+        *(
+            base.transform_filter(alt.datum.spot == spot)
+            .mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False)
+            .encode(text="label:N")
+            for spot, (align, right, down) in enumerate(SPOTS)
+        ),
     )
     return look.side_by_side(shown, layers, hides="kind", columns=2, width=WIDTH, height=HEIGHT)
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> Iterator[look.Row]:
-    for row in rows:
-        if (lost := row["lost_mean"]) is None or row["pairs"] < 2:
-            continue
-        half = row["lost_half_width"]
+def _compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the rows of each model that stand on enough seeds."""
+    models = grouped((row["model"], row) for row in rows if row["lost_mean"] is not None)
+    most = {model: max(row["pairs"] for row in its) for model, its in models.items()}
+    return {model: [row for row in its if 2 * row["pairs"] >= most[model]] for model, its in models.items()}
+
+
+def _points(rows: Sequence[Mapping[str, Any]], view: str) -> Iterator[look.Row]:
+    column, times = VIEWS[view]
+    known = sorted((row for row in rows if row[column]), key=lambda row: (row[column], row["lost_mean"]))
+    for row, spot in zip(known, _spots(known, column), strict=True):
+        lost, half, at = row["lost_mean"], row["lost_half_width"], row[column] * times
         yield {
             "model": row["model"],
-            "panel": f"{row['model']}, {row['metric_name']}",
+            "view": view,
+            "panel": f"{row['model']}: {row['metric_name']} lost\nrightwards: {view}",
             "kind": OURS if row["system"] in FROM_HERE else OTHERS,
-            "bytes": row["sent_bytes"],
+            "at": at,
             "value": lost,
             "low": None if half is None else lost - half,
             "high": None if half is None else lost + half,
             "label": row["title"],
-            "tip": f"{row['title']}\n{row['sent_bytes']:,.0f} bytes a step\n"
+            "spot": spot,
+            "tip": f"{row['model']}, {row['title']}\n{view}: {at:,.0f}\n"
             f"{row['metric_name']} lost: {signed_with_half(lost, half, 2)}\nn = {row['pairs']}",
         }
+
+
+def _spots(rows: Sequence[Mapping[str, Any]], column: str) -> list[int]:
+    """Return where the names of a panel stand."""
+    if not rows:
+        return []
+    across = [math.log(row[column]) for row in rows]
+    reach = [symlog(row["lost_mean"] + sign * (row["lost_half_width"] or 0)) for row in rows for sign in (1, -1)]
+    x = scaled(across, (min(across), max(across)), ASIDE, WIDTH - ASIDE)
+    up = [symlog(row["lost_mean"]) for row in rows]
+    y = scaled(up, (min(reach), max(reach)), HEIGHT - look.NEAR, look.NEAR)
+    return places(list(zip(x, y, strict=True)), [row["title"] for row in rows], WIDTH, HEIGHT)

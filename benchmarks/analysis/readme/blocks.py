@@ -15,7 +15,7 @@ from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.saved_block import saved_states
 from benchmarks.analysis.readme.sharded_block import sharded
-from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems
+from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems, systems_over_slurm
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
@@ -99,6 +99,7 @@ BLOCKS: Mapping[str, Make] = {
     "rivals": rivals,
     "systems": systems,
     "system-paragraphs": system_paragraphs,
+    "systems-slurm": systems_over_slurm,
     **{f"beside-{name}": partial(_beside, name) for name in TABLES},
     **{f"origin-{name}": partial(Measured.origin, name=name) for name in ORIGINS},
 }

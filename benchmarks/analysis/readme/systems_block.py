@@ -6,21 +6,30 @@ from typing import Any
 from benchmarks.analysis.labels import ABSENT, signed_with_half
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.rivals.rivals_command import share_sent
-from benchmarks.analysis.rivals.systems_command import systems_table
+from benchmarks.analysis.rivals.systems_view import UNSLOWED, systems_table
 
 Row = dict[str, Any]
-SYSTEMS = "systems"
+SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
 """Letters of a line of the page."""
 
 
-def systems(measured: Measured) -> str | None:
-    """Return a table for each model; None while nothing was measured."""
-    if not measured.has(SYSTEMS):
+def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
+    """Return a table for each model of the file of that name; None while nothing was measured."""
+    if not measured.has(name):
         return None
-    rows = measured.load(SYSTEMS)["rows"]
+    rows = measured.load(name)["rows"]
     of_model = {model: [row for row in rows if row["model"] == model] for model in dict.fromkeys(map(_model, rows))}
     return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
+
+
+def systems_over_slurm(measured: Measured) -> str | None:
+    """Return where systems on nodes of a cluster were measured, over which links, and their tables; None if not."""
+    if not measured.has(OVER_SLURM):
+        return None
+    links = measured.load(OVER_SLURM).get("links") or UNSLOWED
+    where = textwrap.fill(f"Measured: {measured.origin(OVER_SLURM)}. Links slowed to: {links}.", WIDTH)
+    return f"{where}\n\n{systems(measured, OVER_SLURM)}"
 
 
 def system_paragraphs(measured: Measured) -> str | None:

@@ -1,6 +1,6 @@
 """The rows of the comparison of compressors: one for each setting of a run whose cells observed `contraction`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
@@ -8,6 +8,7 @@ from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.statistics import Interval, interval, paired
 from benchmarks.analysis.table import by_seed
 from benchmarks.core.cell import Cell
+from benchmarks.core.checks import is_number
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
@@ -26,12 +27,16 @@ def rivals_rows(run: Run) -> list[dict[str, Any]]:
     small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
     """
     found = run.settings().items()
+    check_observed(result for _, results in found for result in results)
     dense = {setting.model: by_seed(results) for setting, results in found if setting.compressor == "none"}
     return [rivals_row(setting, results, dense.get(setting.model, {})) for setting, results in found if results]
 
 
 def rivals_row(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
-    """Return the row of one setting, as `rivals_rows` has it, of its `results`; `dense`: metrics to compare with."""
+    """Return the row of one setting, as `rivals_rows` has it, of its `results`; `dense`: metrics to compare with.
+
+    What is observed is None if one of them did not observe it.
+    """
     return {**_setting(setting), **_metric(results, dense), **_observed(results), **_cost(results)}
 
 
@@ -60,6 +65,8 @@ def _metric(results: Sequence[CellResult], dense: dict[int, float]) -> dict[str,
 def _observed(results: Sequence[CellResult]) -> dict[str, Any]:
     """Return what was seen, the median of the steps of each seed, and its mean over seeds."""
     seen = [_points(result) for result in results]
+    if not all(seen):
+        return dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
     found: dict[str, Any] = {
         "sent_bytes": _mean([median(point["bytes"] for point in points) for points in seen]),
         "dense_bytes": results[0].observations[OBSERVED]["dense_bytes"],
@@ -70,19 +77,34 @@ def _observed(results: Sequence[CellResult]) -> dict[str, Any]:
     return found
 
 
+def check_observed(results: Iterable[CellResult]) -> None:
+    """Raise ConfigError for the first cell that did not observe what rows are made of."""
+    for result in results:
+        if not _points(result):
+            raise ConfigError(
+                f"{result.cell.name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config"
+            )
+
+
 def _points(result: CellResult) -> list[dict[str, Any]]:
-    """Return the steps that a cell observed. Raises ConfigError if it observed none."""
+    """Return the steps that a cell observed; none where something of them is not there: a record may hold anything."""
     seen = result.observations.get(OBSERVED, {})
-    if not seen.get("points"):
-        name = result.cell.name
-        raise ConfigError(f"{name}: it did not observe {OBSERVED!r}; give observe: [{OBSERVED}] in the run's config")
-    points: list[dict[str, Any]] = seen["points"]
-    return points
+    points = seen.get("points")
+    if not isinstance(points, list) or not is_number(seen.get("dense_bytes")):
+        return []
+    return points if all(map(_is_whole, points)) else []
+
+
+def _is_whole(point: Any) -> bool:
+    if not isinstance(point, dict) or not is_number(point.get("bytes")):
+        return False
+    return all(name in point and (point[name] is None or is_number(point[name])) for name in SEEN)
 
 
 def _cost(results: Sequence[CellResult]) -> dict[str, Any]:
     held = {name: max(getattr(result, name) for result in results) for name in HELD}
-    return held | {"step_seconds": _mean([median(result.step_seconds) for result in results])}
+    timed = [median(result.step_seconds) for result in results if result.step_seconds]
+    return held | {"step_seconds": _mean(timed) if timed else None}
 
 
 def _mean(values: Sequence[float]) -> float:

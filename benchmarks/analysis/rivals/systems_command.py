@@ -1,29 +1,17 @@
 """`python -m benchmarks systems`: systems beside one another, as JSON and as a table, from records of a run."""
 
 import argparse
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from benchmarks.analysis import labels
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
-from benchmarks.analysis.rivals.rivals_command import share_sent
+from benchmarks.analysis.page.sentences import why_missing
+from benchmarks.analysis.rivals.rivals_rows import check_observed
 from benchmarks.analysis.rivals.systems_rows import systems_rows
-from benchmarks.core.files import load_json, save_json, writable
+from benchmarks.analysis.rivals.systems_view import links_words, systems_table
+from benchmarks.core.files import save_json, writable
+from benchmarks.core.matrix import WHOLE
 from resireduce.errors import ConfigError
-
-HEAD = (
-    "System",
-    "Seeds",
-    "Metric",
-    "Lost",
-    "Sent",
-    "KiB a step",
-    "ms a step",
-    "Held between steps",
-    "at the fullest",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,40 +22,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Write the rows of all systems, and print them by model. ConfigError for a run without parts or finished cells."""
-    run = load_run(args.run)
-    config = load_json(args.run / "config.json")
-    if not config.get("parts"):
-        raise ConfigError(
-            f"run: {str(args.run)!r} has no parts, which are systems; make some with: make run RUN=systems"
-        )
-    rows = systems_rows(run, {name: config[name] for name in ("defaults", "parts") if name in config})
-    if not rows:
-        raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=systems")
+    run, again = load_run(args.run), "make some with: make run RUN=systems"
+    if run.notes:
+        raise ConfigError(f"run: {str(args.run)!r}: {run.notes[0]} Copy the run's config there, or {again}")
+    if set(run.parts) <= {WHOLE}:
+        raise ConfigError(f"run: {str(args.run)!r} has no parts, which are systems; {again}")
+    if not run.results:
+        why = ", ".join(f"{count} {status}" for status, count in why_missing(run))
+        raise ConfigError(f"run: {str(args.run)!r} has no finished cell ({why}); {again}")
+    rows = systems_rows(run)
+    check_observed(run.results.values())
     output = args.output or args.run / "systems.json"
     writable("output", output)
-    save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
+    links = links_words(run.results.values())
+    save_json({"rows": rows, "links": links, "measured": dict(provenance_rows(run.results.values()))}, output)
     for model in dict.fromkeys(row["model"] for row in rows):
         print(f"{model}\n{systems_table([row for row in rows if row['model'] == model])}\n")
+    if links:
+        print(f"Links slowed to: {links}")
     if run.holes:
         print(f"Missing: {len(run.holes)} of {len(run.cells)} cells")
     print(output)
     return 0
-
-
-def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one model as a table of Markdown."""
-    return labels.markdown_table(HEAD, list(map(_texts, rows)), "lrrrrrrrr")
-
-
-def _texts(row: Mapping[str, Any]) -> list[str]:
-    lost = row["lost_mean"]
-    return [
-        row["title"],
-        str(row["seeds"]),
-        labels.with_half(row["metric_mean"], row["metric_half_width"], 2),
-        labels.ABSENT if lost is None else labels.signed_with_half(lost, row["lost_half_width"], 2),
-        share_sent(row["density_sent"]),
-        f"{row['sent_bytes'] / 1024:,.1f}",
-        f"{1000 * row['step_seconds']:.0f}",
-        *(labels.percent(row[name]) for name in ("held_share", "peak_share")),
-    ]

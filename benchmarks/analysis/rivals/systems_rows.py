@@ -1,13 +1,14 @@
 """The rows of the comparison of systems: one for each part of a config and model, from a run of its cells."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.load_run import Part, Run
 from benchmarks.analysis.rivals.rivals_rows import rivals_row
 from benchmarks.analysis.table import by_seed
 from benchmarks.core.cell import Cell
-from benchmarks.core.matrix import WORDS, expand_parts
+from benchmarks.core.matrix import WHOLE
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
@@ -15,35 +16,50 @@ DENSE, BASELINE = "dense", "baseline"
 """The parts that accuracy and memory of the others are compared with."""
 
 
-def systems_rows(run: Run, config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each system, a part of `config`, and each model of which it has finished cells.
+def are_systems(run: Run) -> bool:
+    """Say whether the parts of a run are systems: several, each with a title and one setting of each of its models."""
+    return len(run.parts) > 1 and all(part.title and not _mixed(part) for part in run.parts.values())
+
+
+def systems_rows(run: Run) -> list[dict[str, Any]]:
+    """Return a row for each system, a part of the run's config, and each model of which it has finished cells.
 
     As a row of `rivals_rows`, whose metric without compression is that of the part DENSE; and system, title, about;
     held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
-    shares of what the part BASELINE holds between steps (None while that has not finished). Raises ConfigError for a
-    part with several settings of a model, and for cells that did not observe what rows are made of.
+    shares of what the part BASELINE holds between steps (None while that has not finished). What cells did not observe
+    is None. Raises ConfigError for a part with several settings of a model.
     """
-    found = {name: _by_model(run, name, cells) for name, cells in expand_parts(config).items()}
+    parts = {name: part for name, part in run.parts.items() if name != WHOLE}
+    for name, part in parts.items():
+        if model := _mixed(part):
+            raise ConfigError(f"part {name}: {model} has several settings; give one for each model")
+    found = {name: _by_model(run, part) for name, part in parts.items()}
     plain = {model: by_seed(results) for model, (_, results) in found.get(DENSE, {}).items()}
     whole = {model: _held(results) for model, (_, results) in found.get(BASELINE, {}).items()}
     rows = []
     for name, its in found.items():
-        words = {word: str(config["parts"][name].get(word, name)) for word in WORDS}
+        words = {"title": parts[name].title or name, "about": parts[name].about or name}
         for model, (setting, results) in its.items():
             row = {"system": name, **words, **rivals_row(setting, results, plain.get(model, {}))}
             rows.append(row | _shares(row, whole.get(model)))
     return rows
 
 
-def _by_model(run: Run, name: str, cells: Sequence[Cell]) -> dict[str, tuple[Cell, list[CellResult]]]:
+def _mixed(part: Part) -> str | None:
+    """Return the first model of which a part has several settings, seeds apart."""
+    found: dict[str, Cell] = {}
+    for cell in part.cells:
+        if found.setdefault(cell.model, replace(cell, seed=0)) != replace(cell, seed=0):
+            return cell.model
+    return None
+
+
+def _by_model(run: Run, part: Part) -> dict[str, tuple[Cell, list[CellResult]]]:
     """Return the setting and results of each model of a part that has any."""
-    mine, found = set(cells), {}
-    for setting, results in run.settings().items():
-        its = [result for result in results if result.cell in mine]
-        if its and setting.model in found:
-            raise ConfigError(f"part {name}: {setting.model} has several settings; give one for each model")
-        if its:
-            found[setting.model] = (setting, its)
+    found: dict[str, tuple[Cell, list[CellResult]]] = {}
+    for cell in part.cells:
+        if cell in run.results:
+            found.setdefault(cell.model, (replace(cell, seed=0), []))[1].append(run.results[cell])
     return found
 
 

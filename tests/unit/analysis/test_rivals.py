@@ -1,4 +1,4 @@
-"""Compressors, and systems, beside one another: rows from records, their table, and their pictures."""
+"""Compressors beside one another: rows from records, their table, and their pictures."""
 
 import json
 from dataclasses import replace
@@ -10,12 +10,8 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
 from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
-from benchmarks.analysis.charts.systems_chart import systems_chart
 from benchmarks.analysis.load_run import load_run
-from benchmarks.analysis.readme.measured import Measured
-from benchmarks.analysis.readme.systems_block import system_paragraphs, systems
 from benchmarks.analysis.rivals.rivals_rows import rivals_rows
-from benchmarks.analysis.rivals.systems_command import systems_table
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from tests.records import make_result
@@ -108,53 +104,3 @@ def test_pictures_have_a_point_for_each_row_that_knows_its_value(folder: Path) -
         texts = drawn("rivals", specification).svg
         assert "topk 0.1<" in texts and "qsgd<" in texts
     assert contraction_chart([]) is lost_chart([]) is None
-
-
-SYSTEMS = {
-    "dense": {"title": "No compression", "matrix": [MODEL | {"compressor": "none", "scheme": "none"}]},
-    "baseline": {"title": "Baseline", "about": "Top-k.", "matrix": [MODEL | {"density": 0.01}]},
-    "other": {"matrix": [MODEL | {"compressor": "qsgd", "scheme": "none", "seed": [1, 2]}]},
-}
-
-
-@pytest.fixture
-def systems_folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"parts": SYSTEMS}))
-    for cell in expand({"parts": SYSTEMS}):
-        metric = METRICS[cell.compressor][cell.seed]
-        replace(make_result(cell), metric=metric, observations=seen(cell)).save(tmp_path / f"cells/{cell.name}.json")
-    return tmp_path
-
-
-def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(
-    systems_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["systems", "--run", str(systems_folder)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    assert [line.split("|")[1].strip() for line in printed[3:6]] == ["No compression", "Baseline", "other"]
-    values = json.loads((systems_folder / "systems.json").read_text())
-    rows = {row["system"]: row for row in values["rows"]}
-    assert rows["other"]["pairs"] == 2 and rows["other"]["lost_mean"] == 0.0 and rows["other"]["about"] == "other"
-    assert rows["baseline"]["lost_mean"] == pytest.approx(0.5) and rows["baseline"]["held_share"] == 1.0
-    assert rows["dense"]["held_share"] == rows["dense"]["total_bytes"] / rows["baseline"]["total_bytes"]
-
-
-def test_a_system_of_several_settings_is_refused(systems_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    both = SYSTEMS | {
-        "other": {"matrix": [MODEL | {"density": 0.01}, MODEL | {"compressor": "none", "scheme": "none"}]}
-    }
-    (systems_folder / "config.json").write_text(json.dumps({"parts": both}))
-    assert main(["systems", "--run", str(systems_folder)]) == 2
-    assert "part other: vgg-digits has several settings; give one for each model" in capsys.readouterr().err
-
-
-def test_pages_have_a_paragraph_for_each_system_and_the_picture_a_point(systems_folder: Path) -> None:
-    main(["systems", "--run", str(systems_folder)])
-    measured = Measured(systems_folder)
-    text = system_paragraphs(measured)
-    assert text is not None and len(text.split("\n\n")) == 3
-    assert "**Baseline.** Top-k. *Found:* vgg-digits +0.50 ± 1.24 accuracy lost (n = 3, 30.0 % sent)." in text
-    assert systems(measured) == "vgg-digits, accuracy:\n\n" + systems_table(measured.load("systems")["rows"])
-    specification = systems_chart(measured.load("systems")["rows"])
-    assert specification is not None and "Baseline<" in drawn("systems", specification).svg
-    assert systems_chart([]) is None and systems(Measured(systems_folder / "cells")) is None

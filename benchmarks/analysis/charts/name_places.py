@@ -1,0 +1,74 @@
+"""Where names stand beside the points of a figure, so that they cover neither one another nor points."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+LETTER, ASCENT, DESCENT = 4.2, 7.0, 2.0
+"""Pixels of a name of font size 8: width of a letter, height above its line, depth below."""
+POINT, FARTHER = 3.5, 2.0
+"""Half of a point, in pixels; how many of them a name may cover rather than go to the next spot."""
+
+
+class Spot(NamedTuple):
+    """A place of a name beside its point."""
+
+    align: Literal["left", "right"]
+    right: int
+    down: int
+
+
+SPOTS = tuple(
+    spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (Spot("left", 5, down), Spot("right", -5, down))
+)
+"""Places, the better ones first."""
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom, in pixels."""
+
+
+def places(points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float) -> list[int]:
+    """Return for each point the index of its name's spot in SPOTS, found one after the other.
+
+    points: right and down, in pixels of a panel of `width` and `height`. Each name stands where it covers little of the
+    names before it, of all points and of what is outside of the panel, and is near its own.
+    """
+    marks = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
+    taken: list[Box] = []
+    found = []
+    for (x, y), name in zip(points, names, strict=True):
+        boxes = [_box(x, y, len(name) * LETTER, spot) for spot in SPOTS]
+        covered = [sum(_common(box, one) for one in (*taken, *marks)) + _outside(box, width, height) for box in boxes]
+        costs = [area + FARTHER * place for place, area in enumerate(covered)]
+        best = costs.index(min(costs))
+        taken.append(boxes[best])
+        found.append(best)
+    return found
+
+
+def symlog(value: float) -> float:
+    """Return the place of a value on a symlog scale whose constant is 1."""
+    return math.copysign(math.log1p(abs(value)), value)
+
+
+def scaled(values: Sequence[float], ends: tuple[float, float], first: float, last: float) -> list[float]:
+    """Return `values` as pixels: the lesser of `ends` is at `first`, the greater at `last`; in the middle if equal."""
+    low, high = ends
+    return [first + (last - first) * ((value - low) / (high - low) if high > low else 0.5) for value in values]
+
+
+def _box(x: float, y: float, width: float, spot: Spot) -> Box:
+    left = x + spot.right - (width if spot.align == "right" else 0)
+    return left, y + spot.down - ASCENT, left + width, y + spot.down + DESCENT
+
+
+def _common(one: Box, other: Box) -> float:
+    """Return the area that two boxes share."""
+    across = min(one[2], other[2]) - max(one[0], other[0])
+    along = min(one[3], other[3]) - max(one[1], other[1])
+    return across * along if across > 0 and along > 0 else 0.0
+
+
+def _outside(box: Box, width: float, height: float) -> float:
+    """Return the area of a box beyond a panel; to the right names may go on a little, where nothing is."""
+    inside = _common(box, (0, 0, width + 60, height))
+    return (box[2] - box[0]) * (box[3] - box[1]) - inside

@@ -1,0 +1,56 @@
+"""The table of systems: the parts of a run's config beside one another, as docs/systems.md has them."""
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.labels import metric_heading
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.rivals.systems_rows import BASELINE, DENSE, are_systems, systems_rows
+from benchmarks.analysis.rivals.systems_view import COLUMNS, links_words, texts
+from benchmarks.analysis.table import Record, Table
+
+READING = (
+    "Each part of the config as one system. Metric and Lost: mean over seeds ± half of its 95 % interval; lost is by "
+    "how much the metric is worse than without compression, seed by seed, and a minus says that it was better. Sent: "
+    "of how many elements of compressed tensors anything was sent, the median of the steps that rank 0 looked at; KiB "
+    "a step: what a rank hands to collectives, small dense tensors and all. ms a step: the median of steps. Held "
+    "between steps, at the fullest: model states of one rank, as a share of what the part called baseline holds "
+    "between steps. Lower is better, of all but the metric."
+)
+
+
+def systems(run: Run) -> Table:
+    """Return the table of systems of a run; empty where its parts are none, or nothing has finished."""
+    rows = systems_rows(run) if are_systems(run) else []
+    of_model = grouped((row["model"], row) for row in rows)
+    records: list[Record] = [row for its in of_model.values() for row in its]
+    starts = tuple(i for i, row in enumerate(records) if i == 0 or row["model"] != records[i - 1]["model"])
+    body = [[metric_heading(row) if i in starts else "", *texts(row)] for i, row in enumerate(records)]
+    return Table(
+        name="systems",
+        title="Systems beside one another",
+        reading=READING,
+        records=records,
+        head=["Model, metric", *COLUMNS],
+        body=body,
+        figure="benchmarks.analysis.charts.systems_chart:systems_chart",
+        text_columns=2,
+        group_starts=starts,
+        notes=_notes(run, records) if records else [],
+        terms=tuple({row["title"]: row["about"] for row in records if row["about"] != row["system"]}.items()),
+        columns=("model", *COLUMNS.values()),
+    )
+
+
+def _notes(run: Run, records: list[Record]) -> list[str]:
+    """Say of which systems nothing has finished, how slow links were, and what there is not to be compared with."""
+    known = {(row["system"], row["model"]) for row in records}
+    models = {name: dict.fromkeys(cell.model for cell in part.cells) for name, part in run.parts.items()}
+    absent = {name: [model for model in its if (name, model) not in known] for name, its in models.items()}
+    listed = [f"{run.parts[name].title} ({', '.join(its)})" for name, its in absent.items() if its]
+    notes = [f"Without a finished cell: {'; '.join(listed)}."] if listed else []
+    if links := links_words(run.results.values()):
+        notes.append(f"Links between nodes slowed to: {links}.")
+    if DENSE not in run.parts:
+        notes.append(f"Nothing is compared with no compression: the config has no part called {DENSE}.")
+    if BASELINE not in run.parts:
+        notes.append(f"No shares of memory: the config has no part called {BASELINE}.")
+    return notes

@@ -1,0 +1,200 @@
+"""Systems beside one another: rows from parts of a config, their table and picture, on pages and in the report."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.charts.draw import draw_all, drawn
+from benchmarks.analysis.charts.name_places import SPOTS, places
+from benchmarks.analysis.charts.systems_chart import VIEWS, systems_chart
+from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.page.page import render_page
+from benchmarks.analysis.readme.measured import Measured
+from benchmarks.analysis.readme.systems_block import system_paragraphs, systems, systems_over_slurm
+from benchmarks.analysis.rivals.systems_rows import systems_rows
+from benchmarks.analysis.rivals.systems_view import links_words, systems_table, texts
+from benchmarks.analysis.tables.table_list import TABLES
+from benchmarks.core.matrix import expand
+from benchmarks.core.record import CellResult
+from tests.records import make_result
+from tests.unit.analysis.test_rivals import MATRIX, METRICS, MODEL, seen
+
+SYSTEMS = {
+    "dense": {"title": "No compression", "matrix": [MODEL | {"compressor": "none", "scheme": "none"}]},
+    "baseline": {"title": "Baseline", "about": "Top-k.", "matrix": [MODEL | {"density": 0.01}]},
+    "other": {"matrix": [MODEL | {"compressor": "qsgd", "scheme": "none", "seed": [1, 2]}]},
+}
+
+
+@pytest.fixture
+def systems_folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"parts": SYSTEMS}))
+    for cell in expand({"parts": SYSTEMS}):
+        metric = METRICS[cell.compressor][cell.seed]
+        replace(make_result(cell), metric=metric, observations=seen(cell)).save(tmp_path / f"cells/{cell.name}.json")
+    return tmp_path
+
+
+def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(
+    systems_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["systems", "--run", str(systems_folder)]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[1].strip() for line in printed[3:6]] == ["No compression", "Baseline", "other"]
+    values = json.loads((systems_folder / "systems.json").read_text())
+    rows = {row["system"]: row for row in values["rows"]}
+    assert rows["other"]["pairs"] == 2 and rows["other"]["lost_mean"] == 0.0 and rows["other"]["about"] == "other"
+    assert rows["baseline"]["lost_mean"] == pytest.approx(0.5) and rows["baseline"]["held_share"] == 1.0
+    assert rows["dense"]["held_share"] == rows["dense"]["total_bytes"] / rows["baseline"]["total_bytes"]
+
+
+def test_cells_outside_of_parts_are_no_system(systems_folder: Path) -> None:
+    (systems_folder / "config.json").write_text(json.dumps({"parts": SYSTEMS, "matrix": MATRIX}))
+    assert [row["system"] for row in systems_rows(load_run(systems_folder))] == list(SYSTEMS)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("{", "config.json cannot be read (Expecting property name"),
+        ("[]", "config.json cannot be read"),
+        (json.dumps({"matrix": MATRIX}), "has no parts, which are systems; make some with: make run RUN=systems"),
+        (json.dumps({"parts": {"one": {"matrix": [{"model": "gone"}]}}}), "model: 'gone' is not known; allowed: bert"),
+        (
+            json.dumps({"parts": {"one": {"matrix": [{"model": "vgg-digits", "seed": 9}]}}}),
+            "has no finished cell (1 not run); make some with: make run RUN=systems",
+        ),
+    ],
+)
+def test_a_run_that_has_no_systems_is_refused_in_one_line(
+    systems_folder: Path, capsys: pytest.CaptureFixture[str], config: str, said: str
+) -> None:
+    (systems_folder / "config.json").write_text(config)
+    assert main(["systems", "--run", str(systems_folder)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: run: ") and said in line
+
+
+def test_a_system_of_several_settings_is_refused(systems_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    both = SYSTEMS | {
+        "other": {"matrix": [MODEL | {"density": 0.01}, MODEL | {"compressor": "none", "scheme": "none"}]}
+    }
+    (systems_folder / "config.json").write_text(json.dumps({"parts": both}))
+    assert main(["systems", "--run", str(systems_folder)]) == 2
+    assert "part other: vgg-digits has several settings; give one for each model" in capsys.readouterr().err
+
+
+def test_pages_have_a_paragraph_for_each_system_and_the_picture_a_point(systems_folder: Path) -> None:
+    main(["systems", "--run", str(systems_folder)])
+    measured = Measured(systems_folder)
+    text = system_paragraphs(measured)
+    assert text is not None and len(text.split("\n\n")) == 3
+    assert "**Baseline.** Top-k. *Found:* vgg-digits +0.50 ± 1.24 accuracy lost (n = 3, 30.0 % sent)." in text
+    assert systems(measured) == "vgg-digits, accuracy:\n\n" + systems_table(measured.load("systems")["rows"])
+    specification = systems_chart(measured.load("systems")["rows"])
+    assert specification is not None and "Baseline<" in drawn("systems", specification).svg
+    assert systems_chart([]) is None and systems(Measured(systems_folder / "cells")) is None
+
+
+def test_the_report_has_the_rows_of_systems_and_what_each_is(systems_folder: Path) -> None:
+    titled = {name: {"title": name.title(), **part} for name, part in SYSTEMS.items()}
+    titled["later"] = {"title": "Later", "matrix": [MODEL | {"density": 0.1}]}
+    (systems_folder / "config.json").write_text(json.dumps({"parts": titled}))
+    run = load_run(systems_folder)
+    table = TABLES["systems"](run)
+    assert table.records == systems_rows(run) and table.group_starts == (0,)
+    assert [row[1:] for row in table.body] == list(map(texts, table.records)), "as docs/systems.md has them"
+    assert table.body[0][0] == "vgg-digits, accuracy \N{UPWARDS ARROW}" and len(table.columns) == len(table.head)
+    assert table.terms == (("Baseline", "Top-k."),)
+    assert table.notes == ["Without a finished cell: Later (vgg-digits)."]
+    page = render_page(run, [table], draw_all([table]))
+    assert '<section id="systems">' in page and '<figure class="chart scroll" id="figure-systems"' in page
+    assert "<dt>Baseline</dt>\n<dd>Top-k.</dd>" in page and "Without a finished cell: Later" in page
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"matrix": MATRIX},
+        {"parts": {"all": {"title": "All", "matrix": MATRIX}, "one": {"title": "One", "matrix": MATRIX[:1]}}},
+        {"parts": SYSTEMS},
+        {"parts": {"dense": SYSTEMS["dense"]}},
+        None,
+    ],
+    ids=["no parts", "several settings", "without a title", "one part", "no config"],
+)
+def test_what_are_no_systems_has_no_table_of_them(systems_folder: Path, config: dict[str, Any] | None) -> None:
+    if config is None:
+        (systems_folder / "config.json").unlink()
+    else:
+        (systems_folder / "config.json").write_text(json.dumps(config))
+    run = load_run(systems_folder)
+    assert run.results and TABLES["systems"](run).body == []
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [{}, {"contraction": {}}, {"contraction": {"dense_bytes": 1, "points": [{"bytes": "x"}]}}],
+    ids=["nothing", "no steps", "no numbers"],
+)
+def test_the_report_has_systems_that_were_not_observed_without_what_they_sent(
+    systems_folder: Path, observed: dict[str, Any]
+) -> None:
+    titled = {name: {"title": name, **part} for name, part in SYSTEMS.items()}
+    (systems_folder / "config.json").write_text(json.dumps({"parts": titled}))
+    for path in sorted((systems_folder / "cells").glob("*topk*.json")):
+        replace(CellResult.load(path), observations=observed, step_seconds=[]).save(path)
+    table = TABLES["systems"](load_run(systems_folder))
+    by_name = {row[1]: row[2:] for row in table.body}
+    assert by_name["Baseline"][3:6] == ["\N{EN DASH}"] * 3 and by_name["Baseline"][:3] == [
+        "3",
+        "96.50 ± 2.15",
+        "+0.50 ± 1.24",
+    ]
+    specification = systems_chart(table.records)
+    assert specification is not None
+    (points,) = specification["datasets"].values()
+    views = {view: [point["label"] for point in points if point["view"] == view] for view in VIEWS}
+    assert [len(names) for names in views.values()] == [2, 2, 3], "where a value is known"
+
+
+def test_it_is_said_to_what_links_were_slowed_and_where_they_were_not(
+    systems_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert links_words(load_run(systems_folder).results.values()) == ""
+    for number, path in enumerate(sorted((systems_folder / "cells").glob("*.json"))):
+        known = CellResult.load(path)
+        rates = {"node1": "100Mbit", "node2": "100Mbit"} if number else None
+        replace(known, provenance=known.provenance | {"link_rates": rates, "cores": 2}).save(path)
+    assert main(["systems", "--run", str(systems_folder), "--output", str(systems_folder / "systems-slurm.json")]) == 0
+    words = "not slowed (1 cell); node1 100Mbit, node2 100Mbit (7 cells)"
+    assert f"Links slowed to: {words}" in capsys.readouterr().out
+    text = systems_over_slurm(Measured(systems_folder))
+    assert text is not None and words in " ".join(text.split()) and "| Baseline | 3 | 96.50" in text
+    assert systems_over_slurm(Measured(systems_folder / "cells")) is None
+
+
+def test_a_picture_leaves_out_who_has_few_seeds_beside_the_others(systems_folder: Path) -> None:
+    rows = systems_rows(load_run(systems_folder))
+    few = [row | {"pairs": 1, "title": "Few"} for row in rows[:1]]
+
+    def names(given: list[dict[str, Any]]) -> set[str]:
+        specification = systems_chart(given)
+        assert specification is not None
+        (points,) = specification["datasets"].values()
+        return {point["label"] for point in points}
+
+    assert names(rows + few) == {"No compression", "Baseline", "other"}
+    assert names(few) == {"Few"}, "a run of one seed has a picture, too"
+
+
+def test_names_stand_apart_as_long_as_there_is_room() -> None:
+    points = [(100.0, 100.0)] * 6 + [(150.0, 101.0)]
+    found = places(points, ["a name"] * 7, 400, 270)
+    assert len(set(found[:6])) == 6
+    assert found[0] == 0, "the first has the best place"
+    assert SPOTS[places([(395.0, 100.0)], ["long, much longer than what is beside it"], 400, 270)[0]].align == "right"
