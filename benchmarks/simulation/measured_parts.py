@@ -1,6 +1,6 @@
 """What steps are made of, as `python -m benchmarks testbed` has measured it apart from the steps that are compared."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +11,12 @@ from benchmarks.core.files import load_json
 from benchmarks.simulation.cluster import Cluster, Device, Link
 from benchmarks.simulation.collectives import Cost, steps_of
 from benchmarks.simulation.curve import Curve
+from benchmarks.simulation.measured_form import MAKE, check_form
 from benchmarks.simulation.model_layers import Layers
 from resireduce.errors import ConfigError
 from resireduce.merging.arrivals import Array
 from resireduce.merging.costs import line_through
 
-MAKE = "make it with: python -m benchmarks testbed"
 REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 
 
@@ -126,16 +126,7 @@ def read_measured(path: Path) -> Mapping[str, Any]:
     """Return the record of `python -m benchmarks testbed` at `path`. Raises ConfigError, one line, for another file."""
     try:
         found: Mapping[str, Any] = load_json(path)
-        settings: Sequence[Mapping[str, Any]] = found["settings"]
-        fit = {"model", "rounds", "steps"} <= found.keys() and all(map(_is_setting, settings))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"measured: {path} cannot be read: {error}; {MAKE}") from None
-    if not settings or not fit:
-        raise ConfigError(f"measured: {path} has no inputs of the simulator; {MAKE}")
+    check_form(found, f"measured: {path}")
     return found
-
-
-def _is_setting(one: Mapping[str, Any]) -> bool:
-    """Whether it has the fields of a setting that was measured."""
-    parts = {"passes", "copied_bytes_per_second", "compression", "messages", "cores"}
-    return {"nodes", "ranks_per_node", "rate", "rows"} <= one.keys() and parts <= one["inputs"].keys()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-LETTER, ASCENT, DESCENT = 4.2, 7.0, 2.0
+LETTER, ASCENT, DESCENT = 4.7, 7.0, 2.0
 """Pixels of a name of font size 8: width of a letter, height above its line, depth below."""
 POINT, FARTHER = 3.5, 2.0
 """Half of a point, in pixels; how many of them a name may cover rather than go to the next spot."""
