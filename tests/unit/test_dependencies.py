@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "item", "payload", "row_step", "settings", "share", "slices", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "node_slices", "payload", "row_step", "settings", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
