@@ -24,6 +24,7 @@ LAYERS = (
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
     ("layers", "left_out", "step.gather", "step.scatter", "wrapped_step"),
+    ("step.receive",),
     ("step.launch",),
     ("row_layers", "step.halves", "step.intake", "step.watch"),
     ("step.update",),
