@@ -8,6 +8,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
+from resireduce.step.apply import largest_layer
 from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
@@ -17,7 +18,7 @@ from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
-from resireduce.step.update import Updater, largest_layer
+from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
 LAY_BEFORE = (
