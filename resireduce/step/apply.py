@@ -26,7 +26,8 @@ class Applier:
     def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
         self.queue, self.streamed = queue, settings.streamed
         self._parameters = [slot.parameter for slot in slots]
-        self.slice_bytes = slice_bytes(settings.slices, slots).average
+        self.sizes = slice_bytes(settings.slices, slots, optimizer)
+        self.slice_bytes = self.sizes.average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
         self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
         self._wrapped_step = WrappedStep(optimizer, self.streamed)

@@ -66,7 +66,7 @@ class Exchange:
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
+        self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False

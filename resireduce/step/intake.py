@@ -13,6 +13,7 @@ from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_intake import RowIntake
+from resireduce.step.slicing import SliceBytes
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
@@ -25,12 +26,19 @@ class Intake(RowIntake):
         settings: what `resireduce.distribute` was given.
         hides: whether a guard stands in `.grad` once a gradient has been taken.
         world: all ranks.
+        sizes: of the slices in which large gradients are taken.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, hides: bool, world: Communicator
+        self,
+        slots: Sequence[Slot],
+        feedback: ErrorFeedback,
+        settings: Settings,
+        hides: bool,
+        world: Communicator,
+        sizes: SliceBytes,
     ):
-        super().__init__(slots, feedback, settings)
+        super().__init__(slots, feedback, settings, sizes)
         self.hides, self.world = hides, world
         self.streamed, self.overlap = settings.streamed, settings.overlaps
         self.max_norm = settings.max_local_grad_norm

@@ -10,7 +10,7 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_gradients import RowGradient, SumRows
-from resireduce.step.slicing import rows_of, slice_bytes
+from resireduce.step.slicing import SliceBytes, rows_of
 from resireduce.step.slot import Slot, Stage
 
 
@@ -21,11 +21,12 @@ class RowIntake:
         slots: one for each parameter.
         feedback: compresses them.
         settings: what `resireduce.distribute` was given.
+        sizes: of the slices.
     """
 
-    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings):
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, sizes: SliceBytes):
         self.slots, self.feedback, self.scaler = slots, feedback, settings.scaler
-        self._slice_bytes = slice_bytes(settings.slices, slots)
+        self._slice_bytes = sizes
         self.has_begun = False
         """Whether gradients of this step are compressed, absorbed or dropped already."""
         self.non_finite: NonFiniteGradient | None = None
@@ -62,7 +63,8 @@ class RowIntake:
     def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
         """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
 
-        Nothing of it, if a slice is not finite: where that is not sure before, each is made twice.
+        Nothing of it, if a slice is not finite: where that is not sure before, and there are several, each is made
+        twice.
         """
         slot.by_rows = True
         if slot.stage is Stage.SPOILT:
@@ -70,18 +72,29 @@ class RowIntake:
         slot.check_kind()
         rows = rows_of(slot, self._bytes_of(slot))
         try:
-            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))):
-                for part in rows:
-                    check_finite(self._unscale_(gradient.rows(part)), slot.name)
+            only = self._check_rows(slot, gradient, rows)
         except NonFiniteGradient as error:
             self._drop(slot, error, Stage.SPOILT)
             slot.parameter.grad = None
             return
         for part in rows:
-            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)), slot.name, part)
+            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)) if only is None else only, slot.name, part)
         self.has_begun = True
         slot.go(Stage.ABSORBED)
         slot.hide()
+
+    def _check_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> Tensor | None:
+        """Raise NonFiniteGradient if a slice of `gradient` is not finite; return the slice, if it is the only one."""
+        if len(rows) > 1 and gradient.stays_below(
+            torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))
+        ):
+            return None
+        for part in rows:
+            check_finite(made := self._unscale_(gradient.rows(part)), slot.name)
+            if len(rows) == 1:
+                return made
+            del made  # before the next is made
+        return None
 
     def _payload_of_parts(self, slot: Slot, step: int) -> Payload:
         gradient = SumRows(slot.uses, slot.parameter.grad)

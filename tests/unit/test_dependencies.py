@@ -32,12 +32,12 @@ LAYERS = (
     ("step.exchange",),
     ("comm_hook", "fsdp_units", "optimizer"),
     ("fsdp_hook", "grad_scaler", "itemise"),
-    ("resume",),
+    ("resume", "slice_price"),
     ("scheme", "slice_checks", "texts"),
     ("checks", "merge_checks"),
     ("import_paths",),
     ("hugging_face", "optimizer_zoo"),
-    ("api", "ddp", "fsdp", "memory", "plan", "savings", "zoo", ""),
+    ("api", "ddp", "fsdp", "memory", "plan", "savings", "slice_choice", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
@@ -54,6 +54,7 @@ SIDEWAYS = {
     ("plan", "api"),
     ("plan", "memory"),
     ("plan", "zoo"),
+    ("slice_choice", "plan"),
 }
 """Within a layer, only these: (who imports, what)."""
 
