@@ -8,6 +8,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
+from resireduce.step.apply import largest_layer
 from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
@@ -17,7 +18,7 @@ from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
-from resireduce.step.update import Updater, largest_layer
+from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
 LAY_BEFORE = (
@@ -65,7 +66,7 @@ class Exchange:
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
+        self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False

@@ -24,20 +24,21 @@ LAYERS = (
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
     ("layers", "left_out", "step.gather", "step.scatter", "wrapped_step"),
+    ("step.receive",),
     ("step.launch",),
-    ("row_layers", "step.halves", "step.intake", "step.watch"),
-    ("step.update",),
+    ("row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
+    ("step.intake", "step.update"),
     ("step.late_update",),
     ("step.exchange",),
     ("backward", "comm_hook", "fsdp_units"),
     ("optimizer",),
     ("fsdp_hook", "grad_scaler", "itemise"),
-    ("resume",),
+    ("resume", "slice_price"),
     ("scheme", "slice_checks", "texts"),
     ("checks", "merge_checks"),
     ("import_paths",),
     ("hugging_face", "optimizer_zoo"),
-    ("api", "ddp", "fsdp", "memory", "plan", "savings", "zoo", ""),
+    ("api", "ddp", "fsdp", "memory", "plan", "savings", "slice_choice", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
@@ -54,6 +55,7 @@ SIDEWAYS = {
     ("plan", "api"),
     ("plan", "memory"),
     ("plan", "zoo"),
+    ("slice_choice", "plan"),
 }
 """Within a layer, only these: (who imports, what)."""
 
