@@ -102,7 +102,7 @@ horovod: .venv/horovod
 
 # A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes half a minute.
 unit: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

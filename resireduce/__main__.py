@@ -4,7 +4,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError
@@ -98,23 +99,35 @@ def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
 
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
+    from resireduce.slice_choice import advisable, slice_choices
 
     options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
     of_optimizer = arguments_in("optimizer_args", args.optimizer_arg)
-    result = plan(_builder(args), groups=groups, options=of_scheme, optimizer_args=of_optimizer, **options)
+    given = {"groups": groups, "options": of_scheme, "optimizer_args": of_optimizer, **options}
+    result = plan(_builder(args), **given)
     items, whole, twice = (result.pop(key, {}) for key in ("items", "whole_gradients", "twice_gradients"))
+    result.pop("slice_price", None)  # it is one of the choices
+    choices = slice_choices(_builder(args), **(given | {"itemised": False})) if args.slices else []
     if args.json:
         listed = {"items": [item.as_dict() for item in items]} if args.itemised else {}
-        reasons = {"whole_gradients": whole, "twice_gradients": twice} if args.slices else {}
+        reasons: dict[str, object] = {"whole_gradients": whole, "twice_gradients": twice} if args.slices else {}
+        if choices:
+            reasons |= {"choices": [*map(asdict, choices)], "advisable": advisable(choices).slices}
         return json.dumps(result | reasons | listed, indent=2)
-    lines = [
+    lines = [f"whole gradient    {name}: {reason}" for name, reason in whole.items()]
+    lines += [f"gradient twice    {name}: {reason}" for name, reason in twice.items()]
+    lines += [f"choice            {choice}" for choice in choices]
+    lines += [f"advisable         slices={advisable(choices).slices}"] if choices else []
+    return "\n".join([*_figures(result), *lines, *map(_line, items)])
+
+
+def _figures(result: Mapping[str, float]) -> list[str]:
+    """Return a line for each of the figures of a plan: bytes, or shares."""
+    return [
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
-    lines += [f"whole gradient    {name}: {reason}" for name, reason in whole.items()]
-    lines += [f"gradient twice    {name}: {reason}" for name, reason in twice.items()]
-    return "\n".join([*lines, *map(_line, items)])
 
 
 def _line(item: Item) -> str:

@@ -1,4 +1,4 @@
-"""What ties an optimizer to the parameters whose gradients it takes, and how that ends."""
+"""What ties who takes gradients to their parameters and to the wrapped optimizer, and how that ends."""
 
 import sys
 import warnings
@@ -18,9 +18,7 @@ from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
 
 _OWNERS = WeakTensorKeyDictionary()
-"""A weak reference to the optimizer of each parameter that is distributed."""
-
-Owner = torch.optim.Optimizer
+"""A weak reference to who takes the gradients of each parameter that is distributed."""
 
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
@@ -30,20 +28,20 @@ COMPILED_AUTOGRAD = (
 
 
 def is_distributed(parameter: Tensor) -> bool:
-    """Whether an optimizer that is in use takes the gradients of `parameter`."""
+    """Whether an optimizer of the library that is in use averages the gradients of `parameter`."""
     owner = _OWNERS.get(parameter)
     return owner is not None and owner() is not None
 
 
 class Attachment:
-    """The hooks of one optimizer. They hold it weakly, and are removed with it.
+    """The hooks of who takes gradients, the owner. They hold it weakly, and are removed with it.
 
     Args:
-        owner: the optimizer.
-        slots: one for each of its parameters.
+        owner: is given to what the hooks call, and has `slots`.
+        slots: one for each parameter whose gradients it takes.
     """
 
-    def __init__(self, owner: Owner, slots: Sequence[Slot]):
+    def __init__(self, owner: object, slots: Sequence[Slot]):
         self._slots = slots
         self._handles: list[RemovableHandle] = []
         self._prepared: set[int] = set()
@@ -72,7 +70,7 @@ class Attachment:
             hook = _Hook(self._owner, slot.index, lambda _, slot: slot.expect_another_pass())
             self._handles.append(node.register_prehook(hook))
 
-    def on_step(self, wrapped: Owner) -> None:
+    def on_step(self, wrapped: torch.optim.Optimizer) -> None:
         """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
         for key, hook in list(wrapped._optimizer_step_pre_hooks.items()):
             if isinstance(hook, StepGuard):  # of an owner that was lost
@@ -100,7 +98,11 @@ class Attachment:
                 self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 
     def on_use(
-        self, model: torch.nn.Module, wrapped: Owner, before_forward: BeforeForward, flush: Callable[[Any], None]
+        self,
+        model: torch.nn.Module,
+        wrapped: torch.optim.Optimizer,
+        before_forward: BeforeForward,
+        flush: Callable[[Any], None],
     ) -> None:
         """Call `before_forward` before a module of `model` uses parameters, and `flush(owner)` before the state of the
         optimizer `wrapped` is saved or loaded."""
@@ -109,7 +111,7 @@ class Attachment:
             if held.intersection(module.parameters(recurse=False)):
                 self._handles.append(module.register_forward_pre_hook(before_forward))
 
-        def act(*_: object, owner: weakref.ref[Owner] = self._owner) -> None:
+        def act(*_: object, owner: weakref.ref[Any] = self._owner) -> None:
             if (here := owner()) is not None:
                 flush(here)
 
@@ -128,7 +130,7 @@ class StepGuard:
     def __init__(self, steps: list[int]):
         self._steps = steps
 
-    def __call__(self, optimizer: Owner, *_: object) -> None:
+    def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Raise UsageError where the step would use gradients that nobody has averaged."""
         if not self._steps[0]:
             raise UsageError(
@@ -138,9 +140,9 @@ class StepGuard:
 
 
 class _Hook:
-    """Calls `act(optimizer, slot)` as long as there is the optimizer that `owner` refers to."""
+    """Calls `act(owner, slot)` as long as there is the owner."""
 
-    def __init__(self, owner: weakref.ref[Owner], index: int, act: Callable[[Any, Slot], None]):
+    def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot], None]):
         self._owner, self._index, self._act = owner, index, act
 
     @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
@@ -153,7 +155,7 @@ class _Hook:
 def _lost(
     slots: Sequence[Slot], handles: Sequence[RemovableHandle], guards: Sequence[RemovableHandle], steps: list[int]
 ) -> None:
-    """End what an optimizer that is garbage has left; if it took no step, the wrapped one still refuses its own."""
+    """End what an owner that is garbage has left; if it took no step, the wrapped one still refuses its own."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if not steps[1]:
         warnings.warn(

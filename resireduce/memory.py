@@ -15,8 +15,8 @@ from resireduce.grouping import compressible
 from resireduce.item import STATES, sums
 from resireduce.itemise import held_items, itemise_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.step.apply import largest_layer
 from resireduce.step.merge import planned_payload
-from resireduce.step.update import largest_layer
 
 ACTIVATIONS = ("resireduce.layers",)
 """Modules of the library whose own tensors are activations and their gradients, which are not counted."""

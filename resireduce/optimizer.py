@@ -15,24 +15,22 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import Variable
 
-from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
+from resireduce.attach import refuse_capture
+from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
 from resireduce.merging.costs import Costs
-from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.outdated import QUIET
-from resireduce.step.row_gradients import RowGradient
-from resireduce.step.slot import Slot, Stage, make_slots
+from resireduce.step.slot import make_slots
 from resireduce.wrapper import OptimizerWrapper
 
-FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_attachment", "_steps")
+FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
 """What a DistributedOptimizer that is closed no longer has."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
@@ -66,46 +64,21 @@ class DistributedOptimizer(OptimizerWrapper):
         super().__init__(optimizer)
         self.levels = levels
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
-        self.backward_passes_per_step = settings.backward_passes_per_step
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._in_backward, self._syncing, self._closed, self._steps = False, True, False, 0
+        self._closed = False
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._layers: RowLayers | None = None
         self._outside = Outside(model, parameters)
-        self._attach(model, settings)  # only now that nothing is refused any more
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings)  # only now: nothing is refused
         self._restart()
 
-    def _attach(self, model: nn.Module, settings: Settings) -> None:
-        for slot in self.slots:
-            slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
-        self._attachment = Attachment(self, self.slots)
-        self._attachment.on_gradients(DistributedOptimizer._on_gradient if settings.overlaps else _note_gradient)
-        self._attachment.on_step(self.wrapped)
-        if self._exchange.before_forward is not None:
-            self._attachment.on_use(model, self.wrapped, self._exchange.before_forward, DistributedOptimizer.flush)
-        if large := self._exchange.intake.large:
-            self._layers = RowLayers(
-                model,
-                large,
-                self.feedback,
-                DistributedOptimizer._on_rows,
-                DistributedOptimizer._after_rows,
-                self,
-                self.backward_passes_per_step,
-            )
-            for slot in self._layers.by_rows:
-                self._attachment.before_gradient(slot)
-        if not self._exchange.hides:  # a guard in `.grad` would show it
-            self._attachment.on_forward(model)
-
     def _restart(self) -> None:
-        self._in_backward = False
+        self._backward.under_way = False
         with QUIET():
-            self._exchange.restart(self._steps)
+            self._exchange.restart()
 
     @property
     def queue(self) -> LaunchQueue:
@@ -131,9 +104,14 @@ class DistributedOptimizer(OptimizerWrapper):
         return self._exchange.updater.in_backward
 
     @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes are added up for a step."""
+        return self._backward.passes_per_step
+
+    @property
     def steps(self) -> int:
         """How many steps have been taken, without those that were skipped."""
-        return self._steps
+        return self._exchange.steps
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -149,7 +127,7 @@ class DistributedOptimizer(OptimizerWrapper):
         Save one file a rank: they differ.
         """
         self.refuse_within_step("residual_state_dict()")
-        return self.feedback.state_dict(self._steps)
+        return self.feedback.state_dict(self.steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
         """What this rank of a job of the same size saved, the number of the step included.
@@ -164,7 +142,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def start_at(self, step: int) -> None:
         """Go on with step number `step`, counted from 0: random choices and densities follow from it."""
         self.refuse_within_step("start_at()")
-        self._steps = step
+        self._exchange.steps = step
         self.feedback.begin_step(step)
 
     def refuse_within_step(self, what: str) -> None:
@@ -200,11 +178,8 @@ class DistributedOptimizer(OptimizerWrapper):
 
         Streamed, a full residual takes the gradients up; all others are held in `.grad`.
         """
-        outer, self._syncing = self._syncing, False
-        try:
+        with self._backward.only_adding_up():
             yield
-        finally:
-            self._syncing = outer
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Let gradients go, as the wrapped optimizer does. UsageError between `backward` and `step`."""
@@ -229,65 +204,12 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def whole_gradients(self) -> dict[str, str]:
         """With `slices`: why the gradients of large parameters are made whole all the same, by name."""
-        return {} if self._layers is None else dict(self._layers.whole)
+        return {} if self._backward.layers is None else dict(self._backward.layers.whole)
 
     @property
     def twice_gradients(self) -> dict[str, str]:
         """With `slices`: why gradients of large parameters are made twice, some rows at a time, by name."""
-        return {} if self._layers is None else dict(self._layers.twice)
-
-    @torch.no_grad()
-    def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        """A layer makes the gradient of this parameter row by row. False: it must be whole."""
-        exchange = self._exchange
-        if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
-            return False
-        if not exchange.intake.takes_rows(slot):
-            return self._on_use(slot, gradient)
-        self._begin(slot)
-        exchange.intake.absorb_rows(slot, gradient)
-        return True
-
-    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then."""
-        last = self._syncing and self.backward_passes_per_step == 1
-        if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
-            return False
-        self._begin(slot)
-        slot.by_rows = True
-        slot.uses.append(gradient)
-        return True
-
-    def _after_rows(self, slot: Slot) -> None:
-        """Autograd has come to the last use of a weight: if no hook told so, for want of a gradient, this does."""
-        if slot.by_rows:
-            self._on_gradient(slot)
-
-    def _begin(self, slot: Slot) -> None:
-        """Something of this parameter's gradient is there: the first of a backward pass, perhaps."""
-        refuse_compiled_autograd()
-        refuse_capture(slot.parameter.device)
-        self._exchange.refuse_if_failed()
-        if not self._in_backward:
-            self._in_backward = True
-            self.flush()
-            self._exchange.begin_backward(slot)
-            Variable._execution_engine.queue_callback(self._end_backward)
-
-    @torch.no_grad()
-    def _on_gradient(self, slot: Slot) -> None:
-        """Autograd has finished with this parameter's gradient."""
-        self._begin(slot)
-        if self._layers is not None:
-            self._layers.notice(slot)
-        self._exchange.gradient(slot, self.steps, self.backward_passes_per_step if self._syncing else None)
-        if slot.stage is Stage.ABSORBED:
-            self._attachment.before_gradient(slot)
-
-    def _end_backward(self) -> None:
-        """Autograd has come to the end of a backward pass; it does not where one fails."""
-        self._in_backward = False
-        self._exchange.end_backward()
+        return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
     def __getattr__(self, name: str) -> Any:
         """What only the wrapped optimizer has, as `train()` and `eval()`. UsageError for what `close` has freed."""
@@ -330,33 +252,22 @@ class DistributedOptimizer(OptimizerWrapper):
         refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         self.flush()
-        if self._in_backward:
+        if self._backward.under_way:
             raise UsageError(
                 "step() after a backward() that did not come to its end: some gradients are under way, others are "
                 "missing. Build model and optimizer anew, on every rank, from a checkpoint"
             )
         self._exchange.updater.refuse()
         self._outside.warn()
-        with self._attachment.stepping():
+        with self._backward.attachment.stepping():
             if self._only_makes_state():
                 self.wrapped.step()
                 return loss
-            self.overflowed = not self._take_step(loss)
+            self.overflowed = not self._exchange.take_step(loss)
         self._restart()
         return loss
 
     step.hooked = True  # torch would run global hooks here, and in the wrapped one again
-
-    def _take_step(self, loss: float | None) -> bool:
-        """Send what has not been, and update. False: the step was skipped, and the next one has its number."""
-        step = self._steps
-        if not self._exchange.send_rest(step):
-            return False
-        self._steps = step + 1  # hooks of the wrapped optimizer find this step counted
-        taken = self._exchange.finish(step, loss)
-        if not taken:
-            self._steps = step
-        return taken
 
     def _only_makes_state(self) -> bool:
         """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
@@ -386,9 +297,7 @@ class DistributedOptimizer(OptimizerWrapper):
         try:
             self.flush()
         finally:
-            self._attachment.end()
-            if self._layers is not None:
-                self._layers.end()
+            self._backward.end()
             self.levels.close()
             self._closed = True
             for name in FREED:
@@ -400,8 +309,3 @@ class DistributedOptimizer(OptimizerWrapper):
     def __exit__(self, *_: object) -> None:
         """Close the optimizer."""
         self.close()
-
-
-def _note_gradient(_: DistributedOptimizer, slot: Slot) -> None:
-    """Without overlap: autograd has finished with this parameter's gradient, which `step()` will take."""
-    slot.note_made()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
+from resireduce.slice_price import price_of_slices
 from resireduce.zoo import INSTANCE
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
@@ -65,7 +66,8 @@ def plan(
         fullest moment of a step, activations not counted. in_flight: peak_states - total. waiting: bytes of gradients
         that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
         baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, and
-        twice_gradients: why others are made twice, row by row, both by name. itemised, also items: every
+        twice_gradients: why others are made twice, row by row, both by name; and slice_price, what slices cost
+        (`resireduce.slice_price.SlicePrice`). itemised, also items: every
         `resireduce.item.Item` of parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
@@ -110,7 +112,11 @@ def plan(
         "waiting": waiting,
         "peak_normalised": peak / baseline,
         **(
-            {"whole_gradients": distributed.whole_gradients, "twice_gradients": distributed.twice_gradients}
+            {
+                "whole_gradients": distributed.whole_gradients,
+                "twice_gradients": distributed.twice_gradients,
+                "slice_price": asdict(price_of_slices(distributed, given.slices)),
+            }
             if given.slices
             else {}
         ),

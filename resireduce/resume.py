@@ -9,9 +9,9 @@ from resireduce.comm_hook import CompressionHook
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.fsdp_hook import ShardedCompressionHook
+from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.saved_state import RANKS_PER_NODE, check_state, told_place
-from resireduce.slices import Slices
 from resireduce.step.slot import Slot
 
 State = Mapping[str, Tensor]
@@ -118,7 +118,7 @@ def _like(slot: Slot, place: int, count: int) -> Tensor:
     """Return an empty tensor like the slice that the rank at `place` of `count` has of the parameter of `slot`."""
     if count == 1:
         return slot.parameter
-    return slot.parameter.detach().new_zeros(()).expand(Slices(slot.parameter.shape, count).shape_of(place))
+    return slot.parameter.detach().new_zeros(()).expand(NodeSlices(slot.parameter.shape, count).shape_of(place))
 
 
 def _left_over(
@@ -158,7 +158,7 @@ def _own(slot: Slot, parts: Sequence[Tensor]) -> Tensor:
     """Return this rank's slice of the tensor whose slices are `parts`."""
     whole = parts[0]
     if len(parts) > 1:
-        cut = Slices(slot.parameter.shape, len(parts))
+        cut = NodeSlices(slot.parameter.shape, len(parts))
         whole = cut.joined(torch.stack([cut.padded(part) for part in parts]))
     if slot.slices is None:
         return whole

@@ -35,9 +35,9 @@ class RowLayers:
         model: whose classes, names and state stay as they are: a layer has a `forward` of its own.
         slots: those of large parameters.
         feedback: knows which residuals absorb gradients.
-        act: is called with the optimizer, slot and gradient; False: that must be whole.
-        done: is called with the optimizer and slot when a backward pass has come to the weight's last use.
-        owner: the optimizer, which is held weakly.
+        act: is called with the owner, slot and gradient; False: that must be whole.
+        done: is called with the owner and slot when a backward pass has come to the weight's last use.
+        owner: takes the gradients, has `slots`, and is held weakly.
         passes: backward passes of a step.
     """
 
@@ -48,7 +48,7 @@ class RowLayers:
         feedback: ErrorFeedback,
         act: Callable[[Any, Slot, RowGradient], bool],
         done: Callable[[Any, Slot], None],
-        owner: torch.optim.Optimizer,
+        owner: object,
         passes: int,
     ):
         self.whole: dict[str, str] = {}

@@ -1,6 +1,6 @@
 """An elementwise optimizer's step of one large parameter, taken on slices of its rows: no gradient is there whole."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,27 @@ and on numbers that all elements share."""
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the class of `optimizer` is one of ELEMENTWISE. A subclass may do anything, so it is none."""
     return any(type(optimizer) is getattr(torch.optim, name) for name in ELEMENTWISE)
+
+
+def footprint(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
+    """Return how many tensors of its parameter's size a state of `optimizer`, one of ELEMENTWISE, has at least, and how
+    many of a gradient's size a step has at once at most: the gradient and what is made of it.
+
+    Of forms that go through one parameter after the other: fused ones make less.
+    """
+    held, made = {"SGD": (0, 1), "Adam": (2, 3), "AdamW": (2, 3), "RMSprop": (1, 2), "Adagrad": (1, 2)}[
+        type(optimizer).__name__
+    ]
+    groups = optimizer.param_groups
+    if type(optimizer) is torch.optim.SGD:
+        held = int(all(group["momentum"] for group in groups))
+    return held, made + max(map(_made_first, groups))
+
+
+def _made_first(group: Mapping[str, Any]) -> int:
+    """Return how many tensors more are made of a gradient for the options of its `group`: two of three at most."""
+    decays = bool(group["weight_decay"]) and not group.get("decoupled_weight_decay", False)
+    return min(2, decays + bool(group.get("maximize")) + bool(group.get("nesterov")))
 
 
 def step_in_rows(

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +69,10 @@ class WrappedStep:
 
     def rows(self, parameter: Tensor, averages: Iterable[tuple[slice, Tensor]]) -> None:
         """Update `parameter` from the `averages` of slices of its rows, as a part of a step."""
-        step_in_rows(self.optimizer, self.some, parameter, averages)
+        # What chooses the mode of gradients for each call costs as much as the step of a small slice.
+        is_set = not (torch.is_grad_enabled() or self.optimizer.defaults["differentiable"])
+        step = partial(inspect.unwrap(type(self.optimizer).step), self.optimizer) if is_set else self.some
+        step_in_rows(self.optimizer, step, parameter, averages)
 
     def some(self) -> None:
         """Update the parameters that have a gradient, as a part of a step: without its hooks."""

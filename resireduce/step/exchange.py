@@ -8,6 +8,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
+from resireduce.step.apply import largest_layer
 from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
@@ -17,7 +18,7 @@ from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
 from resireduce.step.slot import Slot, Stage
-from resireduce.step.update import Updater, largest_layer
+from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
 LAY_BEFORE = (
@@ -65,21 +66,23 @@ class Exchange:
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
-        self.intake = Intake(slots, feedback, settings, self.hides, levels.world)
+        self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
+        self.steps = 0
+        """How many steps have been taken, without those that were skipped."""
 
-    def restart(self, step: int) -> None:
-        """Forget the last step; the next is number `step`, counted from 0."""
+    def restart(self) -> None:
+        """Forget the last step, and begin the next."""
         self._lay_before = {}
         self.profiler.restart()
         self.intake.restart()
         if self._scatter is not None:
             self._scatter.restart()
         self.updater.restart()
-        self.feedback.begin_step(step)
+        self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
         """Raise UsageError if an earlier step failed."""
@@ -110,8 +113,8 @@ class Exchange:
             for slot in self.intake.arrived:
                 slot.hide()
 
-    def gradient(self, slot: Slot, step: int, passes: int | None) -> None:
-        """Autograd has finished with `slot`'s gradient of this `step`.
+    def gradient(self, slot: Slot, passes: int | None) -> None:
+        """Autograd has finished with `slot`'s gradient.
 
         Raises UsageError if that was under way already. passes: the last of so many backward passes is to be sent, and
         others held; None: this one is not the last.
@@ -129,30 +132,45 @@ class Exchange:
                 slot.go(Stage.DROPPED)
         elif is_last:
             slot.go(Stage.LAST)
-            self._send(slot, step)
+            self._send(slot)
         else:
             self.intake.hold(slot)
         slot.by_rows = False
 
-    def _send(self, slot: Slot, step: int) -> None:
+    def _send(self, slot: Slot) -> None:
         """Compress a gradient that is complete, and launch what is ready."""
         self.queue.prefetch_after(slot)
         with self.profiler.timing(slot):
-            self.intake.take(slot, step)
-        self._launch(step)
+            self.intake.take(slot, self.steps)
+        self._launch()
         # Not early while gradients of earlier passes are in .grad: they would be taken for finished ones.
         if self.updater.in_backward and not self.intake.holds:
             self.updater.update_early(slot)
 
-    def _launch(self, step: int) -> None:
+    def _launch(self) -> None:
         """Launch what is ready: within the node first, if there are two levels, and what has come there beyond it."""
         if self._scatter is not None:
             for slot, mean in self._scatter.advance(self.queue.buckets):
                 with self.profiler.timing(slot):
-                    self.intake.take_slice(slot, mean, step)
-        self.queue.launch(step)
+                    self.intake.take_slice(slot, mean, self.steps)
+        self.queue.launch(self.steps)
 
-    def send_rest(self, step: int) -> bool:
+    def take_step(self, loss: Tensor | float | None) -> bool:
+        """Send what has not been, receive, and update. False: the step was skipped for overflow.
+
+        loss: what a closure returned, if there was one. Raises NonFiniteGradient on all ranks, if a gradient of one is
+        not finite and there is no GradScaler.
+        """
+        step = self.steps
+        if not self._send_rest():
+            return False
+        self.steps = step + 1  # hooks of the wrapped optimizer find this step counted
+        taken = self._finish(step, loss)
+        if not taken:
+            self.steps = step
+        return taken
+
+    def _send_rest(self) -> bool:
         """Compress the gradients that have not been. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # whatever ends it half-way
         if not self.intake.prepare():
@@ -161,22 +179,18 @@ class Exchange:
             return False
         for slot in self.intake.pending():
             with self.profiler.timing(slot):
-                self.intake.take(slot, step)
-            self._launch(step)
+                self.intake.take(slot, self.steps)
+            self._launch()
         self._uncover()
         if self._scatter is not None:
             for slot, mean in self._scatter.complete(self.queue.buckets):
                 with self.profiler.timing(slot):
-                    self.intake.take_slice(slot, mean, step)
-                self.queue.launch(step)
+                    self.intake.take_slice(slot, mean, self.steps)
+                self.queue.launch(self.steps)
         return True
 
-    def finish(self, step: int, loss: Tensor | float | None) -> bool:
-        """Launch all that is left, receive, and update. False: the step was skipped for overflow.
-
-        To be called after `send_rest`. loss: what a closure returned, if there was one. Raises NonFiniteGradient on all
-        ranks, if a gradient of one is not finite and there is no GradScaler.
-        """
+    def _finish(self, step: int, loss: Tensor | float | None) -> bool:
+        """After `_send_rest`: launch all that is left of `step`, receive, and update."""
         error = self.intake.non_finite
         self.queue.launch(step, complete=True)
         self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual

@@ -12,12 +12,12 @@ from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.settings import Settings
-from resireduce.step.row_gradients import RowGradient, SumRows
-from resireduce.step.slicing import rows_of, slice_bytes
+from resireduce.step.row_intake import RowIntake
+from resireduce.step.slicing import SliceBytes
 from resireduce.step.slot import DROPPED, Slot, Stage
 
 
-class Intake:
+class Intake(RowIntake):
     """Takes gradients: as autograd finishes them where they overlap with the backward pass, else all in `step()`.
 
     Args:
@@ -26,41 +26,32 @@ class Intake:
         settings: what `resireduce.distribute` was given.
         hides: whether a guard stands in `.grad` once a gradient has been taken.
         world: all ranks.
+        sizes: of the slices in which large gradients are taken.
     """
 
     def __init__(
-        self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, hides: bool, world: Communicator
+        self,
+        slots: Sequence[Slot],
+        feedback: ErrorFeedback,
+        settings: Settings,
+        hides: bool,
+        world: Communicator,
+        sizes: SliceBytes,
     ):
-        self.slots, self.feedback, self.hides, self.world = slots, feedback, hides, world
+        super().__init__(slots, feedback, settings, sizes)
+        self.hides, self.world = hides, world
         self.streamed, self.overlap = settings.streamed, settings.overlaps
-        self.max_norm, self.scaler = settings.max_local_grad_norm, settings.scaler
-        self._slice_bytes = slice_bytes(settings.slices, slots)
+        self.max_norm = settings.max_local_grad_norm
         self.restart()
 
     def restart(self) -> None:
         """Forget the last step."""
         self.arrived: list[Slot] = []
-        self.has_begun = False  # whether gradients of this step are compressed, absorbed or dropped already
         self.holds = False  # whether an earlier pass of this step left gradients in .grad
-        self.non_finite: NonFiniteGradient | None = None
-        self._inverse_scale: float | None = None
+        self.has_begun, self.non_finite, self._inverse_scale = False, None, None
         self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
         for slot in self.slots:
             slot.restart()
-
-    @property
-    def large(self) -> list[Slot]:
-        """Return those whose gradient is taken row by row, where that is right. All must have been registered.
-
-        Some are one slice: absorbed before anything is compressed, where autograd would hold the gradient until then.
-        """
-        smallest = min(self._slice_bytes.average, self._slice_bytes.gradient)
-        return [slot for slot in self.slots if 0 < min(smallest, self._bytes_of(slot)) < slot.nbytes]
-
-    def _bytes_of(self, slot: Slot) -> int:
-        """Return the bytes of a slice of the gradient of `slot`."""
-        absorbs = self.feedback.keeps_residual(slot.name) and self.feedback.residual.absorbs(slot.name)
-        return self._slice_bytes.gradient if absorbs else self._slice_bytes.twice
 
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
@@ -130,54 +121,6 @@ class Intake:
             return self.feedback.compress_absorbed(slot.name, step)
         return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
 
-    def _payload_of_parts(self, slot: Slot, step: int) -> Payload:
-        gradient = SumRows(slot.uses, slot.parameter.grad)
-        slot.uses, slot.parameter.grad = [], None
-        return self.feedback.compress_parts(
-            lambda part: self._unscale_(gradient.rows(part)),
-            rows_of(slot, self._bytes_of(slot)),
-            slot.parameter,
-            slot.name,
-            step,
-        )
-
-    def takes_uses(self, slot: Slot) -> bool:
-        """Whether the gradient of `slot` can be compressed row by row once its last use is known.
-
-        This must be the first pass of a step and the last, and nothing may lie in `.grad`.
-        """
-        is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None and not slot.passes
-        return is_clear and self.feedback.takes_parts(slot.name, slot.parameter)
-
-    def takes_rows(self, slot: Slot) -> bool:
-        """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""
-        grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
-        return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
-
-    def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
-        """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
-
-        Nothing of it, if a slice is not finite: where that is not sure before, each is made twice.
-        """
-        slot.by_rows = True
-        if slot.stage is Stage.SPOILT:
-            return
-        slot.check_kind()
-        rows = rows_of(slot, self._bytes_of(slot))
-        try:
-            if not gradient.stays_below(torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))):
-                for part in rows:
-                    check_finite(self._unscale_(gradient.rows(part)), slot.name)
-        except NonFiniteGradient as error:
-            self._drop(slot, error, Stage.SPOILT)
-            slot.parameter.grad = None
-            return
-        for part in rows:
-            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)), slot.name, part)
-        self.has_begun = True
-        slot.go(Stage.ABSORBED)
-        slot.hide()
-
     def pending(self) -> list[Slot]:
         """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
 
@@ -205,21 +148,6 @@ class Intake:
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
         return grad if self._prepared else self._unscale_(slot.own(grad))
-
-    def _unscale_(self, grad: Tensor) -> Tensor:
-        """Divide by the scale of the loss, in place."""
-        return grad if self.scaler is None else grad.mul_(self._inverse())
-
-    def _inverse(self) -> float:
-        """Return what gradients are multiplied by for the scale of the loss, asked for once a step."""
-        if self._inverse_scale is None:
-            self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
-        return self._inverse_scale
-
-    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
-        """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""
-        self.non_finite, self.has_begun = self.non_finite or error, True
-        slot.go(stage)
 
     def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
         norms = {}

@@ -7,16 +7,19 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import row_slices
+from resireduce.row_step import footprint
 from resireduce.settings import Settings
 from resireduce.step.slot import Slot
 
-AVERAGES, GRADIENTS, TWICE, SMALLEST_SLICE = 72, 40, 128, 1 << 14
-"""By default a slice of an average, of a gradient that a residual absorbs, and of one that is made twice, is one of so
-many parts of the bytes that are trained, and has so many bytes at least. The more tensors of its size are made beside
-it, by the optimizer or by what rounds residuals, the smaller it is: so the fullest moment is about the same for all."""
-GATHERED, GATHERED_IN_PARTS = 16, 40
-"""Payloads of all ranks take at most such a part of the bytes that are trained; the second is a 100th of the states of
-an optimizer without any, or less."""
+AVERAGES, GRADIENTS = 90, 100
+"""By default a slice of an average, with all that the optimizer makes of it and half as much as itself for what
+decompresses messages, and one of a gradient that a residual absorbs, take one of so many parts of the states that
+training holds with kept gradients and full residuals."""
+TWICE, SMALLEST_SLICE = 128, 1 << 14
+"""A slice of a gradient that is made twice is one of so many parts of the bytes that are trained: what rounds residuals
+makes several tensors of its size. And so many bytes each slice has at least."""
+GATHERED, GATHERED_IN_PARTS = 16, 80
+"""Payloads of all ranks take at most such a part of the bytes that are trained."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,18 @@ class SliceBytes:
     """Of a gradient that is made twice."""
 
 
-def slice_bytes(asked: int | bool | None, slots: Sequence[Slot]) -> SliceBytes:
-    """Return the bytes of slices of `slots`, all there are, as `resireduce.distribute` was `asked` for them."""
+def slice_bytes(asked: int | bool | None, slots: Sequence[Slot], optimizer: torch.optim.Optimizer) -> SliceBytes:
+    """Return the bytes of slices of `slots`, all there are, as `resireduce.distribute` was `asked` for them.
+
+    optimizer: the wrapped one, elementwise if slices are asked for.
+    """
     if asked is not True:
         return SliceBytes(*3 * [asked or 0])
     trained = sum(slot.nbytes for slot in slots)
-    return SliceBytes(*[max(trained // share, SMALLEST_SLICE) for share in (AVERAGES, GRADIENTS, TWICE)])
+    held, made = footprint(optimizer)
+    states = (3 + held) * trained
+    sizes = (2 * states // (AVERAGES * (2 * made + 1)), states // GRADIENTS, trained // TWICE)
+    return SliceBytes(*[max(size, SMALLEST_SLICE) for size in sizes])
 
 
 def gathered_at_once(settings: Settings, slots: Sequence[Slot]) -> tuple[int, bool]:

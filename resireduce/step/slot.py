@@ -13,9 +13,9 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
 from resireduce.message import Message, Round
+from resireduce.node_slices import NodeSlices
 from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
-from resireduce.slices import Slices
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Slot:
     """Whether the gradient may share a message with others."""
     guard: StreamedAway
     """What stands in `.grad` while the gradient is under way."""
-    slices: Slices | None = None
+    slices: NodeSlices | None = None
     """How the ranks of a node share it; None: each compresses all of it."""
     place: int = 0
     """Which of the slices is this rank's."""
@@ -223,7 +223,7 @@ def make_slots(
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):
         dense = not feedback.keeps_residual(name)
-        slices = None if node is None else Slices(parameter.shape, node.world_size)
+        slices = None if node is None else NodeSlices(parameter.shape, node.world_size)
         place = 0 if node is None else node.rank
         small = dense and (is_small(parameter) or (shares and not feedback.merges(name)))
         slots.append(Slot(index, name, parameter, dense, small, guard[name], slices, place))

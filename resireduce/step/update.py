@@ -2,22 +2,21 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from resireduce.clip import clip_factor
 from resireduce.settings import Settings
+from resireduce.step.apply import Applier
 from resireduce.step.launch import LaunchQueue
-from resireduce.step.slicing import norm_in_rows, rows_of, slice_bytes
+from resireduce.step.slicing import norm_in_rows, rows_of
 from resireduce.step.slot import Slot
 from resireduce.step.watch import Watch
-from resireduce.timeline import Timeline, timed
-from resireduce.wrapped_step import WrappedStep
 
 
-class Updater:
+class Updater(Applier):
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
     Streamed, and if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are alive at
@@ -41,15 +40,10 @@ class Updater:
         queue: LaunchQueue,
         settings: Settings,
     ):
-        self.queue, self.streamed = queue, settings.streamed
+        super().__init__(optimizer, slots, queue, settings)
         self.in_backward, self.max_grad_norm = settings.in_backward, settings.max_grad_norm
         self.waits = (settings.streamed and settings.scaler is not None) or self.max_grad_norm is not None
-        self._parameters = [slot.parameter for slot in slots]
-        self.slice_bytes = slice_bytes(settings.slices, slots).average
-        self.chunk_bytes = self.slice_bytes or largest_layer(slots)
-        self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
         self.grad_norm: Tensor | None = None
-        self._wrapped_step = WrappedStep(optimizer, self.streamed)
         corrects_momentum = queue.feedback.momentum is not None
         self.watch = Watch(optimizer, slots, self._wrapped_step, corrects_momentum)
         cost = self._wrapped_step.cost(sum(slot.nbytes for slot in slots))
@@ -69,15 +63,9 @@ class Updater:
         """Have no averages put into `.grad` later: none are."""
         return
 
-    @property
-    def timeline(self) -> Timeline | None:
-        """The timeline of the pipeline, if it has one."""
-        return self.queue.feedback.timeline
-
     def restart(self) -> None:
         """Forget what an unfinished step has brought."""
-        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
-        self._updating_bytes = 0
+        self._updating, self._updating_bytes = [], 0
         self._sliced = self.in_backward
         self._early_bytes = 0  # in the backward pass: of dense payloads between their arrival and their update
         self.watch.restart()
@@ -125,29 +113,6 @@ class Updater:
             self._update_rest(loss)
         self._free()
 
-    def _receive(self) -> Slot:
-        """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""
-        slot = self.queue.next()
-        assert slot is not None
-        self._make_room(slot)
-        if self.queue.receive() is not None:
-            self._add(slot)
-        return slot
-
-    def _make_room(self, slot: Slot) -> None:
-        if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
-            self._update_some()
-
-    def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
-        """Have a slot updated whose average is there, scaled by `factor`: in slices at once, or with others."""
-        if slot in self.queue.in_slices:
-            self._update_in_rows(slot, factor)
-            return
-        if factor is not None:
-            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
-        self._updating.append(slot)
-        self._updating_bytes += slot.nbytes
-
     def _measure(self, step: int, flag: bool) -> dict[Slot, Tensor]:
         """Receive everything: the norm of each average, which is freed again if it will be used in slices."""
         norms: dict[Slot, Tensor] = {}
@@ -185,44 +150,3 @@ class Updater:
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
         return None if self.max_grad_norm == math.inf else factor
-
-    @timed("update")
-    def _update_some(self) -> None:
-        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
-        self._wrapped_step.some()
-        self._free()
-
-    @timed("update")
-    def _update_in_rows(self, slot: Slot, factor: Tensor | None) -> None:
-        """Let the wrapped optimizer update a large parameter, in slices of its rows, and forget each average."""
-
-        def averages() -> Iterator[tuple[slice, Tensor]]:
-            rows = rows_of(slot, self.slice_bytes)
-            parts = iter(rows)
-            for average in self.queue.averages(slot, rows):  # zip would hold the last one while the next is made
-                if factor is not None:
-                    average.mul_(factor.to(average.device))
-                yield next(parts), average
-                del average
-
-        self._wrapped_step.rows(slot.parameter, averages())
-        slot.message = None
-
-    @timed("update")
-    def _update_rest(self, loss: Tensor | float | None) -> None:
-        self._wrapped_step.whole(loss, self._parameters)
-
-    def _free(self) -> None:
-        if self.streamed:
-            for slot in self._updating:
-                slot.parameter.grad = None
-        self._updating, self._updating_bytes = [], 0
-
-
-def largest_layer(slots: Sequence[Slot]) -> int:
-    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
-    layers: dict[str, int] = {}
-    for slot in slots:
-        layer = slot.name.rpartition(".")[0]
-        layers[layer] = layers.get(layer, 0) + slot.nbytes
-    return max(layers.values())

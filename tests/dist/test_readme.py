@@ -15,9 +15,9 @@ from resireduce.__main__ import main
 from resireduce.api import find_grouping
 from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
+from resireduce.node_slices import NodeSlices
 from resireduce.savings import residual_bytes
 from resireduce.scheme import COMPRESSORS, MERGES, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
-from resireduce.slices import Slices
 from resireduce.zoo import find_builder
 from tests.dist.test_gloo import on_processes
 from tests.worlds import Net, loss_of, same, seeded
@@ -143,7 +143,7 @@ def test_what_the_page_says_that_two_levels_hold() -> None:
             model = find_builder(row["Model"])()
         whole, total = compressible(model), sum(p.nbytes for p in model.parameters())
         grouping = find_grouping(model, "auto", whole)
-        slices = {name: torch.empty(Slices(p.shape, 8).shape_of(0), device="meta") for name, p in whole.items()}
+        slices = {name: torch.empty(NodeSlices(p.shape, 8).shape_of(0), device="meta") for name, p in whole.items()}
         flat, by_nodes = (residual_bytes(tensors, grouping) for tensors in (whole, slices))
         held = [flat["baseline"], by_nodes["baseline"], by_nodes["w+2d"]]
         shares = [f"{100 * (2 * total + one) / (3 * total + held[0]):.1f} %" for one in held]

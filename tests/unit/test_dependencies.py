@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("blocks", "clip", "draw", "errors", "item", "payload", "row_step", "settings", "share", "slices", "timeline"),
+    ("blocks", "clip", "draw", "errors", "item", "node_slices", "payload", "row_step", "settings", "share", "timeline"),
     ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
@@ -24,19 +24,21 @@ LAYERS = (
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
     ("layers", "left_out", "step.gather", "step.scatter", "wrapped_step"),
+    ("step.receive",),
     ("step.launch",),
-    ("row_layers", "step.halves", "step.intake", "step.watch"),
-    ("step.update",),
+    ("row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
+    ("step.intake", "step.update"),
     ("step.late_update",),
     ("step.exchange",),
-    ("comm_hook", "fsdp_units", "optimizer"),
+    ("backward", "comm_hook", "fsdp_units"),
+    ("optimizer",),
     ("fsdp_hook", "grad_scaler", "itemise"),
-    ("resume",),
+    ("resume", "slice_price"),
     ("scheme", "slice_checks", "texts"),
     ("checks", "merge_checks"),
     ("import_paths",),
     ("hugging_face", "optimizer_zoo"),
-    ("api", "ddp", "fsdp", "memory", "plan", "savings", "zoo", ""),
+    ("api", "ddp", "fsdp", "memory", "plan", "savings", "slice_choice", "zoo", ""),
     ("__main__",),
 )
 """Units of resireduce: a module, or a package with all in it; "" is the package itself. Each may import lower ones."""
@@ -53,6 +55,7 @@ SIDEWAYS = {
     ("plan", "api"),
     ("plan", "memory"),
     ("plan", "zoo"),
+    ("slice_choice", "plan"),
 }
 """Within a layer, only these: (who imports, what)."""
 

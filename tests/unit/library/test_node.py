@@ -17,8 +17,8 @@ from resireduce.compressors.none import NoCompression
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient
 from resireduce.grouping import Grouping
+from resireduce.node_slices import NodeSlices
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
-from resireduce.slices import Slices
 from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, Stage, make_slots
 from tests.nodes import by_hand, given_gradients
@@ -36,7 +36,7 @@ SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4,
 @pytest.mark.parametrize("shape", [(8, 3), (9, 3, 2), (2, 700), (5,), (1,), (), (16,)])
 def test_slices_are_the_tensor_cut_in_order(shape: tuple[int, ...], count: int) -> None:
     tensor = torch.randn(shape)
-    slices = Slices(tensor.shape, count)
+    slices = NodeSlices(tensor.shape, count)
     rows = slices.spread(tensor)
     own = [slices.own(row, place) for place, row in enumerate(rows)]
     assert rows.shape == (count, slices.width)

@@ -12,9 +12,9 @@ from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
 from resireduce.memory import measure_states, step_bounds, track_states
+from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.slices import Slices
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
@@ -190,7 +190,7 @@ def test_residuals_are_those_of_one_rank_shared_by_a_node() -> None:
     trained = train_world(6, seeded(Net), hierarchy=THREES, scheme="baseline", steps=1)
     held = [measure_states(optimizer).residuals for _, optimizer in trained]
     assert sum(held[:3]) == sum(held[3:]) == flat
-    most = sum(max(Slices(p.shape, 3).sizes) * 4 for p in compressible(Net()).values())
+    most = sum(max(NodeSlices(p.shape, 3).sizes) * 4 for p in compressible(Net()).values())
     assert (
         held[0] == most == plan(Net, scheme="baseline", world_size=6, hierarchy="node", ranks_per_node=3)["residuals"]
     )

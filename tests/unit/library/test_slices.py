@@ -16,6 +16,7 @@ from resireduce.errors import ConfigError
 from resireduce.memory import LiveBytes, held_tensors
 from resireduce.payload import Payload
 from resireduce.plan import plan
+from resireduce.row_step import footprint
 from resireduce.scheme import COMPRESSORS, build_compressor
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
@@ -116,6 +117,45 @@ def most_dense(slices: int | None) -> int:
 def test_no_average_larger_than_a_slice_is_alive_in_a_step() -> None:
     assert most_dense(None) > 3 * SLICE
     assert most_dense(SLICE) == 0
+
+
+GROUPS: dict[str, tuple[int, Callable[[list[nn.Parameter]], torch.optim.Optimizer]]] = {
+    "sgd": (1, lambda p: torch.optim.SGD(p, 0.1)),
+    "momentum": (1, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
+    "decay": (2, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1)),
+    "nesterov": (3, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)),
+    "adam": (3, lambda p: torch.optim.Adam(p, 0.1)),
+    "adamw": (3, lambda p: torch.optim.AdamW(p, 0.1, weight_decay=0.1)),
+    "l2": (4, lambda p: torch.optim.Adam(p, 0.1, weight_decay=0.1)),
+    "rmsprop": (2, lambda p: torch.optim.RMSprop(p, 0.1, momentum=0.9, centered=True)),
+    "adagrad": (3, lambda p: torch.optim.Adagrad(p, 0.1, weight_decay=0.1)),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_a_footprint_is_what_a_step_has_at_once(kind: str) -> None:
+    most, make = GROUPS[kind]
+    parameter = nn.Parameter(torch.ones(64, 64))
+    optimizer = make([parameter])
+    for _ in range(2):  # the first makes the state
+        parameter.grad = torch.ones(64, 64)
+        with LiveBytes(lambda tensor: tensor.numel() == 64 * 64, [parameter.grad]) as alive:
+            optimizer.step()
+    held, made = footprint(optimizer)
+    assert made == most == alive.peak_bytes // parameter.nbytes
+    state = optimizer.state[parameter].values()
+    assert held <= sum(isinstance(value, Tensor) and value.numel() > 1 for value in state)
+
+
+def test_slices_are_larger_where_an_optimizer_makes_less_of_them() -> None:
+    def size(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> float:
+        model = nn.Sequential(nn.Linear(2000, 2000, bias=False, device="meta"))
+        optimizer = resireduce.distribute(model, make([*model.parameters()]), backend="local", slices=True)
+        return optimizer._exchange.updater.sizes.average / (4 * 2000 * 2000)
+
+    plain, decayed, adam = (size(GROUPS[kind][1]) for kind in ("momentum", "decay", "adam"))
+    assert decayed < 0.7 * plain, "one tensor more for each slice"
+    assert adam < decayed < plain < 1 / 30
 
 
 def test_a_plan_knows_what_slices_save() -> None:

@@ -16,6 +16,9 @@ from tests.simulated import make_layers
 
 LAYERS = make_layers([(100, 100), (300, 100)])
 SIZES = (10, 1000, 200_000)
+STEPS = 30
+MEETING = 0.3 / STEPS
+"""A round ends when all ranks have met, once in so many steps."""
 
 
 def line(in_turn: float, at_once: float, per_byte: float, processor: float = 0.0) -> list[dict[str, float]]:
@@ -63,7 +66,7 @@ def setting_of(merge: Any = "none", compressor: str = "none", hierarchy: str = "
 
 
 def step_of(setting: dict[str, Any]) -> float:
-    (record,) = beside({"settings": [setting]}, LAYERS)
+    (record,) = beside({"steps": STEPS, "settings": [setting]}, LAYERS)
     assert record["difference"] == pytest.approx(record["simulated"] - 1.0)
     return float(record["simulated"])
 
@@ -71,7 +74,9 @@ def step_of(setting: dict[str, Any]) -> float:
 def test_dense_messages_follow_each_other_and_the_last_trails() -> None:
     first = 1.5 + 0.1 + 4e-2
     second = max(first, 2.0) + 0.1 + 12e-2
-    assert step_of(setting_of()) == pytest.approx(second + (0.3 - 0.1) + 0.3 + 0.25), "and then all agree, and update"
+    assert step_of(setting_of()) == pytest.approx(second + (0.3 - 0.1) + 0.3 + 0.25 + MEETING), (
+        "and then all agree, and update"
+    )
 
 
 def test_ranks_that_share_processors_are_delayed_by_what_a_message_takes_of_them() -> None:
@@ -84,7 +89,7 @@ def test_one_message_is_compressed_tensor_by_tensor_and_averaged_after_it() -> N
     compress, average = 1e-5 * 40_000, 2e-6 * 40_000
     nbytes = sum(10 * -(-elements * 8 // 1000) for elements in (10_000, 30_000))
     sent = 2.0 + compress + 0.1 + 1e-6 * nbytes
-    assert step_of(setting_of("one", "topk")) == pytest.approx(sent + 0.2 + average + 0.3 + 0.25, abs=2e-4)
+    assert step_of(setting_of("one", "topk")) == pytest.approx(sent + 0.2 + average + 0.3 + 0.25 + MEETING, abs=2e-4)
     assert step_of(setting_of("hybrid", "topk")) == step_of(setting_of("one", "topk"))
 
 
@@ -92,7 +97,7 @@ def test_by_nodes_each_rank_sends_a_slice_and_each_tensor_is_gathered_in_turn() 
     compress, average = 1e-5 * 20_000, 1e-6 * 20_000
     summed = 2.2 + compress + 0.02 + 1e-7 * 120_000
     sent = summed + 0.1 + 1e-6 * 200
-    expected = sent + 0.2 + average + 2 * 0.03 + (0.3 + 0.02) + 0.55
+    expected = sent + 0.2 + average + 2 * 0.03 + (0.3 + 0.02) + 0.55 + MEETING
     assert step_of(setting_of("one", "topk", "node")) == pytest.approx(expected, abs=2e-3)
 
 
@@ -132,11 +137,11 @@ def test_the_command_prints_the_table_and_the_shares(
 def test_what_cannot_be_compared_is_said() -> None:
     other = make_layers([(100, 100)])
     with pytest.raises(ConfigError, match="measured: 'layer1' is not in both the record and made; make it with"):
-        beside({"settings": [setting_of()]}, other)
+        beside({"steps": STEPS, "settings": [setting_of()]}, other)
     with pytest.raises(ConfigError, match=r"measured: compressor 'fp16' at 0.01 is not in the record"):
-        beside({"settings": [setting_of(compressor="fp16")]}, LAYERS)
+        beside({"steps": STEPS, "settings": [setting_of(compressor="fp16")]}, LAYERS)
     with pytest.raises(ConfigError, match="measured: 'gaussian' sends payloads of unequal sizes, which are not"):
-        beside({"settings": [setting_of(compressor="gaussian")]}, LAYERS)
+        beside({"steps": STEPS, "settings": [setting_of(compressor="gaussian")]}, LAYERS)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Slices:
+class NodeSlices:
     """The slices of a tensor of `shape` for `count` ranks, one behind the other; the first may be one unit longer.
 
     A unit is a row, so that a slice of a matrix is a matrix; or an element, of a tensor with fewer rows than ranks.

@@ -1,0 +1,135 @@
+"""The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
+from resireduce.row_layers import RowLayers
+from resireduce.settings import Settings
+from resireduce.step.exchange import Exchange
+from resireduce.step.row_gradients import RowGradient
+from resireduce.step.slot import Slot, Stage
+
+
+class BackwardPasses:
+    """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
+
+    Args:
+        model: what is trained.
+        wrapped: the optimizer that trains it.
+        exchange: takes the gradients.
+        settings: what `resireduce.distribute` was given, checked.
+    """
+
+    def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
+        self.slots, self._exchange = exchange.slots, exchange
+        self.passes_per_step = settings.backward_passes_per_step
+        self._syncing = True
+        self.under_way = False
+        """Whether a backward pass has begun, and not come to its end."""
+        for slot in self.slots:
+            slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
+        self.attachment = Attachment(self, self.slots)
+        self.attachment.on_gradients(BackwardPasses._on_gradient if settings.overlaps else _note_gradient)
+        self.attachment.on_step(wrapped)
+        if exchange.before_forward is not None:
+            self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
+        self.layers: RowLayers | None = None
+        """Those whose gradients are made row by row, with `slices`."""
+        if exchange.intake.large:
+            self.layers = self._by_rows(model)
+        if not exchange.hides:  # a guard in `.grad` would show it
+            self.attachment.on_forward(model)
+
+    def _by_rows(self, model: nn.Module) -> RowLayers:
+        layers = RowLayers(
+            model,
+            self._exchange.intake.large,
+            self._exchange.feedback,
+            BackwardPasses._on_rows,
+            BackwardPasses._after_rows,
+            self,
+            self.passes_per_step,
+        )
+        for slot in layers.by_rows:
+            self.attachment.before_gradient(slot)
+        return layers
+
+    @contextmanager
+    def only_adding_up(self) -> Iterator[None]:
+        """Within it, backward passes only add up; the next one outside sends the sum."""
+        outer, self._syncing = self._syncing, False
+        try:
+            yield
+        finally:
+            self._syncing = outer
+
+    def end(self) -> None:
+        """Take all hooks from the model."""
+        self.attachment.end()
+        if self.layers is not None:
+            self.layers.end()
+
+    def _flush(self) -> None:
+        self._exchange.updater.flush()
+
+    @torch.no_grad()
+    def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
+        """A layer makes the gradient of this parameter row by row. False: it must be whole."""
+        if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
+            return False
+        if not self._exchange.intake.takes_rows(slot):
+            return self._on_use(slot, gradient)
+        self._begin(slot)
+        self._exchange.intake.absorb_rows(slot, gradient)
+        return True
+
+    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
+        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then."""
+        last = self._syncing and self.passes_per_step == 1
+        if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
+            return False
+        self._begin(slot)
+        slot.by_rows = True
+        slot.uses.append(gradient)
+        return True
+
+    def _after_rows(self, slot: Slot) -> None:
+        """Autograd has come to the last use of a weight: if no hook told so, for want of a gradient, this does."""
+        if slot.by_rows:
+            self._on_gradient(slot)
+
+    def _begin(self, slot: Slot) -> None:
+        """Something of this parameter's gradient is there: the first of a backward pass, perhaps."""
+        refuse_compiled_autograd()
+        refuse_capture(slot.parameter.device)
+        self._exchange.refuse_if_failed()
+        if not self.under_way:
+            self.under_way = True
+            self._flush()
+            self._exchange.begin_backward(slot)
+            Variable._execution_engine.queue_callback(self._end)
+
+    @torch.no_grad()
+    def _on_gradient(self, slot: Slot) -> None:
+        """Autograd has finished with this parameter's gradient."""
+        self._begin(slot)
+        if self.layers is not None:
+            self.layers.notice(slot)
+        self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
+        if slot.stage is Stage.ABSORBED:
+            self.attachment.before_gradient(slot)
+
+    def _end(self) -> None:
+        """Autograd has come to the end of a backward pass; it does not where one fails."""
+        self.under_way = False
+        self._exchange.end_backward()
+
+
+def _note_gradient(_: BackwardPasses, slot: Slot) -> None:
+    """Without overlap: autograd has finished with this parameter's gradient, which `step()` will take."""
+    slot.note_made()

@@ -1,0 +1,72 @@
+"""Which slices of large tensors pay: what several sizes save at the fullest moment of a step, and what each costs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from resireduce.plan import plan
+from resireduce.slice_checks import SMALLEST
+
+LARGE = 16
+"""Beside True, slices of such a part of the bytes that are trained are planned: few tensors are cut then."""
+NEAR, WORTH = 0.9, 0.02
+"""What saves such a share of the most that any choice saves is as good; less than such a share of what is held at the
+fullest moment without slices is not worth them."""
+
+
+@dataclass(frozen=True)
+class SliceChoice:
+    """What one value of `slices` saves and costs, by plan."""
+
+    slices: int | bool
+    """As `resireduce.distribute` takes it."""
+    peak_states: int
+    """Bytes at the fullest moment of a step."""
+    saved: int
+    """Bytes fewer than without slices; negative if it is more."""
+    count: int
+    """Slices of gradients that are made, and of averages that are used, in a step."""
+    made_again: float
+    """Elements of gradients that are made once more, as a share of all that is trained: each is one product of a layer
+    beside the three that it has in a step."""
+
+    def __str__(self) -> str:
+        """Return the choice in one line, in MiB and per cent."""
+        again = f", {self.made_again:.0%} of the gradient made again" if self.made_again else ""
+        price = f" by {self.count:,} slices{again}" if self.slices else ""
+        return f"slices={self.slices}: {self.peak_states / 2**20:,.2f} MiB, saves {self.saved / 2**20:,.2f} MiB{price}"
+
+
+def slice_choices(build: Callable[[], nn.Module], *, slices: int | bool = True, **arguments: Any) -> list[SliceChoice]:
+    """Return what no slices, larger ones and those asked for save and cost, by a plan of each.
+
+    The first is without. Raises ConfigError for what `resireduce.plan.plan` raises it for.
+
+    Args:
+        build: returns the model, as for `plan`.
+        slices: those asked for: True, or a number of bytes.
+        arguments: the others of `plan`.
+    """
+    before = plan(build, slices=None, **arguments)
+    sizes = [max(before["parameters"] // LARGE, SMALLEST), True] if slices is True else [slices, True]
+    found = [SliceChoice(False, before["peak_states"], 0, 0, 0.0)]
+    for size in sizes:
+        after = plan(build, slices=size, **arguments)
+        saved, price = before["peak_states"] - after["peak_states"], after["slice_price"]
+        found.append(SliceChoice(size, after["peak_states"], saved, price["slices"], price["made_again"]))
+    return found
+
+
+def advisable(choices: Sequence[SliceChoice]) -> SliceChoice:
+    """Return the one of `choices`, as `slice_choices` returns them, that is worth its price.
+
+    Of those that save nearly as much as any, the one that makes least again, and then the one of the fewest slices;
+    the first, without slices, where none saves what is worth it.
+    """
+    most = max(choice.saved for choice in choices)
+    if most < WORTH * choices[0].peak_states:
+        return choices[0]
+    good = [choice for choice in choices if choice.saved >= NEAR * most]
+    return min(good, key=lambda choice: (choice.made_again, choice.count))

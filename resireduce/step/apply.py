@@ -1,0 +1,105 @@
+"""How the wrapped optimizer gets the averages that have come back: some together, those of large tensors in slices."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.settings import Settings
+from resireduce.step.launch import LaunchQueue
+from resireduce.step.slicing import rows_of, slice_bytes
+from resireduce.step.slot import Slot
+from resireduce.timeline import Timeline, timed
+from resireduce.wrapped_step import WrappedStep
+
+
+class Applier:
+    """Has the wrapped optimizer update parameters: those of a chunk of averages at once, large ones in slices of rows.
+
+    Args:
+        optimizer: the wrapped one.
+        slots: one for each parameter that is averaged.
+        queue: where messages come from.
+        settings: what `resireduce.distribute` was given.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, slots: Sequence[Slot], queue: LaunchQueue, settings: Settings):
+        self.queue, self.streamed = queue, settings.streamed
+        self._parameters = [slot.parameter for slot in slots]
+        self.sizes = slice_bytes(settings.slices, slots, optimizer)
+        self.slice_bytes = self.sizes.average
+        self.chunk_bytes = self.slice_bytes or largest_layer(slots)
+        self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
+        self._wrapped_step = WrappedStep(optimizer, self.streamed)
+        self._sliced = False
+        self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
+        self._updating_bytes = 0
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.queue.feedback.timeline
+
+    def _receive(self) -> Slot:
+        """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""
+        slot = self.queue.next()
+        assert slot is not None
+        self._make_room(slot)
+        if self.queue.receive() is not None:
+            self._add(slot)
+        return slot
+
+    def _make_room(self, slot: Slot) -> None:
+        if self._sliced and self._updating and self._updating_bytes + slot.nbytes > self.chunk_bytes:
+            self._update_some()
+
+    def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
+        """Have a slot updated whose average is there, scaled by `factor`: in slices at once, or with others."""
+        if slot in self.queue.in_slices:
+            self._update_in_rows(slot, factor)
+            return
+        if factor is not None:
+            slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
+        self._updating.append(slot)
+        self._updating_bytes += slot.nbytes
+
+    @timed("update")
+    def _update_some(self) -> None:
+        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
+        self._wrapped_step.some()
+        self._free()
+
+    @timed("update")
+    def _update_in_rows(self, slot: Slot, factor: Tensor | None) -> None:
+        """Let the wrapped optimizer update a large parameter, in slices of its rows, and forget each average."""
+
+        def averages() -> Iterator[tuple[slice, Tensor]]:
+            rows = rows_of(slot, self.slice_bytes)
+            parts = iter(rows)
+            for average in self.queue.averages(slot, rows):  # zip would hold the last one while the next is made
+                if factor is not None:
+                    average.mul_(factor.to(average.device))
+                yield next(parts), average
+                del average
+
+        self._wrapped_step.rows(slot.parameter, averages())
+        slot.message = None
+
+    @timed("update")
+    def _update_rest(self, loss: Tensor | float | None) -> None:
+        self._wrapped_step.whole(loss, self._parameters)
+
+    def _free(self) -> None:
+        if self.streamed:
+            for slot in self._updating:
+                slot.parameter.grad = None
+        self._updating, self._updating_bytes = [], 0
+
+
+def largest_layer(slots: Sequence[Slot]) -> int:
+    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
+    layers: dict[str, int] = {}
+    for slot in slots:
+        layer = slot.name.rpartition(".")[0]
+        layers[layer] = layers.get(layer, 0) + slot.nbytes
+    return max(layers.values())

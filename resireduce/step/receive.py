@@ -1,0 +1,141 @@
+"""How messages come back: as averages, whole or in slices, or not at all where no rank had a gradient."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.comm.levels import Levels
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
+from resireduce.message import Message
+from resireduce.parts import PartedMessage
+from resireduce.step.gather import Gather
+from resireduce.step.slot import Slot, laid_out
+from resireduce.timeline import Timeline, timed
+
+
+class ReceiveQueue:
+    """Messages that are under way, in the order of their launch, in which they are received.
+
+    With two `levels` what comes back is gathered within the node.
+
+    Args:
+        slots: one for each parameter.
+        feedback: compresses and averages.
+        levels: the ranks of this one's node, and of its place in all nodes.
+    """
+
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, levels: Levels):
+        self.slots, self.feedback, self.world = slots, feedback, levels.world
+        self._gather = None if levels.node is None else Gather(levels.node, feedback)
+        self._under_way: deque[Slot] = deque()
+        self._parked: list[Slot] = []
+        self._bucket_of: dict[Slot, list[Slot]] = {}  # those that share a message whatever is merged
+        self.keeps_messages = False
+        """Whether a message may be delivered again."""
+        self.in_slices: frozenset[Slot] = frozenset()
+        """Those whose averages are not put into `.grad`, but asked for in slices."""
+        self.flagged = False
+        """Whether any rank, this one included, has flagged the last step."""
+
+    @property
+    def timeline(self) -> Timeline | None:
+        """The timeline of the pipeline, if it has one."""
+        return self.feedback.timeline
+
+    def next(self) -> Slot | None:
+        """Return the slot whose message is the oldest under way, if any is."""
+        return self._under_way[0] if self._under_way else None
+
+    def receive(self) -> Slot | None:
+        """Bring the oldest message back into its parameter's `.grad`, and return its slot; None if it is parked.
+
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks; one
+        whose message comes in parts only if it has none on any.
+        """
+        slot = self._under_way.popleft()
+        assert isinstance(slot.message, Message | PartedMessage)
+        if slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere):
+            self.deliver(slot)
+            return slot
+        self._parked.append(slot)
+        return None
+
+    def deliver(self, slot: Slot) -> None:
+        """Decompress a received message into its parameter's `.grad`, unless it is to be asked for in slices."""
+        assert isinstance(slot.message, Message | PartedMessage)
+        if slot in self.in_slices:
+            return
+        kept = slot.parameter.grad
+        if self._gather is not None:
+            assert isinstance(slot.message, Message)
+            average = self._gather.average(slot, self._bucket_of[slot])
+            slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
+        elif kept is None:
+            slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
+        elif kept.is_contiguous():
+            self.feedback.receive(slot.message, into=kept)
+        else:
+            kept.copy_(self.feedback.receive(slot.message))
+        if not self.keeps_messages:
+            slot.message = slot.average = None
+
+    def averages(self, slot: Slot, rows: Sequence[slice]) -> Iterator[Tensor]:
+        """Yield the average of each slice of all `rows` of `slot`, whose message has been received: laid out as these.
+
+        It is decompressed slice by slice; as a whole, before the first, where its compressor cannot do that.
+        """
+        assert isinstance(slot.message, Message | PartedMessage)
+        if not slot.message.compressor.cuts:
+            whole = self.feedback.receive(slot.message)
+            yield from (laid_out(whole[part], slot.parameter[part]) for part in rows)
+            return
+        shape = slot.parameter.shape[1:]
+        borders = [0, *(part.stop * shape.numel() for part in rows)]
+        is_plain, places = slot.parameter.is_contiguous(), iter(rows)
+        for flat in self.feedback.receive_parts(slot.message, borders):
+            part, average = next(places), flat.view(-1, *shape)
+            if not is_plain:
+                average = laid_out(average, slot.parameter[part])
+            del flat  # before the next is made
+            yield average
+            del average
+
+    def settle(self, flag: bool) -> list[Slot]:
+        """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
+
+        And on whether to go on: `flagged` is whether any rank gave a `flag`, that its gradient cannot be used.
+        The step's last collective, since a rank may still be launching the others.
+        """
+        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
+        self.flagged = bool(presence[-1])
+        if not self.flagged:  # a gradient that is not finite is present nowhere
+            self._refuse_partly_absent(presence)
+        found = [slot for slot in self._parked if presence[slot.index]]
+        for slot in self._parked:
+            if slot in found:
+                self.deliver(slot)
+            else:
+                slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+        return found
+
+    def _refuse_partly_absent(self, presence: list[int]) -> None:
+        """Raise UsageError, on all ranks, if momentum is corrected and some ranks had no gradient of a tensor: their
+        velocity of it would neither be sent nor decay."""
+        if self.feedback.momentum is None:
+            return
+        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.world.world_size]
+        if some:
+            raise UsageError(
+                f"{some[0].name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+                "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+            )
+
+    @timed("communicate")
+    def _agree(self, here: list[int]) -> list[int]:
+        """Return the sums over all ranks of the numbers that are `here`."""
+        sums = torch.tensor(here, device=self.world.control_device)
+        found: list[int] = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
+        return found

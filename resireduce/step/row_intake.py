@@ -1,0 +1,123 @@
+"""The intake of gradients that layers make some rows at a time: nothing of them is ever whole."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from resireduce.error_feedback import ErrorFeedback, check_finite
+from resireduce.errors import NonFiniteGradient
+from resireduce.payload import Payload
+from resireduce.settings import Settings
+from resireduce.step.row_gradients import RowGradient, SumRows
+from resireduce.step.slicing import SliceBytes, rows_of
+from resireduce.step.slot import Slot, Stage
+
+
+class RowIntake:
+    """Takes gradients row by row, into residuals that absorb them or, made more than once, into payloads.
+
+    Args:
+        slots: one for each parameter.
+        feedback: compresses them.
+        settings: what `resireduce.distribute` was given.
+        sizes: of the slices.
+    """
+
+    def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, sizes: SliceBytes):
+        self.slots, self.feedback, self.scaler = slots, feedback, settings.scaler
+        self._slice_bytes = sizes
+        self.has_begun = False
+        """Whether gradients of this step are compressed, absorbed or dropped already."""
+        self.non_finite: NonFiniteGradient | None = None
+        """The first that was dropped, and why."""
+        self._inverse_scale: float | None = None
+
+    @property
+    def large(self) -> list[Slot]:
+        """Return those whose gradient is taken row by row, where that is right. All must have been registered.
+
+        Some are one slice: absorbed before anything is compressed, where autograd would hold the gradient until then.
+        """
+        smallest = min(self._slice_bytes.average, self._slice_bytes.gradient)
+        return [slot for slot in self.slots if 0 < min(smallest, self._bytes_of(slot)) < slot.nbytes]
+
+    def _bytes_of(self, slot: Slot) -> int:
+        """Return the bytes of a slice of the gradient of `slot`."""
+        absorbs = self.feedback.keeps_residual(slot.name) and self.feedback.residual.absorbs(slot.name)
+        return self._slice_bytes.gradient if absorbs else self._slice_bytes.twice
+
+    def takes_uses(self, slot: Slot) -> bool:
+        """Whether the gradient of `slot` can be compressed row by row once its last use is known.
+
+        This must be the first pass of a step and the last, and nothing may lie in `.grad`.
+        """
+        is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None and not slot.passes
+        return is_clear and self.feedback.takes_parts(slot.name, slot.parameter)
+
+    def takes_rows(self, slot: Slot) -> bool:
+        """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""
+        grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
+        return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
+
+    def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
+        """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
+
+        Nothing of it, if a slice is not finite: where that is not sure before, and there are several, each is made
+        twice.
+        """
+        slot.by_rows = True
+        if slot.stage is Stage.SPOILT:
+            return
+        slot.check_kind()
+        rows = rows_of(slot, self._bytes_of(slot))
+        try:
+            only = self._check_rows(slot, gradient, rows)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.SPOILT)
+            slot.parameter.grad = None
+            return
+        for part in rows:
+            self.feedback.absorb_rows(self._unscale_(gradient.rows(part)) if only is None else only, slot.name, part)
+        self.has_begun = True
+        slot.go(Stage.ABSORBED)
+        slot.hide()
+
+    def _check_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> Tensor | None:
+        """Raise NonFiniteGradient if a slice of `gradient` is not finite; return the slice, if it is the only one."""
+        if len(rows) > 1 and gradient.stays_below(
+            torch.finfo(slot.parameter.dtype).max / (4 * max(self._inverse(), 1.0))
+        ):
+            return None
+        for part in rows:
+            check_finite(made := self._unscale_(gradient.rows(part)), slot.name)
+            if len(rows) == 1:
+                return made
+            del made  # before the next is made
+        return None
+
+    def _payload_of_parts(self, slot: Slot, step: int) -> Payload:
+        gradient = SumRows(slot.uses, slot.parameter.grad)
+        slot.uses, slot.parameter.grad = [], None
+        return self.feedback.compress_parts(
+            lambda part: self._unscale_(gradient.rows(part)),
+            rows_of(slot, self._bytes_of(slot)),
+            slot.parameter,
+            slot.name,
+            step,
+        )
+
+    def _unscale_(self, grad: Tensor) -> Tensor:
+        """Divide by the scale of the loss, in place."""
+        return grad if self.scaler is None else grad.mul_(self._inverse())
+
+    def _inverse(self) -> float:
+        """Return what gradients are multiplied by for the scale of the loss, asked for once a step."""
+        if self._inverse_scale is None:
+            self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
+        return self._inverse_scale
+
+    def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
+        """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""
+        self.non_finite, self.has_begun = self.non_finite or error, True
+        slot.go(stage)
