@@ -39,7 +39,7 @@ def _chosen(entries: Sequence[Entry], only: Mapping[str, list[Any]]) -> list[Ent
     """Return the entries with those of their values that are wanted, without those that have none."""
     found = []
     for entry in entries:
-        kept = {field: [value for value in _values(entry, field) if value in wanted] for field, wanted in only.items()}
+        kept = {field: [one for one in _values(entry, field) if _is_in(one, wanted)] for field, wanted in only.items()}
         if all(kept.values()):
             found.append(entry | kept)
     return found
@@ -49,9 +49,14 @@ def _check_known(only: Mapping[str, list[Any]], entries: Sequence[Entry], name: 
     for field, wanted in only.items():
         known = [value for entry in entries for value in _values(entry, field)]
         for value in wanted:
-            if value not in known:
+            if not any(_is_in(one, [value]) for one in known):
                 listed = ", ".join(dict.fromkeys(map(repr, known)))
                 raise ConfigError(f"{ONLY}: {field}: {value!r} is in no entry of {name}; allowed: {listed}")
+
+
+def _is_in(value: Any, wanted: Sequence[Any]) -> bool:
+    """Whether it is one of those wanted, of which Snakemake's command line makes texts."""
+    return value in wanted or str(value) in wanted
 
 
 def _values(entry: Entry, field: str) -> list[Any]:

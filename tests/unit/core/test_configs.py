@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
-from benchmarks.core.config_reader import read_config
+from benchmarks.core.config_reader import read_config, read_yaml
 from benchmarks.core.matrix import expand, expand_parts
 from benchmarks.core.run_config import get_cells, get_config
 
@@ -37,6 +37,11 @@ def test_every_config_is_valid_and_can_be_run_again_from_its_json(name: str) -> 
     assert get_cells(again) == cells
     said = re.search(r"([\d,]+) cells", (FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
     assert said and int(said[1].replace(",", "")) == len(cells)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_editors_accept_every_config_as_its_file_has_it(name: str) -> None:
+    jsonschema.validate(read_yaml(FOLDER / f"{name}.yaml"), SCHEMA)
 
 
 def test_the_config_of_a_part_holds_the_part() -> None:

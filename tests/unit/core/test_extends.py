@@ -95,7 +95,7 @@ def test_mistakes_are_named_in_one_line(tmp_path: Path, text: str, message: str)
 
 def test_some_values_are_taken_and_others_stand_in_the_place_of_what_is_there(tmp_path: Path) -> None:
     own = write(
-        tmp_path, "extends: base.yaml\nrun: own\nonly: {seed: [1, 3], scheme: [w, baseline]}\ninstead: {nodes: 2}"
+        tmp_path, "extends: base.yaml\nrun: own\nonly: {seed: [1, '3'], scheme: [w, baseline]}\ninstead: {nodes: 2}"
     )
     found = expand_parts(matrix(own))
     [(entry, small), (part, text)] = [(name, cell) for name, [cell] in found.items()]
