@@ -118,7 +118,7 @@ def _largest(results: Sequence[CellResult], name: str) -> int:
 
 
 def messages(run: Run) -> str:
-    """Say how long ranks waited for messages, with and without compression: no record has the bytes that were sent."""
+    """Say how long ranks waited for messages, with and without compression."""
     timed = [one for one in run.results.values() if one.phase_seconds.get("step") and one.cell.world_size > 1]
     phases = [(_sent(one.cell), one.phase_seconds) for one in timed if "communicate" in one.phase_seconds]
     shares = grouped((name, 100 * seconds["communicate"] / seconds["step"]) for name, seconds in phases)
@@ -126,7 +126,9 @@ def messages(run: Run) -> str:
         return "What is sent was not measured: no record has the time that ranks wait for messages."
     most = sorted(shares, key=lambda name: (name != PLAIN, -len(shares[name])))[:3]
     texts = [f"{span(shares[name], 1)} % of a step {name}" for name in most]
-    return f"Ranks waited for messages for {listed(texts)}; the bytes sent are in no record."
+    return (
+        f"Ranks waited for messages for {listed(texts)}; bytes sent are in records of cells that observe contraction."
+    )
 
 
 def _sent(cell: Cell) -> str:

@@ -12,6 +12,8 @@ Row = dict[str, Any]
 SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
 """Letters of a line of the page."""
+DIGITS = 2
+"""Of what is lost, behind the point."""
 
 
 def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
@@ -52,8 +54,9 @@ def _paragraph(rows: list[Row]) -> str:
 
 def _found(row: Row) -> str:
     lost = row["lost_mean"]
-    words = ABSENT if lost is None else signed_with_half(lost, row["lost_half_width"], 2)
-    if lost is not None and row["lost_half_width"] is not None and abs(lost) > row["lost_half_width"]:
+    words = ABSENT if lost is None else signed_with_half(lost, row["lost_half_width"], DIGITS)
+    seen = lost is not None and round(abs(lost), DIGITS) > 0  # 0.00 stands for no difference, however sure
+    if seen and row["lost_half_width"] is not None and abs(lost) > row["lost_half_width"]:
         words = f"**{words}**"
     sent = "" if row["density_sent"] is None else f", {share_sent(row['density_sent'])} sent"
     return f"{row['model']} {words} {row['metric_name']} lost (n = {row['pairs']}{sent})"
