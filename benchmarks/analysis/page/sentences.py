@@ -127,7 +127,7 @@ def messages(run: Run) -> str:
     most = sorted(shares, key=lambda name: (name != PLAIN, -len(shares[name])))[:3]
     texts = [f"{span(shares[name], 1)} % of a step {name}" for name in most]
     return (
-        f"Ranks waited for messages for {listed(texts)}; bytes sent are in records of cells that observe contraction."
+        f"Ranks waited for messages for {listed(texts)}; bytes are in records of cells that observe contraction."
     )
 
 
