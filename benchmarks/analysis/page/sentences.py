@@ -126,9 +126,7 @@ def messages(run: Run) -> str:
         return "What is sent was not measured: no record has the time that ranks wait for messages."
     most = sorted(shares, key=lambda name: (name != PLAIN, -len(shares[name])))[:3]
     texts = [f"{span(shares[name], 1)} % of a step {name}" for name in most]
-    return (
-        f"Ranks waited for messages for {listed(texts)}; bytes are in records of cells that observe contraction."
-    )
+    return f"Ranks waited for messages for {listed(texts)}; bytes are in records of cells that observe contraction."
 
 
 def _sent(cell: Cell) -> str:
