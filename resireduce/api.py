@@ -102,10 +102,10 @@ def distribute(
         group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
             their messages go through another one, made for this optimizer.
         slices: streamed, and with torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors of more
-            than so many bytes are brought back, and used, in slices of about so many; True: a 72nd of what is trained.
-            Where a full residual absorbs them, gradients of such weights of nn.Linear, nn.Embedding and nn.Conv2d are
-            made in slices too (True: a 40th, or a 128th where they are made twice); `optimizer.whole_gradients` says
-            which are not, and why. Rounding may differ, as may that of norms. None: whole.
+            than so many bytes are brought back, and used, in slices of about so many. Where a full residual absorbs
+            them, gradients of such weights of nn.Linear, nn.Embedding and nn.Conv2d are made in slices too;
+            `optimizer.whole_gradients` says which are not, and why. True: of sizes that keep the fullest moment
+            about 2 points above what is held between steps. Rounding may differ, as may that of norms. None: whole.
         warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
         hierarchy: flat: each rank compresses its gradients. node: those of a machine's ranks are summed there, without
             compression; each rank then owns a slice of the mean, compresses that, and holds the residual of that alone:

@@ -11,9 +11,10 @@ from resireduce.slice_checks import SMALLEST
 
 LARGE = 16
 """Beside True, slices of such a part of the bytes that are trained are planned: few tensors are cut then."""
-NEAR, WORTH = 0.9, 0.02
-"""What saves such a share of the most that any choice saves is as good; less than such a share of what is held at the
-fullest moment without slices is not worth them."""
+NEAR, WORTH, WORTH_AGAIN = 0.9, 0.02, 0.05
+"""What saves such a share of the most that any choice saves is as good. Less than the second of what is held at the
+fullest moment without slices is not worth them; nor less than as much and the third, for each time that all gradients
+are made again."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ def advisable(choices: Sequence[SliceChoice]) -> SliceChoice:
     Of those that save nearly as much as any, the one that makes least again, and then the one of the fewest slices;
     the first, without slices, where none saves what is worth it.
     """
-    most = max(choice.saved for choice in choices)
-    if most < WORTH * choices[0].peak_states:
-        return choices[0]
-    good = [choice for choice in choices if choice.saved >= NEAR * most]
-    return min(good, key=lambda choice: (choice.made_again, choice.count))
+    first, *others = choices
+    worth = [one for one in others if one.saved >= (WORTH + WORTH_AGAIN * one.made_again) * first.peak_states]
+    most = max((one.saved for one in worth), default=0)
+    good = [one for one in worth if one.saved >= NEAR * most]
+    return min(good, key=lambda one: (one.made_again, one.count), default=first)

@@ -97,7 +97,7 @@ class Applier:
 
 
 def largest_layer(slots: Sequence[Slot]) -> int:
-    """Bytes of the gradients of the layer that has most: the tensors whose names differ only in the last part."""
+    """Bytes of the gradients of that layer of `slots` that has most: tensors whose names differ in the last part."""
     layers: dict[str, int] = {}
     for slot in slots:
         layer = slot.name.rpartition(".")[0]

@@ -64,7 +64,7 @@ class ReceiveQueue:
         return None
 
     def deliver(self, slot: Slot) -> None:
-        """Decompress a received message into its parameter's `.grad`, unless it is to be asked for in slices."""
+        """Decompress the message of `slot` into its parameter's `.grad`, unless it is to be asked for in slices."""
         assert isinstance(slot.message, Message | PartedMessage)
         if slot in self.in_slices:
             return

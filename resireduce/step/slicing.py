@@ -11,8 +11,8 @@ from resireduce.row_step import footprint
 from resireduce.settings import Settings
 from resireduce.step.slot import Slot
 
-AVERAGES, GRADIENTS = 90, 100
-"""By default a slice of an average, with all that the optimizer makes of it and half as much as itself for what
+AVERAGES, GRADIENTS = 68, 100
+"""By default a slice of an average, with all that the optimizer makes of it and as much again as itself for what
 decompresses messages, and one of a gradient that a residual absorbs, take one of so many parts of the states that
 training holds with kept gradients and full residuals."""
 TWICE, SMALLEST_SLICE = 128, 1 << 14
@@ -44,7 +44,7 @@ def slice_bytes(asked: int | bool | None, slots: Sequence[Slot], optimizer: torc
     trained = sum(slot.nbytes for slot in slots)
     held, made = footprint(optimizer)
     states = (3 + held) * trained
-    sizes = (2 * states // (AVERAGES * (2 * made + 1)), states // GRADIENTS, trained // TWICE)
+    sizes = (states // (AVERAGES * (made + 1)), states // GRADIENTS, trained // TWICE)
     return SliceBytes(*[max(size, SMALLEST_SLICE) for size in sizes])
 
 

@@ -62,6 +62,8 @@ MANY = SliceChoice(True, 800, 200, 90, 0.5)
         ([MANY, replace(MANY, slices=4096, saved=185, count=20)], 4096),
         ([MANY, replace(MANY, slices=4096, saved=120, count=20)], MANY),
         ([MANY, replace(MANY, slices=4096, saved=185, count=95, made_again=0.1)], 4096),
+        ([replace(MANY, saved=60, made_again=1.0)], NONE),
+        ([replace(MANY, saved=60, made_again=0.0)], MANY),
         ([replace(MANY, saved=15), replace(MANY, slices=4096, saved=-3)], NONE),
     ],
 )

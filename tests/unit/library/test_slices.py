@@ -192,12 +192,27 @@ def test_clipping_measures_slices() -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_a_step_that_is_skipped_for_overflow_skips_every_slice() -> None:
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_averages_that_need_no_clipping_have_the_bits_of_whole_ones(world_size: int) -> None:
+    options = {"scheme": "baseline", "max_grad_norm": 1e6, "steps": 3}
+    whole, cut = (train_world(world_size, seeded(Net), slices=slices, **options) for slices in (None, SLICE))
+    for (model, _), (other, optimizer) in zip(whole, cut, strict=True):
+        assert same(model, other) and optimizer.grad_norm < 1e6
+
+
+def test_a_limit_of_each_ranks_norm_is_refused_with_its_reason() -> None:
+    reason = r"max_local_grad_norm: 1.0 is not allowed with gradients='streamed', which are sent before the norm of all"
+    with pytest.raises(ConfigError, match=reason):
+        train(LocalCommunicator(), seeded(Net), slices=SLICE, max_local_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("max_grad_norm", [None, 1e6])
+def test_a_step_that_is_skipped_for_overflow_skips_every_slice(max_grad_norm: float | None) -> None:
     def run(slices: int | None) -> tuple[nn.Module, list[bool]]:
         model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=16.0)
         optimizer = resireduce.distribute(
             model, torch.optim.Adam(model.parameters(), 1e-3), "baseline", backend="local", grad_scaler=scaler,
-            slices=slices,
+            slices=slices, max_grad_norm=max_grad_norm,
         )  # fmt: skip
         skipped = []
         for step in range(4):
