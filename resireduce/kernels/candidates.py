@@ -7,7 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import library
+from resireduce.kernels.native import addresses, library, threads
+
+WORD = 1024
+"""Elements whose flags are 32 bits, as long as a magnitude: of a block of 32 elements each."""
 
 
 def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
@@ -101,13 +104,30 @@ class Candidates:
 class CompiledCandidates(Candidates):
     """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
 
-    Of contiguous float32 elements of the CPU, fewer than 2^31, which are gone through at once, as far as there is room.
+    Of contiguous float32 elements of the CPU, fewer than 2^31. With several threads they flag each block that has a
+    candidate, and these are then taken in their order; one alone takes candidates at once.
     """
 
     def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
         super().__init__(flat, k, piece)
         self._compiled, self._reaching = compiled, compiled.resireduce_reaching
-        self._reaching.restype = ctypes.c_int64
+        self._take = compiled.resireduce_take_flagged
+        self._reaching.restype = self._take.restype = ctypes.c_int64
+
+    def look_through(self, border: float) -> None:
+        """Look at all elements for those whose magnitude is `border` or more; once more, if there is no room."""
+        count = threads(self._flat.numel())
+        if count.value == 1 or self._flat.numel() > WORD * self.room:
+            super().look_through(border)
+            return
+        self.begin(border)
+        # Flags lie where magnitudes are ordered later.
+        values, flags = addresses(self._flat, self._piece)
+        sizes = ctypes.c_int64(self._flat.numel()), ctypes.c_float(border)
+        self._compiled.resireduce_look(values, *sizes, flags, count)
+        self.count = self._take(values, *sizes, flags, ctypes.c_int64(self.room), *self._pointers(0))
+        if self.count < 0:
+            super().look_through(border)
 
     def look_at(self, part: Tensor, first: int) -> None:
         """Look at contiguous 1-D `part`, the elements from number `first` to those looked at before."""

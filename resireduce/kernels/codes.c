@@ -84,6 +84,7 @@ static float round_block(const float *x, int64_t count, float largest, const flo
 }
 
 /* Store x[0..n) as codes of `bits` (8, or 4: two in a byte, the first below) and a scale for each block. */
+FOR_EACH_PROCESSOR
 void resireduce_encode(const float *x, int64_t n, int bits, uint32_t seed_number, uint8_t *codes, float *scales)
 {
     struct twister source;

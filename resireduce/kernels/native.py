@@ -11,15 +11,21 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 SWITCH = "RESIREDUCE_NATIVE"
 """Environment variable: 0 says that nothing is to be compiled."""
-FLAGS = ("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-shared", "-fPIC")
+FLAGS = (
+    *("-O3", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off"),
+    *("-pthread", "-shared", "-fPIC"),
+)
 """No sum is formed in another order or precision than it is written in: results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """What FOR_EACH_PROCESSOR stands for in C, where that is known: code for each, of which one is chosen at the start."""
 SECONDS = 60.0
+SMALLEST = 1 << 18
+"""Elements that are worth a thread: to start one takes as long as some ten thousand."""
 
 
 @cache
@@ -41,7 +47,8 @@ def _built(name: str) -> Path:
     source = Path(__file__).with_name(f"{name}.c")
     clones = CLONES if (os.uname().machine, platform.libc_ver()[0]) == ("x86_64", "glibc") else ""
     command = [*(shlex.split(os.environ.get("CC", "")) or ["cc"]), *FLAGS, f"-DFOR_EACH_PROCESSOR={clones}"]
-    told = [*command, os.uname().machine, os.uname().sysname, source.read_text()]
+    texts = [one.read_text() for one in (source, *sorted(source.parent.glob("*.h")))]
+    told = [*command, os.uname().machine, os.uname().sysname, *texts]
     built = _cache() / f"{name}-{hashlib.sha256('/'.join(told).encode()).hexdigest()[:16]}.so"
     if not built.is_file():
         _compile(command, source, built)
@@ -66,3 +73,8 @@ def addresses(*tensors: Tensor) -> Iterator[ctypes.c_void_p]:
     """Yield where the elements of `tensors` lie, which must be contiguous tensors of the CPU."""
     for tensor in tensors:
         yield ctypes.c_void_p(tensor.data_ptr())
+
+
+def threads(numel: int) -> ctypes.c_int:
+    """Return in how many threads `numel` elements are gone through: torch's own number, fewer of a small tensor."""
+    return ctypes.c_int(max(1, min(torch.get_num_threads(), numel // SMALLEST)))

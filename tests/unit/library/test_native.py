@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from resireduce.draw import generator
+from resireduce.kernels import native
 from resireduce.kernels.largest import largest_magnitudes
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
@@ -59,6 +60,20 @@ def test_a_selection_has_the_same_elements(monkeypatch: pytest.MonkeyPatch, n: i
     for piece in (None, 1000):
         for one, other in both(monkeypatch, lambda piece=piece: [largest_magnitudes(flat, k, piece) for k in ks]):
             assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["normal", "denormal", "ties"])
+@pytest.mark.parametrize("n", [33, 4097, 70_001])
+def test_a_selection_has_the_same_elements_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, n: int, kind: str
+) -> None:
+    flat, ks = values(n, kind), sorted({1, n // 2, max(1, n // 100), n - 1})
+    expected = [flat.abs().sort(stable=True).indices[-k:].sort().values for k in ks]
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for count in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        assert all(torch.equal(largest_magnitudes(flat, k), one) for k, one in zip(ks, expected, strict=True))
 
 
 @needs_compiler
