@@ -76,8 +76,11 @@ class Watcher:
 
 
 def find_ranks(project: Path) -> dict[tuple[int, str], tuple[str, str, int]]:
-    """Return run, cell and rank of each rank's process in a project, by its number and the time of its start."""
-    found = {}
+    """Return run, cell and rank of each rank's process in a project, by its number and the time of its start.
+
+    A rank that starts another program has a child for a moment that looks as itself, and is none.
+    """
+    found, parents = {}, {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             try:
@@ -85,9 +88,10 @@ def find_ranks(project: Path) -> dict[tuple[int, str], tuple[str, str, int]]:
                 if "benchmarks.training.rank" in words and "-m" in words[:2]:
                     output = words[words.index("--output") + 1]
                     place = WORKING.search(output) if Path(output).is_relative_to(project) else None
-                    started = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[19]
+                    stat = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
                     if place:
-                        found[int(entry.name), started] = (place["run"], place["cell"], int(place["rank"]))
+                        parents[int(entry.name)] = int(stat[1])
+                        found[int(entry.name), stat[19]] = (place["run"], place["cell"], int(place["rank"]))
             except (OSError, IndexError, ValueError):
                 continue
-    return found
+    return {key: place for key, place in found.items() if parents[key[0]] not in parents}
