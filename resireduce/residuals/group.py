@@ -20,7 +20,7 @@ class Group:
     stored: Stored
     """The residual that the last step left."""
     shape: torch.Size
-    """That of each member."""
+    """The shape that each of these parameters has."""
     waiting: dict[str, Tensor] = field(default_factory=dict)
     """Errors of this step that arrived before their turn."""
     turn: int = 0

@@ -28,7 +28,7 @@ class Half:
     slots: list[Slot]
     """Whose averages they are, in the order in which they lie."""
     part: Tensor
-    """That of this rank, 1-D; as long on all."""
+    """The elements of the sum that this rank gets, 1-D; as many on all ranks."""
 
     def placed(self) -> Iterator[tuple[Slot, int]]:
         """Yield each slot with the place of its first element in the average."""

@@ -24,14 +24,14 @@ GATHERED, GATHERED_IN_PARTS = 16, 80
 
 @dataclass(frozen=True)
 class SliceBytes:
-    """Bytes of a slice; larger tensors are cut. 0: none is."""
+    """How many bytes a slice takes; larger tensors are cut, and with 0 none is."""
 
     average: int
-    """Of what comes back."""
+    """Bytes of a slice of an average that comes back."""
     gradient: int
-    """Of a gradient that a residual absorbs."""
+    """Bytes of a slice of a gradient that a residual absorbs."""
     twice: int
-    """Of a gradient that is made twice."""
+    """Bytes of a slice of a gradient that is made twice."""
 
 
 def slice_bytes(asked: int | bool | None, slots: Sequence[Slot], optimizer: torch.optim.Optimizer) -> SliceBytes:

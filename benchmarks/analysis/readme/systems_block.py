@@ -13,7 +13,7 @@ SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
 """Letters of a line of the page."""
 DIGITS = 2
-"""Of what is lost, behind the point."""
+"""How many digits behind the point the page shows of what is lost."""
 
 
 def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
