@@ -39,7 +39,7 @@ class Run:
     notes: list[str]
     """What is odd about the folder."""
     parts: dict[str, Part] = field(default_factory=dict)
-    """Those of its config that count, by name."""
+    """The parts of the run's config that count, by name."""
 
     @property
     def name(self) -> str:

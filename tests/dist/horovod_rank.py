@@ -41,7 +41,7 @@ def check_merged_messages(communicator: HorovodCommunicator) -> None:
 
 
 def check_halves_of_sums(communicator: HorovodCommunicator) -> None:
-    """The same parameters as with whole sums, bit for bit on two ranks."""
+    """Sums that come in halves give the parameters that whole sums give, bit for bit on two ranks."""
     start = seeded(lambda: Net(blocks=1))
     options = {"scheme": "none", "compressor": "none", "gradients": "kept", "steps": 3, "loss": _loss}
     whole, _ = train(communicator, start, **options)

@@ -90,7 +90,7 @@ def checks(communicator: Communicator) -> None:
 
 
 def check_sums_of_parts(communicator: Communicator) -> None:
-    """Of any dtype, formed in the order of ranks."""
+    """Sums of halves are formed in the order of ranks, in any dtype."""
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         of_all = torch.randn(
             communicator.world_size, 4 * communicator.world_size, generator=torch.Generator().manual_seed(1)

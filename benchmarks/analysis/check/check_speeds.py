@@ -10,7 +10,7 @@ from resireduce.errors import ConfigError
 RECORD = "micro.json"
 """What `make micro` leaves in its folder."""
 LEAST = 2 / 3
-"""Of the reference's ratio that must be reached. Least seconds of rounds in turn differ by a fifth from run to run."""
+"""Which share of the reference's ratio must be reached: least seconds of rounds differ by a fifth from run to run."""
 PLAIN = ("copy", "torch.topk", "naive", "GRACE's form")
 """Cases that are no code of this project."""
 Place = tuple[int, float, str]

@@ -23,7 +23,7 @@ def test_what_stands_there_is_what_is_planned_now() -> None:
 
 
 def test_by_nodes_seven_eighths_of_the_residuals_are_saved() -> None:
-    """Of states that are copies of the model (SGD's momentum, or two of Adam), a residual is a fourth, or a fifth."""
+    """A residual is a fourth of the states with SGD's momentum, a fifth with Adam's two: all copies of the model."""
     for row in FOUND["rows"]:
         copies = 5 if row["model"].startswith(("bert", "gpt2")) else 4
         assert row["saved"]["baseline by nodes"] == pytest.approx(7 / 8 / copies, rel=0.01)
