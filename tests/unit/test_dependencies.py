@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "node_slices", "payload", "row_step", "settings", "share", "timeline"),
-    ("streamed_away",),
+    ("finiteness", "streamed_away"),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
     ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
     ("packing", "parts"),
