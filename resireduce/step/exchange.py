@@ -17,7 +17,8 @@ from resireduce.step.outdated import BeforeForward
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
-from resireduce.step.slot import Slot, Stage
+from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 

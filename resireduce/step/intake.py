@@ -14,7 +14,8 @@ from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_intake import RowIntake
 from resireduce.step.slicing import SliceBytes
-from resireduce.step.slot import DROPPED, Slot, Stage
+from resireduce.step.slot import DROPPED, Slot
+from resireduce.step.stage import Stage
 
 
 class Intake(RowIntake):

@@ -12,7 +12,8 @@ from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_gradients import RowGradient, SumRows
 from resireduce.step.slicing import SliceBytes, rows_of
-from resireduce.step.slot import Slot, Stage
+from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 
 
 class RowIntake:
