@@ -117,7 +117,7 @@ class ErrorFeedback(Messenger):
             check_finite(grad, name)
             return self.residual.compensate_(grad, name)
         compensated, spoilt = looked_at
-        refuse_if(bool(spoilt), name)
+        refuse_if(spoilt, name)
         return compensated
 
     @timed("compress")
@@ -228,11 +228,11 @@ def check_finite(grad: Tensor, name: str) -> None:
     """Raise NonFiniteGradient if an element is NaN or infinite. A finite sum proves the contrary, and is cheaper."""
     if grad.is_meta or torch.isfinite(grad.sum()):
         return
-    refuse_if(not torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)), name)
+    refuse_if(~torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)), name)
 
 
-def refuse_if(spoilt: bool, name: str) -> None:
-    """Raise NonFiniteGradient if the gradient of tensor `name` is `spoilt`: if it holds NaN or infinity."""
+def refuse_if(spoilt: Tensor, name: str) -> None:
+    """Raise NonFiniteGradient if `spoilt`, 0-D, is not zero: if the gradient of tensor `name` holds NaN or infinity."""
     if spoilt:
         raise NonFiniteGradient(
             f"the gradient of {name!r} holds NaN or infinity; its residual is unchanged. "

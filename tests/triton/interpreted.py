@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import resireduce
+from benchmarks.training import kernel_cases
+from benchmarks.training.time_kernels import measured
 from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
@@ -228,6 +230,25 @@ def test_a_gradient_that_is_not_finite_leaves_the_residual_alone(case: str) -> N
 
 
 # --- where they are used ---
+
+
+def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(on_gpu.SWITCH, "1")  # what it sets is undone
+    found = measured("cpu", tiny=True)
+    assert found["triton"] and len(found["rows"]) == 7
+    for row in found["rows"]:
+        assert row["same"] and row["kernel_seconds"] > 0 < row["plain_seconds"], row
+
+
+def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(blocks, "encode", failing)
+    monkeypatch.setattr(compensate, "add_", lambda target, values: target.sub_(values))
+    found = {row["kernel"]: row for row in kernel_cases.timed(drawn(400), 1)}
+    assert found["int8: encode"]["reason"] == "RuntimeError: no C compiler" and not found["int8: encode"]["same"]
+    assert found["look and add"]["same"] is False and found["take out"]["same"] is True
 
 
 @pytest.mark.usefixtures("used")
