@@ -100,25 +100,12 @@ class ErrorFeedback(Messenger):
         Or the first of the rounds in which ranks make it: `grad` is needed until the last, which updates the residual.
         Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
         """
-        lossless = self.compressor_of(name).lossless
-        if self.momentum is None and not lossless:
-            return go_on(name, self._feed_back(self._compensated(grad, name), name, step))
         check_finite(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
-        if lossless:
+        if self.compressor_of(name).lossless:
             return go_on(name, self._rounds(grad, name, step))
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
-
-    def _compensated(self, grad: Tensor, name: str) -> Tensor:
-        """Return gradient + residual; raises NonFiniteGradient before the residual is touched."""
-        looked_at = self.residual.compensate_and_look_(grad, name)
-        if looked_at is None:
-            check_finite(grad, name)
-            return self.residual.compensate_(grad, name)
-        compensated, spoilt = looked_at
-        refuse_if(spoilt, name)
-        return compensated
 
     @timed("compress")
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:
@@ -226,15 +213,9 @@ class ErrorFeedback(Messenger):
 
 def check_finite(grad: Tensor, name: str) -> None:
     """Raise NonFiniteGradient if an element is NaN or infinite. A finite sum proves the contrary, and is cheaper."""
-    if grad.is_meta or torch.isfinite(grad.sum()):
+    if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
         return
-    refuse_if(~torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)), name)
-
-
-def refuse_if(spoilt: Tensor, name: str) -> None:
-    """Raise NonFiniteGradient if `spoilt`, 0-D, is not zero: if the gradient of tensor `name` holds NaN or infinity."""
-    if spoilt:
-        raise NonFiniteGradient(
-            f"the gradient of {name!r} holds NaN or infinity; its residual is unchanged. "
-            "Lower the learning rate, or look at the loss of this step"
-        )
+    raise NonFiniteGradient(
+        f"the gradient of {name!r} holds NaN or infinity; its residual is unchanged. "
+        "Lower the learning rate, or look at the loss of this step"
+    )

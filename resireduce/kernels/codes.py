@@ -27,7 +27,10 @@ def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torc
 
 def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
     """Add what `codes` of `kind` and float32 `scales` stand for to 1-D `flat`; False if nothing was done."""
-    if decoded_in_one_pass(flat, kind, codes, scales) is not None:
+    if encodes_in_one_pass(flat, kind, codes, scales):
+        from resireduce.kernels.gpu.blocks import decode_add_
+
+        decode_add_(flat, codes, scales, BITS[kind])
         return True
     compiled = _compiled(flat, kind)
     if compiled is None:
@@ -35,18 +38,6 @@ def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool
     (values,) = addresses(flat)
     compiled.resireduce_decode_add(values, *_sizes(flat, kind), *addresses(codes, scales))
     return True
-
-
-def decoded_in_one_pass(target: Tensor, kind: str, codes: Tensor, scales: Tensor) -> Tensor | None:
-    """Add what `codes` of `kind` and float32 `scales` stand for to `target`, in one kernel on a GPU.
-
-    Return a number, 0-D, that is 1 if `target` held NaN or infinity before, else 0; None if nothing was done.
-    """
-    if not encodes_in_one_pass(target, kind, codes, scales):
-        return None
-    from resireduce.kernels.gpu.blocks import decode_add_
-
-    return decode_add_(target, codes, scales, BITS[kind])
 
 
 def encodes_in_one_pass(values: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:

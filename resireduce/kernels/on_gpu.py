@@ -35,18 +35,6 @@ def in_triton(*tensors: Tensor) -> bool:
     return ordinary and here and os.environ.get(SWITCH) != "0" and works(first.device, first.dtype)
 
 
-def added_in_one_pass(target: Tensor, values: Tensor) -> Tensor | None:
-    """Add `values` to `target`, in one kernel on a GPU.
-
-    Return a number, 0-D, that is 1 if `target` held NaN or infinity before, else 0; None if nothing was done.
-    """
-    if values.dtype not in DTYPES or values.shape != target.shape or not in_triton(target, values):
-        return None
-    from resireduce.kernels.gpu.compensate import add_
-
-    return add_(target, values)
-
-
 @cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether Triton is there and its kernels have the bits of plain torch on `device`, for tensors of `dtype`.

@@ -121,13 +121,6 @@ class Residual(ABC):
         """
         self.update(name, lambda: value, step)
 
-    def compensate_and_look_(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """As `compensate_` of `grad` and `name`, and a number, 0-D, that is 1 if `grad` held NaN or infinity, else 0.
-
-        None, and nothing is done, where no kernel does both in one pass, or what is stored would be changed.
-        """
-        return None
-
     def takes_parts(self, name: str) -> bool:
         """Whether gradients of tensor `name` may come in parts, twice: by `compensate_part_` and `update_part`."""
         return False

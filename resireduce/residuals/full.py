@@ -35,11 +35,6 @@ class FullResidual(Residual):
             return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
-    def compensate_and_look_(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return G + R in the memory of G, and whether G was spoilt; None where R is the sum, or without a kernel."""
-        own = type(self).compensate_ is FullResidual.compensate_
-        return self._stored[name].add_and_look_(grad) if own and name not in self._summing else None
-
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype

@@ -63,11 +63,6 @@ class GroupResidual(Residual):
         """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._group_of[name].stored.add_to_(grad)
 
-    def compensate_and_look_(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return what `compensate_` does of `grad`, and whether that was spoilt; None where no kernel does both."""
-        own = type(self).compensate_ is GroupResidual.compensate_
-        return self._group_of[name].stored.add_and_look_(grad) if own else None
-
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""
         group = self._group_of[name]

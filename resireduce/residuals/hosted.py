@@ -38,10 +38,6 @@ class Hosted(Stored):
         """Add what is stored to `target`, once it has come from the host; return `target`."""
         return self._come().add_to_(target)
 
-    def add_and_look_(self, target: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `add_to_` of `target`, and whether that was spoilt; None where no kernel does both."""
-        return self._come().add_and_look_(target)
-
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return what is stored, on the device, as a tensor of `dtype`, not to be changed."""
         return self._come().read(dtype)

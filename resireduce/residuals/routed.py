@@ -29,10 +29,6 @@ class RoutedResidual(Residual):
         """Return gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_(grad, name)
 
-    def compensate_and_look_(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return what the responsible part does of `grad`, and whether that was spoilt; None where it does not look."""
-        return self._part(name).compensate_and_look_(grad, name)
-
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error in the responsible part."""
         self._part(name).update(name, error, step)

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import pieces, spread
-from resireduce.kernels.codes import decoded_in_one_pass, decoded_into, encode_piece, encoded, encodes_in_one_pass
-from resireduce.kernels.on_gpu import added_in_one_pass
+from resireduce.kernels.codes import decoded_into, encode_piece, encoded, encodes_in_one_pass
 
 BLOCK = 64
 """Elements that share a scale: with float32 scales 0.5 bits an element."""
@@ -23,13 +22,6 @@ class Stored(ABC):
     @abstractmethod
     def add_to_(self, target: Tensor) -> Tensor:
         """Add what is stored to contiguous `target`, in the precision of that; return `target`."""
-
-    def add_and_look_(self, target: Tensor) -> tuple[Tensor, Tensor] | None:
-        """As `add_to_` of `target`, and a number, 0-D, that is 1 if `target` held NaN or infinity, else 0.
-
-        None, and nothing is done, where no kernel does both in one pass.
-        """
-        return None
 
     @abstractmethod
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -85,11 +77,6 @@ class Plain(Stored):
     def add_to_(self, target: Tensor) -> Tensor:
         """Add the values to `target` in one operation; return `target`."""
         return target.add_(self.values)
-
-    def add_and_look_(self, target: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Add the values to `target`, and look at it, in one kernel; None where it is not on a GPU."""
-        spoilt = added_in_one_pass(target, self.values)
-        return None if spoilt is None else (target, spoilt)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the values, themselves if they are of `dtype`."""
@@ -157,11 +144,6 @@ class Blocks(Stored):
             values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
             flat[piece].add_(values.to(flat.dtype))
         return target
-
-    def add_and_look_(self, target: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Add the decoded values to `target`, and look at it, in one kernel; None where it is not on a GPU."""
-        spoilt = decoded_in_one_pass(target, self.kind, self.codes, self.scales)
-        return None if spoilt is None else (target, spoilt)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""

@@ -34,11 +34,6 @@ class WeightedResidual(AverageResidual):
             self._weights[name] = self._weigh(compensated)
         return compensated
 
-    def compensate_and_look_(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return what `compensate_` does of `grad`, and whether that was spoilt; None where norms are of this sum."""
-        own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
-        return self.stored_for(name).add_and_look_(grad) if own else None
-
     def weight(self, error: Tensor, name: str) -> Tensor:
         """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
         known = self._weights.pop(name, None)

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.compensate import note_unless_finite
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
 
 BLOCK = 64
@@ -13,10 +12,9 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 @jit
-def _decode_add(target, codes, scales, spoilt, n, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _decode_add(target, codes, scales, n, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
     gradient = tl.load(target + at, mask=at < n, other=0.0).to(tl.float32)
-    note_unless_finite(gradient, spoilt)
     if BITS == 8:
         code = tl.load(codes + at, mask=at < n, other=0).to(tl.int32)
     else:
@@ -49,16 +47,14 @@ def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.conste
         tl.store(codes + pair, (low | (high << 4)).to(tl.uint8), mask=pair * 2 < n)
 
 
-def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: int = TILE) -> Tensor:
+def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: int = TILE) -> None:
     """Add what `codes` of 8 or 4 `bits` and float32 `scales` stand for to contiguous `target`.
 
-    Return whether `target` held NaN or infinity before: int32, 0-D, 1 or 0. It has 2^30 elements at most, of float32,
-    float16 or bfloat16. codes: int8, or uint8 with two of 4 bits each, the first below. tile: elements of one program.
+    target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the first below. tile: elements of one program.
     """
-    n, spoilt = target.numel(), torch.zeros((), dtype=torch.int32, device=target.device)
+    n = target.numel()
     with on_device(target):
-        _decode_add[(-(-n // tile),)](target, codes, scales, spoilt, n, bits, tile, **EXACT)
-    return spoilt
+        _decode_add[(-(-n // tile),)](target, codes, scales, n, bits, tile, **EXACT)
 
 
 def encode(values: Tensor, drawn: Tensor, codes: Tensor, scales: Tensor, bits: int, rows: int = ROWS) -> None:
