@@ -128,8 +128,9 @@ def distribute(
             three ranks or more. What is sent dense beside them stays as it is, but for hybrid.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
-    on all ranks if a gradient of one held NaN or infinity. For a rank that fails otherwise the others wait until the
-    launcher (torchrun) or the time limit of the process group ends them.
+    on all ranks if a gradient of one held NaN or infinity; on devices other than a CPU zeros have taken its place then.
+    For a rank that fails otherwise the others wait until the launcher (torchrun) or the time limit of the process group
+    ends them.
     """
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)

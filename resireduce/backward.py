@@ -12,7 +12,8 @@ from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.row_gradients import RowGradient
-from resireduce.step.slot import Slot, Stage
+from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 
 
 class BackwardPasses:

@@ -14,7 +14,8 @@ from resireduce.errors import UsageError
 from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.step.buckets import buckets
-from resireduce.step.slot import Slot, Stage, make_slots
+from resireduce.step.slot import Slot, make_slots
+from resireduce.step.stage import Stage
 from resireduce.under_way import UnderWay
 
 

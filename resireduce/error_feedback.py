@@ -10,7 +10,7 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.sparse import SentParts
-from resireduce.errors import NonFiniteGradient
+from resireduce.finiteness import Finiteness, check_finite
 from resireduce.message import Round, go_on
 from resireduce.messenger import Messenger
 from resireduce.momentum import MomentumCorrection
@@ -41,6 +41,8 @@ class ErrorFeedback(Messenger):
         super().__init__(compressor, communicator, dense, warm_up_steps)
         self.residual = residual
         self._blank = deepcopy(residual)  # nothing is registered yet
+        self.finiteness = Finiteness()
+        """Which gradients are refused; asked of each at once, unless whoever takes steps sets `at_once`."""
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
         settings = self.compressor.momentum
@@ -98,9 +100,10 @@ class ErrorFeedback(Messenger):
         """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
         Or the first of the rounds in which ranks make it: `grad` is needed until the last, which updates the residual.
-        Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity.
+        Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity; where `finiteness` is
+        not asked at once, it takes zeros in the place of such a gradient.
         """
-        check_finite(grad, name)
+        self.finiteness.check_(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
         if self.compressor_of(name).lossless:
@@ -132,8 +135,8 @@ class ErrorFeedback(Messenger):
 
     @timed("compress")
     def absorb(self, grad: Tensor, name: str) -> None:
-        """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient before that is touched."""
-        check_finite(grad, name)
+        """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
+        self.finiteness.check_(grad, name)
         self.residual.compensate_(grad, name)
 
     @timed("compress")
@@ -209,13 +212,3 @@ class ErrorFeedback(Messenger):
         """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return go_on(name, self._rounds(zeros, name, step, self.states.copied(name)))
-
-
-def check_finite(grad: Tensor, name: str) -> None:
-    """Raise NonFiniteGradient if an element is NaN or infinite. A finite sum proves the contrary, and is cheaper."""
-    if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
-        return
-    raise NonFiniteGradient(
-        f"the gradient of {name!r} holds NaN or infinity; its residual is unchanged. "
-        "Lower the learning rate, or look at the loss of this step"
-    )

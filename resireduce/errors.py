@@ -13,7 +13,7 @@ class UsageError(RuntimeError):
 
 
 class NonFiniteGradient(ArithmeticError):
-    """A gradient holds NaN or infinity; nothing of it has entered the residual."""
+    """A gradient holds NaN or infinity; nothing of that has entered the residual."""
 
 
 def is_number(value: object) -> bool:

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from benchmarks.training.compress_cases import now
 from resireduce.draw import generator
-from resireduce.kernels.gpu import blocks, compensate, select, self_check, take_out
+from resireduce.finiteness import zero_unless_finite_
+from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out
 from resireduce.kernels.largest import PIECE, by_keys
 from resireduce.residuals.stored import Blocks
 
@@ -22,13 +23,10 @@ Way = Callable[[Tensor], tuple[Tensor, ...]]
 def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     """Return for each kernel how plain torch does it to a gradient like 1-D `source`, and how the kernel does."""
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
-    values, indices = source.flip(0), select_plainly(source, k)
+    indices = select_plainly(source, k)
     return {
         f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (select.select(x, k),)),
-        "look and add": (
-            lambda x: (torch.isfinite(x.sum()), x.add_(values))[1:],
-            lambda x: (compensate.add_(x, values), x)[1:],
-        ),
+        "finite": (lambda x: (zero_unless_finite_(x), x), lambda x: (finite.zero_unless_finite_(x), x)),
         "take out": (
             lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
             lambda x: (take_out.take_out_(x, indices), x),
@@ -58,7 +56,7 @@ def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[W
 
     yield "encode", (encoded_plainly, encoded)
     decoded = blocks.decode_add_
-    yield "decode", (lambda x: (plain.add_to_(x),), lambda x: (decoded(x, plain.codes, plain.scales, bits), x)[1:])
+    yield "decode", (lambda x: (plain.add_to_(x),), lambda x: (decoded(x, plain.codes, plain.scales, bits) or x,))
 
 
 def _stored(codes: Tensor, bits: int) -> Tensor:

@@ -17,7 +17,8 @@ from resireduce.step.outdated import BeforeForward
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
-from resireduce.step.slot import Slot, Stage
+from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
@@ -67,6 +68,7 @@ class Exchange:
         self.hides = settings.overlaps and not settings.in_backward
         """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
+        feedback.finiteness.at_once = False
         self._lay_before: dict[Slot, Tensor] = {}
         """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
         self.failed = False
@@ -191,13 +193,12 @@ class Exchange:
 
     def _finish(self, step: int, loss: Tensor | float | None) -> bool:
         """After `_send_rest`: launch all that is left of `step`, receive, and update."""
-        error = self.intake.non_finite
         self.queue.launch(step, complete=True)
         self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
-        self.updater.finish(step, error is not None, loss)
+        self.updater.finish(step, self.intake.is_spoilt, loss)
         self.queue.finish(self.intake.arrived)
         if self.queue.flagged:
-            self._fail_or_put_back(step, error)
+            self._fail_or_put_back(step)
         else:
             self.feedback.states.commit()
             self._choose_messages(step)
@@ -218,10 +219,12 @@ class Exchange:
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
 
-    def _fail_or_put_back(self, step: int, error: NonFiniteGradient | None) -> None:
+    def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; else raise."""
         if self.grad_scaler is None:
-            raise error or NonFiniteGradient("a gradient of another rank holds NaN or infinity; that rank says which")
+            raise self.intake.non_finite or NonFiniteGradient(
+                "a gradient of another rank holds NaN or infinity; that rank says which"
+            )
         self.updater.skip()
         for slot in self.intake.arrived:
             if slot.sent is not None:

@@ -7,14 +7,15 @@ from torch import Tensor
 
 from resireduce.clip import clip_factor
 from resireduce.comm.base import Communicator
-from resireduce.error_feedback import ErrorFeedback, check_finite
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_intake import RowIntake
 from resireduce.step.slicing import SliceBytes
-from resireduce.step.slot import DROPPED, Slot, Stage
+from resireduce.step.slot import DROPPED, Slot
+from resireduce.step.stage import Stage
 
 
 class Intake(RowIntake):
@@ -50,8 +51,14 @@ class Intake(RowIntake):
         self.holds = False  # whether an earlier pass of this step left gradients in .grad
         self.has_begun, self.non_finite, self._inverse_scale = False, None, None
         self._prepared = False  # whether this rank's whole gradient has been unscaled and clipped
+        self.feedback.finiteness.restart()
         for slot in self.slots:
             slot.restart()
+
+    def is_spoilt(self) -> bool:
+        """Whether a gradient of this rank was not finite: asks devices for which that was only noted until now."""
+        self.non_finite = self.non_finite or self.feedback.finiteness.failure()
+        return self.non_finite is not None
 
     def hold(self, slot: Slot) -> None:
         """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
@@ -85,7 +92,7 @@ class Intake(RowIntake):
                 slot.payload = self._payload(slot, step)
             else:
                 grad = self._gradient(slot)
-                check_finite(grad, slot.name)
+                self.feedback.finiteness.check_(grad, slot.name)
                 slot.whole = grad.contiguous()
         except NonFiniteGradient as error:
             self._drop(slot, error, Stage.DROPPED)
@@ -138,7 +145,7 @@ class Intake(RowIntake):
             return True
         self._unscale_and_clip(self.pending())
         self._prepared = True
-        return self.scaler is None or not self._anywhere(self.non_finite is not None)
+        return self.scaler is None or not self._anywhere(self.is_spoilt())
 
     def _gradient(self, slot: Slot) -> Tensor:
         """Return the gradient that has come in this step, unscaled."""
@@ -154,7 +161,7 @@ class Intake(RowIntake):
         for slot in pending:
             grad = self._gradient(slot)
             try:
-                check_finite(grad, slot.name)
+                self.feedback.finiteness.check_(grad, slot.name)
                 norms[slot] = torch.linalg.vector_norm(grad)
             except NonFiniteGradient as error:
                 self._drop(slot, error, Stage.DROPPED)

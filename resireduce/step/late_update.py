@@ -1,7 +1,7 @@
 """The second half of a step whose averages are gathered in the next forward pass: every parameter is updated late."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 
 import torch
@@ -50,13 +50,13 @@ class LateUpdater(Updater):
                 "in the next forward pass; leave merge out"
             )
 
-    def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
+    def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Launch the gathers of all averages, first needed first, and let the optimizer's own hooks run.
 
         step, flag, loss: as ever. Parameters are up to date when they are used.
         """
         halves = self.queue.halves()
-        present = frozenset(self.queue.settle(flag))
+        present = frozenset(self.queue.settle(flag()))
         if self.queue.flagged:
             return
         for slot in self.queue.slots:

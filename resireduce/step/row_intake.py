@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from resireduce.error_feedback import ErrorFeedback, check_finite
+from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient
+from resireduce.finiteness import check_finite
 from resireduce.payload import Payload
 from resireduce.settings import Settings
 from resireduce.step.row_gradients import RowGradient, SumRows
 from resireduce.step.slicing import SliceBytes, rows_of
-from resireduce.step.slot import Slot, Stage
+from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 
 
 class RowIntake:

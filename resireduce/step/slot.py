@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from resireduce.message import Message, Round
 from resireduce.node_slices import NodeSlices
 from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
+from resireduce.step.stage import AFTER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
 if TYPE_CHECKING:
@@ -25,30 +25,6 @@ DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
-
-
-class Stage(Enum):
-    """How far the gradient of one parameter has come within a step. AFTER says which stage may follow which."""
-
-    OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
-    ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
-    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
-    LAST = "the last pass is over, and what it left in `.grad` is being taken"
-    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
-    GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
-    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
-
-
-AFTER = {
-    Stage.OPEN: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
-    Stage.ABSORBED: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
-    Stage.SPOILT: {Stage.DROPPED},
-    Stage.LAST: {Stage.TAKEN, Stage.DROPPED},
-    Stage.TAKEN: {Stage.GUARDED},
-    Stage.GUARDED: {Stage.TAKEN},
-    Stage.DROPPED: set[Stage](),
-}
-"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no last pass has."""
 
 
 @dataclass(eq=False)

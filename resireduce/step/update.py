@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -84,10 +84,11 @@ class Updater(Applier):
         if self.max_grad_norm is not None:
             self.grad_norm = torch.tensor(math.inf, device="cpu")
 
-    def finish(self, step: int, flag: bool, loss: Tensor | float | None = None) -> None:
+    def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Receive all that is under way, and update all parameters that have come.
 
-        flag: this rank's gradient cannot be used. What has not been updated is not, then, on any rank.
+        flag: says, and is asked late, that this rank's gradient cannot be used. What has not been updated is not, then,
+        on any rank.
         loss: what the closure given to `step` returned, if one was.
         """
         self._sliced = self._wrapped_step.is_sliced
@@ -103,7 +104,7 @@ class Updater(Applier):
             while self.queue.next():
                 self._receive()
                 self.queue.launch(step, complete=True)
-            found = self.queue.settle(flag)
+            found = self.queue.settle(flag())
             if self.queue.flagged:
                 self._updating += found
             else:
@@ -113,7 +114,7 @@ class Updater(Applier):
             self._update_rest(loss)
         self._free()
 
-    def _measure(self, step: int, flag: bool) -> dict[Slot, Tensor]:
+    def _measure(self, step: int, flag: Callable[[], bool]) -> dict[Slot, Tensor]:
         """Receive everything: the norm of each average, which is freed again if it will be used in slices."""
         norms: dict[Slot, Tensor] = {}
 
@@ -130,7 +131,7 @@ class Updater(Applier):
             if (slot := self.queue.receive()) is not None:
                 measure(slot)
             self.queue.launch(step, complete=True)
-        for slot in self.queue.settle(flag):
+        for slot in self.queue.settle(flag()):
             measure(slot)
         return dict(sorted(norms.items(), key=lambda item: item[0].index))
 

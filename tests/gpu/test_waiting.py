@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import resireduce
-from resireduce import error_feedback
+from resireduce import finiteness
+from resireduce.finiteness import Finiteness
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step
 
@@ -33,7 +34,7 @@ PACKED = {
     "decode": "where codes end is found by looking for ones",
 }
 BY_DESIGN: dict[str, dict[str, str]] = {
-    "every": {"check_finite": "a gradient that is not finite must not touch its residual"},
+    "every": {"failure": "once a step, whether a gradient was not finite"},
     "threshold": {
         "few_reaching": "how many elements are sent is not known before",
         "not_above": FITTED["not_above"],
@@ -67,6 +68,12 @@ BY_DESIGN: dict[str, dict[str, str]] = {
     "qsgd-max": {"compress": "as qsgd"},
 }
 """What asks, and why: by the compressor, and of all. Fewer are welcome."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_answers_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU stands for a device, in a rehearsal."""
+    monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
 
 
 class Asked(TorchDispatchMode):
@@ -142,8 +149,8 @@ def test_nothing_else_waits(
     gradients: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With `check_finite` away, which waits once for each gradient, CUDA itself finds none."""
-    monkeypatch.setattr(error_feedback, "check_finite", lambda grad, name: None)
+    """With the question away that ends a step, whether a gradient was not finite, CUDA itself finds none."""
+    monkeypatch.setattr(Finiteness, "failure", lambda self: None)
     model = net(device)
     optimizer = distributed(model, scheme=scheme, residual_dtype=residual_dtype, gradients=gradients)
     first, second, third, *_ = batches(device)
@@ -157,7 +164,7 @@ def test_nothing_else_waits(
 def test_residuals_in_the_host_s_memory_are_not_waited_for(
     device: torch.device, residual_dtype: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(error_feedback, "check_finite", lambda grad, name: None)
+    monkeypatch.setattr(Finiteness, "failure", lambda self: None)
     model = net(device)
     optimizer = distributed(model, scheme="baseline", residual_device="cpu", residual_dtype=residual_dtype)
     first, second, *_ = batches(device)

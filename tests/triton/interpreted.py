@@ -14,13 +14,14 @@ from torch import Tensor, nn
 import resireduce
 from benchmarks.training import kernel_cases
 from benchmarks.training.time_kernels import measured
+from resireduce import finiteness
 from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, compensate, self_check, take_out
+from resireduce.kernels.gpu import blocks, finite, self_check, take_out
 from resireduce.kernels.gpu import select as select_
-from resireduce.kernels.gpu.compensate import add_
+from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
 from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.residuals.stored import Blocks
@@ -60,7 +61,8 @@ def last_of_a_stable_sort(flat: Tensor, k: int) -> list[int]:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The library uses the kernels for tensors of the CPU, of whatever size."""
+    """The library uses the kernels for tensors of the CPU, of whatever size, as if the host had to wait for them."""
+    monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
     monkeypatch.setattr(on_gpu, "DEVICE", "cpu")
     monkeypatch.setattr(on_gpu, "SMALLEST", 1)
     monkeypatch.setattr(on_gpu, "works", lambda device, dtype: True)
@@ -103,27 +105,18 @@ def test_neither_tiles_nor_calls_change_what_is_chosen() -> None:
 # --- one pass each ---
 
 
-@pytest.mark.parametrize("of", FLOATS)
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_a_sum_is_rounded_once(dtype: torch.dtype, of: torch.dtype) -> None:
-    for kind in ("normal", "denormal", "zeros of both signs"):
-        target, values = kinds(1025, dtype)[kind], kinds(1025, of)["normal"].flip(0)
-        values[::3] = -target[::3].to(of)
-        expected = (target.double() + values.double()).to(torch.float32).to(dtype)  # exact, then as torch rounds
-        assert add_(target, values, tile=256).item() == 0
-        assert np.array_equal(target.numpy().view(np.uint8), expected.numpy().view(np.uint8)), kind
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("place", [0, 256, 700])
-def test_what_is_not_finite_is_seen_wherever_it_is(place: int, dtype: torch.dtype) -> None:
+def test_a_gradient_that_is_not_finite_becomes_zeros(place: int, dtype: torch.dtype) -> None:
+    largest = torch.full((701,), torch.finfo(dtype).max, dtype=dtype)
+    largest[5] = -0.0
     for bad in (torch.nan, torch.inf, -torch.inf):
-        target, values = torch.full((701,), torch.finfo(dtype).max, dtype=dtype), torch.zeros(701, dtype=dtype)
-        assert add_(target, values, tile=256).item() == 0, "the largest number is finite"
-        target[place] = bad
-        assert add_(target, values, tile=256).item() == 1
-    spoilt = torch.full((701,), torch.nan, dtype=dtype)
-    assert add_(torch.zeros(701, dtype=dtype), spoilt, tile=256).item() == 0, "it is the gradient that is looked at"
+        gradient = largest.clone()
+        assert zero_unless_finite_(gradient, tile=256).item() is True, "the largest number is finite"
+        assert gradient.tolist() == largest.tolist() and gradient[5].signbit()
+        gradient[place] = bad
+        assert zero_unless_finite_(gradient, tile=256).item() is False
+        assert gradient.tolist() == [0.0] * 701
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -159,18 +152,19 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
 
 GROUPED = Grouping(groups=(("0.weight", "1.weight"),))
 OPTIONS: dict[str, dict[str, Any]] = {
-    "shared": {"scheme": "a", "groups": GROUPED},
+    "float32": {},
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
     "int4": {"residual_dtype": "int4"},
     "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
     "in the host's memory": {"residual_dtype": "int8", "residual_device": "cpu"},
 }
+CODED = {"select", "zero_unless_finite_", "encode", "decode_add_"}
 USED = {
-    "shared": {"select", "add_"},
-    "weighted": {"select", "add_"},
-    "int4": {"select", "encode", "decode_add_"},
-    "in slices": {"take_out_"},
-    "in the host's memory": {"select", "encode", "decode_add_"},
+    "float32": {"select", "zero_unless_finite_"},
+    "weighted": {"select", "zero_unless_finite_"},
+    "int4": CODED,
+    "in slices": {"take_out_", "zero_unless_finite_"},
+    "in the host's memory": CODED,
 }
 """What of the library's kernels takes part."""
 
@@ -210,7 +204,7 @@ def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureReque
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
-    functions = ((blocks, "encode"), (blocks, "decode_add_"), (compensate, "add_"), (select_, "select"))
+    functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "select"))
     for module, name in (*functions, (take_out, "take_out_")):
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
@@ -218,15 +212,19 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 
 @pytest.mark.usefixtures("used")
-@pytest.mark.parametrize("case", ["weighted", "int4"])
-def test_a_gradient_that_is_not_finite_leaves_the_residual_alone(case: str) -> None:
-    model, optimizer = small(**OPTIONS[case])
-    inputs = drawn(500).view(5, 100)
-    train(model, optimizer, inputs)
-    before = {name: one.clone() for name, one in optimizer.feedback.residual.tensors().items()}
-    with pytest.raises(NonFiniteGradient):
-        train(model, optimizer, inputs * torch.inf)
-    assert all(torch.equal(one, before[name]) for name, one in optimizer.feedback.residual.tensors().items())
+@pytest.mark.parametrize("case", ["float32", "int4"])
+def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, inputs = [], drawn(500).view(5, 100)
+    for switch in ("1", "0"):
+        monkeypatch.setenv(on_gpu.SWITCH, switch)
+        model, optimizer = small(**OPTIONS[case])
+        train(model, optimizer, inputs)
+        with pytest.raises(NonFiniteGradient, match="holds NaN or infinity; nothing of it was sent"):
+            train(model, optimizer, inputs * torch.inf)
+        left.append([*(one.detach() for one in model.parameters()), *optimizer.feedback.residual.tensors().values()])
+    assert all(map(torch.equal, *left)) and all(one.isfinite().all() for one in left[0])
 
 
 # --- where they are used ---
@@ -245,10 +243,10 @@ def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no C compiler")
 
     monkeypatch.setattr(blocks, "encode", failing)
-    monkeypatch.setattr(compensate, "add_", lambda target, values: target.sub_(values))
+    monkeypatch.setattr(finite, "zero_unless_finite_", lambda grad: torch.tensor(False))
     found = {row["kernel"]: row for row in kernel_cases.timed(drawn(400), 1)}
     assert found["int8: encode"]["reason"] == "RuntimeError: no C compiler" and not found["int8: encode"]["same"]
-    assert found["look and add"]["same"] is False and found["take out"]["same"] is True
+    assert found["finite"]["same"] is False and found["take out"]["same"] is True
 
 
 @pytest.mark.usefixtures("used")
@@ -267,7 +265,13 @@ def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype) -> None:
     assert self_check.differing(CPU, dtype, 700) == []
 
 
-PLACES = {"select": "select", "add": "add_", "take out": "take_out_", "8 bits": "encode", "4 bits": "decode_add_"}
+PLACES = {
+    "select": "select",
+    "finite": "zero_unless_finite_",
+    "take out": "take_out_",
+    "8 bits": "encode",
+    "4 bits": "decode_add_",
+}
 
 
 @pytest.mark.parametrize("kernel", PLACES)

@@ -50,7 +50,8 @@ def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.conste
 def decode_add_(target: Tensor, codes: Tensor, scales: Tensor, bits: int, tile: int = TILE) -> None:
     """Add what `codes` of 8 or 4 `bits` and float32 `scales` stand for to contiguous `target`.
 
-    target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the first below. tile: elements of one program.
+    target: float32, float16 or bfloat16, of 2^30 elements at most. codes: int8, or uint8 with two of 4 bits each, the
+    first below. tile: elements of one program, a power of two.
     """
     n = target.numel()
     with on_device(target):

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
 
-TILE = 1024
+TILE = 4096
 """Elements of one program, a power of two."""
 
 

@@ -20,7 +20,8 @@ from resireduce.grouping import Grouping
 from resireduce.node_slices import NodeSlices
 from resireduce.scheme import COMPRESSORS, SCHEMES, build_residual
 from resireduce.step.scatter import Scatter
-from resireduce.step.slot import Slot, Stage, make_slots
+from resireduce.step.slot import Slot, make_slots
+from resireduce.step.stage import Stage
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 

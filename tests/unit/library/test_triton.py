@@ -46,7 +46,7 @@ def test_the_library_loads_without_triton() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch, resireduce, resireduce.api\n"
-        "from resireduce.kernels.gpu import blocks, compensate, select, self_check, take_out\n"
+        "from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out\n"
         "from resireduce.kernels.largest import largest_magnitudes\n"
         "assert largest_magnitudes(torch.tensor([1.0, -3.0, 2.0]), 1).tolist() == [1]\n"
     )

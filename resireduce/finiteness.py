@@ -1,0 +1,75 @@
+"""Whether gradients are finite: asked of each at once, or, where the host would wait for a device, once a step."""
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import NonFiniteGradient
+from resireduce.kernels.on_gpu import in_triton
+
+AT_ONCE = ("cpu", "meta")
+"""Types of devices that answer at once."""
+
+
+class Finiteness:
+    """Keeps NaN and infinity out of residuals and messages.
+
+    Args:
+        at_once: whether it is asked of each gradient as it comes. False: only of those on a CPU; on other devices what
+            is not finite is replaced by zeros there, and whether there was any is asked once, at the end of a step.
+    """
+
+    def __init__(self, at_once: bool = True):
+        self.at_once = at_once
+        self._noted: list[tuple[str, Tensor]] = []
+
+    def check_(self, grad: Tensor, name: str) -> None:
+        """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
+
+        Nothing is asked of the device in the second case: `failure` tells.
+        """
+        if self.at_once or grad.device.type in AT_ONCE:
+            check_finite(grad, name)
+        elif grad.numel():
+            self._noted.append((name, zero_unless_finite_(grad)))
+
+    def failure(self) -> NonFiniteGradient | None:
+        """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
+        noted, self._noted = self._noted, []
+        if not noted:
+            return None
+        device = noted[0][1].device
+        found = torch.stack([is_finite.to(device) for _, is_finite in noted]).tolist()
+        spoilt = [name for (name, _), fine in zip(noted, found, strict=True) if not fine]
+        return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent")) if spoilt else None
+
+    def restart(self) -> None:
+        """Forget what was noted."""
+        self._noted = []
+
+
+def check_finite(grad: Tensor, name: str) -> None:
+    """Raise NonFiniteGradient, which says `name`, if an element of `grad` is NaN or infinite.
+
+    A finite sum proves the contrary, and is cheaper than the largest magnitude.
+    """
+    if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
+        return
+    raise NonFiniteGradient(_text(name, "its residual is unchanged"))
+
+
+def zero_unless_finite_(grad: Tensor) -> Tensor:
+    """Fill `grad` with zeros if it holds NaN or infinity, without a question; return whether it held none: 0-D bool."""
+    if in_triton(grad):
+        from resireduce.kernels.gpu import finite
+
+        return finite.zero_unless_finite_(grad)
+    is_finite = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
+    grad.masked_fill_(is_finite.logical_not(), 0.0)
+    return is_finite
+
+
+def _text(name: str, done: str) -> str:
+    return (
+        f"the gradient of {name!r} holds NaN or infinity; {done}. "
+        "Lower the learning rate, or look at the loss of this step"
+    )

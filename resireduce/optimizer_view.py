@@ -1,0 +1,121 @@
+"""What can be read from a distributed optimizer, and what it saves and loads: residuals, and the number of the step."""
+
+from typing import Any
+
+from torch import Tensor
+
+from resireduce.backward import BackwardPasses
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import UsageError
+from resireduce.merging.costs import Costs
+from resireduce.step.exchange import Exchange
+from resireduce.step.launch import LaunchQueue
+from resireduce.wrapper import OptimizerWrapper
+
+
+class OptimizerView(OptimizerWrapper):
+    """The part of a DistributedOptimizer that no training loop needs to call."""
+
+    feedback: ErrorFeedback
+    _exchange: Exchange
+    _backward: BackwardPasses
+
+    @property
+    def queue(self) -> LaunchQueue:
+        """The queue of messages that are under way."""
+        return self._exchange.queue
+
+    @property
+    def messages(self) -> list[list[str]]:
+        """Names of the tensors that travel together, a list for each message, in the order of their launch.
+
+        With it as `merge`, and the same settings, `resireduce.distribute` makes the same messages.
+        """
+        return [[slot.name for slot in message] for message in self.queue.messages]
+
+    @property
+    def costs(self) -> Costs | None:
+        """What was timed in the first steps, where a rule merges by that; None before it is known, and without."""
+        return self._exchange.profiler.costs
+
+    @property
+    def updates_in_backward(self) -> bool:
+        """Whether parameters are updated during the backward pass."""
+        return self._exchange.updater.in_backward
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many backward passes are added up for a step."""
+        return self._backward.passes_per_step
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been taken, without those that were skipped."""
+        return self._exchange.steps
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """With `max_grad_norm`: the global norm of the last step's averaged gradients before clipping, 0-D.
+
+        Infinite if that step was skipped for overflow.
+        """
+        return self._exchange.updater.grad_norm
+
+    @property
+    def whole_gradients(self) -> dict[str, str]:
+        """With `slices`: why the gradients of large parameters are made whole all the same, by name."""
+        return {} if self._backward.layers is None else dict(self._backward.layers.whole)
+
+    @property
+    def twice_gradients(self) -> dict[str, str]:
+        """With `slices`: why gradients of large parameters are made twice, some rows at a time, by name."""
+        return {} if self._backward.layers is None else dict(self._backward.layers.twice)
+
+    def residual_state_dict(self) -> dict[str, Tensor]:
+        """This rank's residuals, velocities if momentum is corrected, and what a compressor remembers of each tensor.
+
+        Save one file a rank: they differ.
+        """
+        self.refuse_within_step("residual_state_dict()")
+        return self.feedback.state_dict(self.steps)
+
+    def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
+        """What this rank of a job of the same size saved, the number of the step included.
+
+        Random choices follow from it: with it, the optimizer's and the model's state, training goes on bit for bit.
+        Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or world size; for
+        the last there is `resireduce.redistribute`.
+        """
+        self.refuse_within_step("load_residual_state_dict()")
+        self.start_at(self.feedback.load_state_dict(state))
+
+    def start_at(self, step: int) -> None:
+        """Go on with step number `step`, counted from 0: random choices and densities follow from it."""
+        self.refuse_within_step("start_at()")
+        self._exchange.steps = step
+        self.feedback.begin_step(step)
+
+    def refuse_within_step(self, what: str) -> None:
+        """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
+        if self._exchange.intake.has_begun:
+            raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
+
+    @property
+    def state(self) -> Any:
+        """The state of the wrapped optimizer, up to date."""
+        self.flush()
+        return self.wrapped.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.flush()
+        self.wrapped.state = state
+
+    def flush(self) -> None:
+        """Update all parameters, and the optimizer's state, that `merge="dear"` would update when they are used.
+
+        It waits for averages that are under way. Whoever uses a parameter need not call it; it is for what Python does
+        not see: memory of a parameter that is held under another name, a CUDA graph. Without "dear" it does nothing.
+        """
+        if "_exchange" in self.__dict__:
+            self._exchange.updater.flush()

@@ -1,0 +1,27 @@
+"""Stages: how far the gradient of one parameter has come within a step."""
+
+from enum import Enum
+
+
+class Stage(Enum):
+    """How far the gradient of one parameter has come within a step. AFTER says which stage may follow which."""
+
+    OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
+    ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
+    SPOILT = "an earlier pass brought NaN or infinity: what the others bring is let go"
+    LAST = "the last pass is over, and what it left in `.grad` is being taken"
+    TAKEN = "this rank has a gradient of it, and the average may be put into `.grad`"
+    GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
+    DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
+
+
+AFTER = {
+    Stage.OPEN: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.ABSORBED: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},
+    Stage.SPOILT: {Stage.DROPPED},
+    Stage.LAST: {Stage.TAKEN, Stage.DROPPED},
+    Stage.TAKEN: {Stage.GUARDED},
+    Stage.GUARDED: {Stage.TAKEN},
+    Stage.DROPPED: set[Stage](),
+}
+"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no last pass has."""

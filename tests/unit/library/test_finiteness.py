@@ -1,0 +1,119 @@
+"""Gradients that are not finite, where the host must not wait: zeros in their place, and one question a step."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce import finiteness
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalCommunicator, LocalWorld
+from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.finiteness import Finiteness
+from resireduce.optimizer import DistributedOptimizer
+from tests.worlds import Net, loss_of, same, seeded, train
+
+LIFETIMES = ("kept", "streamed")
+
+
+def as_a_device(patch: pytest.MonkeyPatch) -> None:
+    """Have the CPU be seen as a device that the host would wait for."""
+    patch.setattr(finiteness, "AT_ONCE", ("meta",))
+
+
+def scaled(start: nn.Module, spoilt: int, steps: int, **options: object) -> tuple[nn.Module, DistributedOptimizer]:
+    """Train with a GradScaler; the loss of step number `spoilt` overflows in the first layer."""
+    model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = resireduce.distribute(model, wrapped, backend="local", grad_scaler=scaler, density=0.05, **options)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of(model, generator)
+        if step == spoilt:
+            model.first.weight.register_hook(lambda grad: grad * torch.nan)
+        scaler.scale(loss).backward()
+        model.first.weight._backward_hooks = None
+        scaler.step(optimizer)
+        assert optimizer.overflowed == (step == spoilt)
+        scaler.update()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+@pytest.mark.parametrize("options", [{"scheme": "baseline"}, {"scheme": "w+2d"}, {"residual_dtype": "int8"}], ids=str)
+def test_what_is_finite_trains_as_if_it_were_asked_at_once(
+    options: dict[str, str], gradients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = seeded(Net)
+    expected, before = train(LocalCommunicator(), start, steps=4, gradients=gradients, **options)
+    as_a_device(monkeypatch)
+    model, after = train(LocalCommunicator(), start, steps=4, gradients=gradients, **options)
+    states = before.residual_state_dict(), after.residual_state_dict()
+    assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_all_ranks_raise_at_the_end_of_the_step_and_no_parameter_is_spoilt(
+    value: float, gradients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_a_device(monkeypatch)
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> tuple[str, bool]:
+        model, optimizer = train(communicator, start, steps=2, gradients=gradients, scheme="w+2d")
+        if communicator.rank == 1:
+            model.blocks[1].up.weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
+        loss_of(model, torch.Generator().manual_seed(5)).backward()
+        with pytest.raises(NonFiniteGradient) as caught:
+            optimizer.step()
+        with pytest.raises(UsageError, match="an earlier step failed"):
+            optimizer.step()
+        held = [*model.parameters(), *optimizer.feedback.residual.tensors().values()]
+        return str(caught.value), all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
+
+    (first, fine), (second, also_fine) = LocalWorld(2).run(rank)
+    assert (
+        "that rank says which" in first
+        and "'blocks.1.up.weight' holds NaN or infinity; nothing of it was sent" in second
+    )
+    assert fine and also_fine
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+def test_a_step_that_a_scaler_skips_is_skipped_as_ever(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, options = seeded(Net), {"gradients": gradients, "scheme": "baseline"}
+    expected, before = scaled(start, spoilt=2, steps=6, **options)
+    as_a_device(monkeypatch)
+    model, after = scaled(start, spoilt=2, steps=6, **options)
+    states = before.residual_state_dict(), after.residual_state_dict()
+    assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+def test_the_first_that_was_not_finite_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_device(monkeypatch)
+    asked, gradients = Finiteness(at_once=False), [torch.ones(3), torch.tensor([1.0, torch.nan]), torch.empty(0)]
+    gradients.append(torch.tensor([[torch.inf]]))
+    for number, grad in enumerate(gradients):
+        asked.check_(grad, f"p{number}")
+    assert [grad.tolist() for grad in gradients] == [[1, 1, 1], [0, 0], [], [[0]]]
+    assert "'p1'" in str(asked.failure()) and asked.failure() is None
+
+
+def test_a_step_that_is_given_up_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_device(monkeypatch)
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=1, gradients="kept")
+
+    def spoil(grad: Tensor) -> Tensor:
+        return grad * torch.nan
+
+    handle = model.first.weight.register_hook(spoil)
+    loss_of(model, torch.Generator().manual_seed(1)).backward()
+    handle.remove()
+    optimizer.zero_grad()
+    loss_of(model, torch.Generator().manual_seed(1)).backward()
+    optimizer.step()
+    assert optimizer.steps == 2
