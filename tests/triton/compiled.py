@@ -13,7 +13,7 @@ from triton.compiler import ASTSource
 from resireduce.kernels.gpu import blocks, finite, select, take_out
 from resireduce.kernels.gpu.language import EXACT
 
-KEYS = {"values": "*i32", "counts": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
+KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
 HALF_KEYS = KEYS | {"values": "*i16"}
 SIZES = {"n": "i32", "k": "i32", "blocks": "i32"}
 WHOLE = {"BITS": 31, "TILE": select.TILE}
@@ -23,8 +23,9 @@ KERNELS = {
     "the first bits": (select._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": select.TILES}),
     "the last bits": (select._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": select.TILES}),
     "the last bits of float16": (select._histogram, HALF_KEYS, WHOLE | {"BITS": 15, "ROW": 1, "TILES": select.TILES}),
-    "count": (select._count, KEYS, WHOLE | {"ROWS": 4}),
-    "write": (select._write, KEYS, WHOLE | {"ROWS": 4}),
+    "settle": (select._settle, KEYS, {"BITS": 31, "ROWS": 4}),
+    "count": (select._count, KEYS, WHOLE),
+    "write": (select._write, HALF_KEYS, WHOLE | {"BITS": 15}),
     "look": (finite._look, {"gradient": "*fp32", "finite": "*u8"}, {"TILE": finite.TILE}),
     "look at bfloat16": (finite._look, {"gradient": "*bf16", "finite": "*u8"}, {"TILE": finite.TILE}),
     "zero": (finite._zero, {"gradient": "*fp16", "finite": "*u8"}, {"TILE": finite.TILE}),

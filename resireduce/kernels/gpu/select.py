@@ -12,16 +12,13 @@ from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
 
 DIGIT, BINS = 8, 256
 """Bits that one pass over the elements settles, and how many values they have."""
-TILE, TILES = 8192, 8
+TILE, TILES = 4096, 16
 """Elements that are looked at at once, a power of two; and so many of these share one count of values."""
 
 
 @jit
 def _border(counts, wanted, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """By the first ROWS of `counts`: the leading bits of the `wanted`-th largest, its number among those, and theirs.
-
-    Every program finds this anew, which takes less than a launch.
-    """
+    """By the first ROWS of `counts`: leading bits of the `wanted`-th largest, its number among those, and theirs."""
     bins = tl.arange(0, 256)
     prefix, ties = 0, 0
     for row in tl.static_range(ROWS):
@@ -58,28 +55,35 @@ def _histogram(values, counts, n, k, ROW: tl.constexpr, BITS: tl.constexpr, TILE
 
 
 @jit
-def _count(values, counts, found, n, k, blocks, ROWS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write how many elements of each block are above the border, and behind all these how many are equal to it."""
-    border, _, _ = _border(counts, k, ROWS, BITS)
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    key = _keys(values, at, n, BITS)
-    tl.store(found + tl.program_id(0), tl.sum(((at < n) & (key > border)).to(tl.int32)))
-    tl.store(found + blocks + tl.program_id(0), tl.sum(((at < n) & (key == border)).to(tl.int32)))
+def _settle(counts, border, k, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write the border, and of the elements that are equal to it how many, the first, are left out."""
+    bits, wanted, ties = _border(counts, k, ROWS, BITS)
+    tl.store(border, bits)
+    tl.store(border + 1, ties - wanted)
 
 
 @jit
-def _write(values, counts, until, out, n, k, blocks, ROWS: tl.constexpr, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _count(values, border, found, n, blocks, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write how many elements of each block are above the border, and behind all these how many are equal to it."""
+    limit = tl.load(border)
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    key = _keys(values, at, n, BITS)
+    tl.store(found + tl.program_id(0), tl.sum(((at < n) & (key > limit)).to(tl.int32)))
+    tl.store(found + blocks + tl.program_id(0), tl.sum(((at < n) & (key == limit)).to(tl.int32)))
+
+
+@jit
+def _write(values, border, until, out, n, blocks, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     """Write the indices of those above the border, and of those equal to it the last."""
-    border, wanted, ties = _border(counts, k, ROWS, BITS)
-    left_out = ties - wanted
+    limit, left_out = tl.load(border), tl.load(border + 1)
     block = tl.program_id(0)
     above_before = tl.load(until + block - 1, mask=block > 0, other=0)
     equal_before = tl.load(until + blocks + block - 1, mask=block > 0, other=0)
     at = block * TILE + tl.arange(0, TILE)
     key = _keys(values, at, n, BITS)
-    equal = (at < n) & (key == border)
+    equal = (at < n) & (key == limit)
     number = equal_before + tl.cumsum(equal.to(tl.int32), 0) - 1
-    chosen = ((at < n) & (key > border)) | (equal & (number >= left_out))
+    chosen = ((at < n) & (key > limit)) | (equal & (number >= left_out))
     first = above_before + tl.maximum(equal_before - left_out, 0)
     tl.store(out + first + tl.cumsum(chosen.to(tl.int32), 0) - 1, at.to(tl.int64), mask=chosen)
 
@@ -95,12 +99,14 @@ def select(flat: Tensor, k: int, tile: int = TILE, tiles: int = TILES) -> Tensor
     rows, blocks = -(-bits // DIGIT), -(-n // tile)
     values = flat.view(torch.int32 if bits == 31 else torch.int16)
     counts = torch.zeros(rows * BINS, dtype=torch.int32, device=flat.device)
+    border = torch.empty(2, dtype=torch.int32, device=flat.device)
     found = torch.empty(2, blocks, dtype=torch.int32, device=flat.device)
     out = torch.empty(k, dtype=torch.int64, device=flat.device)
     with on_device(flat):
         for row in range(rows):
             _histogram[(-(-blocks // tiles),)](values, counts, n, k, row, bits, tile, tiles, **EXACT)
-        _count[(blocks,)](values, counts, found, n, k, blocks, rows, bits, tile, **EXACT)
+        _settle[(1,)](counts, border, k, rows, bits, **EXACT)
+        _count[(blocks,)](values, border, found, n, blocks, bits, tile, **EXACT)
         until = found.cumsum(1, dtype=torch.int32)
-        _write[(blocks,)](values, counts, until, out, n, k, blocks, rows, bits, tile, **EXACT)
+        _write[(blocks,)](values, border, until, out, n, blocks, bits, tile, **EXACT)
     return out
