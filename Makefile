@@ -25,6 +25,8 @@ ACCEPT ?=
 DRYRUN ?=
 EXAMPLES ?= 1000
 BIN := .venv/bin
+# For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
+TRITON := 3.5.1
 
 .PHONY: run resume test fuzz check micro gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
 .DEFAULT_GOAL := help
@@ -39,6 +41,7 @@ help:
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
+	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/triton "triton==$(TRITON)" || echo "Tests of kernels in Triton will be skipped." >&2
 	@touch $@
 
 # !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import NonFiniteGradient
+from resireduce.kernels.on_gpu import in_triton
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices that answer at once."""
@@ -29,9 +30,7 @@ class Finiteness:
         if self.at_once or grad.device.type in AT_ONCE:
             check_finite(grad, name)
         elif grad.numel():
-            is_finite = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
-            grad.masked_fill_(is_finite.logical_not(), 0.0)
-            self._noted.append((name, is_finite))
+            self._noted.append((name, zero_unless_finite_(grad)))
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
@@ -56,6 +55,17 @@ def check_finite(grad: Tensor, name: str) -> None:
     if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
         return
     raise NonFiniteGradient(_text(name, "its residual is unchanged"))
+
+
+def zero_unless_finite_(grad: Tensor) -> Tensor:
+    """Fill `grad` with zeros if it holds NaN or infinity, without a question; return whether it held none: 0-D bool."""
+    if in_triton(grad):
+        from resireduce.kernels.gpu import finite
+
+        return finite.zero_unless_finite_(grad)
+    is_finite = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
+    grad.masked_fill_(is_finite.logical_not(), 0.0)
+    return is_finite
 
 
 def _text(name: str, done: str) -> str:

@@ -1,4 +1,4 @@
-"""Codes of 8 and 4 bits with a scale for each block of 64, by compiled code where there is some."""
+"""Codes of 8 and 4 bits with a scale for each block of 64, by compiled code on a CPU and by Triton's on a GPU."""
 
 import ctypes
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.native import addresses, library
+from resireduce.kernels.on_gpu import in_triton
 
 BITS = {"int8": 8, "int4": 4}
 
@@ -26,12 +27,33 @@ def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torc
 
 def decoded_into(flat: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
     """Add what `codes` of `kind` and float32 `scales` stand for to 1-D `flat`; False if nothing was done."""
+    if encodes_in_one_pass(flat, kind, codes, scales):
+        from resireduce.kernels.gpu.blocks import decode_add_
+
+        decode_add_(flat, codes, scales, BITS[kind])
+        return True
     compiled = _compiled(flat, kind)
     if compiled is None:
         return False
     (values,) = addresses(flat)
     compiled.resireduce_decode_add(values, *_sizes(flat, kind), *addresses(codes, scales))
     return True
+
+
+def encodes_in_one_pass(values: Tensor, kind: str, codes: Tensor, scales: Tensor) -> bool:
+    """Return whether kernels on a GPU make `codes` of `kind` and `scales` of `values`, and read them."""
+    return kind in BITS and in_triton(values, codes, scales)
+
+
+def encode_piece(values: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> None:
+    """Store 1-D `values` as `codes` of `kind` and float32 `scales`, where that is done in one pass.
+
+    Each is rounded up with the probability of what it is above, drawn from `source`, from where that has come to.
+    """
+    from resireduce.kernels.gpu.blocks import encode
+
+    drawn = torch.rand(values.shape, dtype=torch.float32, device=values.device, generator=source)
+    encode(values, drawn, codes, scales, BITS[kind])
 
 
 def _compiled(flat: Tensor, kind: str) -> ctypes.CDLL | None:

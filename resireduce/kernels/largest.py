@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.blocks import slices
 from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into
+from resireduce.kernels.on_gpu import in_triton
 
 PIECE = 1 << 16
 """Elements of a large tensor that are looked at at once on a CPU, small enough for its cache."""
@@ -33,6 +34,10 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
     n = flat.numel()
     if k >= n:
         return torch.arange(n, device=flat.device)
+    if in_triton(flat):
+        from resireduce.kernels.gpu.select import select
+
+        return select(flat, k)
     if flat.device.type not in ("cpu", "meta"):
         return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
     return by_candidates(flat, k, piece or _piece(n))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import pieces, spread
-from resireduce.kernels.codes import decoded_into, encoded
+from resireduce.kernels.codes import decoded_into, encode_piece, encoded, encodes_in_one_pass
 
 BLOCK = 64
 """Elements that share a scale: with float32 scales 0.5 bits an element."""
@@ -159,17 +159,26 @@ class Blocks(Stored):
 
     def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
         """Encode 1-D `flat`, drawing from `source` from where it has come to, as compiled code cannot."""
-        largest = self.LARGEST[self.kind]
+        in_one = encodes_in_one_pass(flat, self.kind, self.codes, self.scales)
         for piece in pieces(self.numel, BLOCK):
-            part = flat[piece].float()
-            blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
-            scales = blocks.abs().amax(1).div_(largest)
-            self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
-            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
-            if self.kind != "float8_e4m3":
-                draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
-                scaled = scaled.add_(draw).floor_()
-            self._write(piece, scaled.clamp_(-largest, largest))
+            if in_one:
+                held = self._part(flat[piece], piece.start)
+                encode_piece(flat[piece], self.kind, held.codes, held.scales, source)
+            else:
+                self._encode_piece(flat[piece].float(), piece, source)
+
+    def _encode_piece(self, part: Tensor, piece: slice, source: torch.Generator | None) -> None:
+        largest = self.LARGEST[self.kind]
+        blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+        scales = blocks.abs().amax(1)
+        # A GPU multiplies by the reciprocal of a number of the host, which is not the same as to divide.
+        scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
+        self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
+        scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
+        if self.kind != "float8_e4m3":
+            draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
+            scaled = scaled.add_(draw).floor_()
+        self._write(piece, scaled.clamp_(-largest, largest))
 
     def _read(self, piece: slice) -> Tensor:
         if self.kind != "int4":

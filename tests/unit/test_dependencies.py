@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (
     ("blocks", "clip", "draw", "errors", "item", "node_slices", "payload", "row_step", "settings", "share", "timeline"),
-    ("finiteness", "streamed_away"),
+    ("streamed_away",),
     ("comm", "compressors", "grouping", "kernels", "merging", "residuals", "saved_state"),
-    ("agreement", "compressor_state", "message", "momentum", "optim", "partial_selection"),
+    ("agreement", "compressor_state", "finiteness", "message", "momentum", "optim", "partial_selection"),
     ("packing", "parts"),
     ("messenger",),
     ("error_feedback",),

@@ -61,18 +61,17 @@ def _ended(stretch: Stretch) -> str:
     """What there is now, in a line or more."""
     records = list(stretch.records.values())
     wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
-    again = sum(step.missing is None for step in stretch.todo())
+    again = len(stretch.todo())
     head = f"{stretch.folder}: {len(records)} of {len(stretch.steps)} steps, {again} for the next stretch"
     return "\n".join([head, *(f"  {name}: {said}" for name, said in wrong.items() if said)])
 
 
-def table(falls: list[tuple[int | None, Step]]) -> list[str]:
+def table(falls: list[tuple[int, Step]]) -> list[str]:
     """Return the lines of a listing: each step with the stretch that it falls in, by estimate."""
     width = max(len(step.name) for _, step in falls)
     lines, total = [f"{'step':<{width}}  minutes  stretch"], 0.0
     for number, step in falls:
-        where = f"{step.missing} is not built yet" if number is None else str(number)
-        lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {where}")
-        total += 0.0 if number is None else step.estimated_seconds
-    last = max((number for number, _ in falls if number is not None), default=0)
+        lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {number}")
+        total += step.estimated_seconds
+    last = max((number for number, _ in falls), default=0)
     return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H100"]

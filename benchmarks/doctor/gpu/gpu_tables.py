@@ -49,6 +49,14 @@ def _throughput(result: Any) -> Iterator[list[str]]:
         ]
 
 
+def _kernels(result: Any) -> Iterator[list[str]]:
+    for row in result["rows"]:
+        times = [row.get(f"{name}_seconds") for name in ("plain", "kernel", "copy")]
+        same = row["reason"] or ("yes" if row["same"] else "NO")
+        shown = (ABSENT if seconds is None else f"{1000 * seconds:.3f}" for seconds in times)
+        yield [row["kernel"], row["dtype"], f"{row['elements']:,}", same.replace("|", "\\|"), *shown]
+
+
 def _training(result: Any) -> Iterator[list[str]]:
     for row in result["rows"]:
         metric = ABSENT if row["metric"] is None else f"{row['metric']:.2f}"
@@ -69,6 +77,12 @@ TABLES: dict[str, tuple[str, list[str], str, Callable[[Any], Iterator[list[str]]
         ["Model", "Setting", "Against", "Ratio of speeds", "Least step, ms", "Least step of the other, ms", "Rounds"],
         "lllrrrr",
         _throughput,
+    ),
+    "kernels": (
+        "Kernels in Triton beside plain torch, the least of rounds in turn",
+        ["Kernel", "Of", "Elements", "Same bits", "Plain torch, ms", "Triton, ms", "Copy, ms"],
+        "llrlrrr",
+        _kernels,
     ),
     "training": (
         "Trained under autocast, w+2d, streamed",

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from benchmarks.core.cell import Cell
@@ -13,7 +12,7 @@ OUTPUT = "OUTPUT"
 """Stands in a command for the JSON file that it is to leave."""
 GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels", "training")
 """All groups of steps, in the order of their worth; each leaves one file."""
-LATER = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.kernels"}
+MODULES = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.training.time_kernels"}
 """Groups of one step, by the module that is run: `python -m MODULE --device D --output FILE [--tiny]`."""
 CONTRACTS = Path("tests/gpu")
 TINY_MODEL = "resnet20"
@@ -32,17 +31,11 @@ class Step:
     command: tuple[str, ...] = ()
     """What comes after `python -m`; a return code other than 0 means that something is not as it should be."""
 
-    @property
-    def missing(self) -> str | None:
-        """The module that has not been built yet, if the step needs one."""
-        module = LATER.get(self.group)
-        return module if module is not None and find_spec(module) is None else None
-
 
 def list_steps(device: str, tiny: bool = False) -> list[Step]:
     """Return all steps in their order; `tiny`: of the smallest models and a step or two, to try the whole out."""
-    return [*_known(device, tiny), *_contracts(), *_memory(tiny), *_later("micro", device, tiny),
-            *_throughput(device, tiny), *_later("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
+    return [*_known(device, tiny), *_contracts(), *_memory(tiny), *_module("micro", device, tiny),
+            *_throughput(device, tiny), *_module("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
 
 
 def _known(device: str, tiny: bool) -> Iterator[Step]:
@@ -76,8 +69,8 @@ def _throughput(device: str, tiny: bool) -> Iterator[Step]:
             yield Step(f"throughput.{model}.{pairs}", "throughput", seconds, command=command)
 
 
-def _later(group: str, device: str, tiny: bool) -> Iterator[Step]:
-    command = (LATER[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else []))
+def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
+    command = (MODULES[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else []))
     yield Step(group, group, 20.0 if tiny else 120.0, command=command)
 
 

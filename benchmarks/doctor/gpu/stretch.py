@@ -6,7 +6,7 @@ A stretch goes on where earlier ones, whose files lie in the same folder, have s
 import math
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,9 +99,7 @@ class Stretch:
     def _begin(self, step: Step, number: int, count: int) -> bool:
         """Whether a step can be done now; it is noted why not."""
         self.not_run.pop(step.name, None)
-        if step.missing is not None:
-            self.not_run[step.name] = f"{step.missing} is not built yet"
-        elif step.estimated_seconds > self.left:
+        if step.estimated_seconds > self.left:
             self.not_run[step.name] = (
                 f"might take {step.estimated_seconds:.0f} s, of which {max(0.0, self.left):.0f} s were left; "
                 "run the next stretch"
@@ -150,9 +148,9 @@ def read_files(folder: Path) -> Iterator[dict[str, Any]]:
             raise ConfigError(f"output: {path} cannot be read ({error}); move it away") from None
 
 
-def schedule(steps: Iterable[Step], seconds: float) -> list[tuple[int | None, Step]]:
-    """Say for each step in which stretch it falls by estimate, counted from 1; None if it is not built yet."""
-    waiting = [step for step in steps if step.missing is None]
+def schedule(steps: Sequence[Step], seconds: float) -> list[tuple[int, Step]]:
+    """Say for each step in which stretch it falls by estimate, counted from 1."""
+    waiting = list(steps)
     found: dict[str, int] = {}
     number = 0
     while waiting:
@@ -165,4 +163,4 @@ def schedule(steps: Iterable[Step], seconds: float) -> list[tuple[int | None, St
         if len(later) == len(waiting):
             raise ConfigError(f"seconds: {seconds:g} is not enough for {later[0].name}, {later[0].estimated_seconds:g}")
         waiting = later
-    return [(found.get(step.name), step) for step in steps]
+    return [(found[step.name], step) for step in steps]

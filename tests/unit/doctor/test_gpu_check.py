@@ -16,7 +16,6 @@ from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.workloads import WORKLOADS
-from benchmarks.doctor.gpu import steps as steps_module
 from benchmarks.doctor.gpu import work
 from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
 from benchmarks.doctor.gpu.device import find_device, folder_name
@@ -106,19 +105,11 @@ def test_all_groups_come_in_the_order_of_worth_and_every_test_file_is_a_step():
 
 def test_steps_fall_into_stretches_that_end_in_time(capsys):
     falls = schedule(list_steps("cuda"), LIMIT_SECONDS)
-    for number in {number for number, _ in falls} - {None}:
+    for number in {number for number, _ in falls}:
         assert sum(step.estimated_seconds for at, step in falls if at == number) <= LIMIT_SECONDS - MARGIN_SECONDS
-    assert [step.group for number, step in falls if number is None] == ["kernels"]
     assert main(["gpu-check", "--everything", "--dry-run"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == table(falls) and len(lines) == len(falls) + 2
-    assert "benchmarks.kernels is not built yet" in lines[1 + [step.name for _, step in falls].index("kernels")]
-
-
-def test_a_step_of_a_module_that_is_there_is_run(monkeypatch):
-    monkeypatch.setitem(steps_module.LATER, "kernels", "benchmarks.micro.pace")
-    kernels = next(step for step in list_steps("cpu") if step.group == "kernels")
-    assert kernels.missing is None and kernels.command[0] == "benchmarks.micro.pace"
 
 
 # --- what is refused ---
@@ -385,7 +376,7 @@ def needed() -> list[str]:
     """All modules that the steps start, and those of the check itself."""
     own = sorted(f"benchmarks.doctor.gpu.{path.stem}" for path in (ROOT / "benchmarks/doctor/gpu").glob("[a-z]*.py"))
     tests = sorted(f"tests.gpu.{path.stem}" for path in (ROOT / "tests/gpu").glob("[a-z]*.py"))
-    commands = {step.command[0] for step in list_steps("cuda") if step.command and step.missing is None}
+    commands = {step.command[0] for step in list_steps("cuda") if step.command}
     starts = ("benchmarks.training.measure.calibration", "benchmarks.training.rank", "benchmarks.training.pace_rank")
     return [*own, *sorted(commands), *starts, *tests]
 
@@ -422,11 +413,11 @@ def test_the_whole_order_runs_on_a_cpu_with_few_packages(tmp_path):
     assert {*found} == {*GROUPS} and "0 for the next stretch" in said, said
     steps = {case["name"]: case for values in found.values() for case in values["cases"]}
     assert {name: case["reason"] for name, case in steps.items() if case["status"] != "ok"} == {}
-    assert {*steps} == {step.name for step in list_steps("cpu", tiny=True) if step.missing is None}
+    assert {*steps} == {step.name for step in list_steps("cpu", tiny=True)}
     cases = [case for values in early.values() for case in values["cases"] if case["status"] == "ok"]
     done_early = {case["name"]: case["date"] for case in cases}  # on a busy machine a stretch may end in a step
     assert {name: steps[name]["date"] for name in done_early} == done_early, "what is done is not done again"
     assert all(one["agrees"] for one in found["memory"]["cases"][0]["agreement"][0]["states"].values())
     (text,) = merge([tmp_path / "run"], tmp_path / "reference")
-    for title in ("Known allocations", "contracts", "Speed", "autocast", "is not built yet"):
+    for title in ("Known allocations", "contracts", "Speed", "autocast"):
         assert title in text

@@ -1,0 +1,100 @@
+"""Each of the library's kernels in Triton beside plain torch: whether it has the same bits, and how long both take."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.training.compress_cases import now
+from resireduce.draw import generator
+from resireduce.finiteness import zero_unless_finite_
+from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out
+from resireduce.kernels.largest import PIECE, by_keys
+from resireduce.residuals.stored import Blocks
+
+SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
+DTYPES = {"cuda": ("float32", "float16", "bfloat16"), "cpu": ("float32",)}
+DENSITY, ROUNDS = 0.01, 10
+Way = Callable[[Tensor], tuple[Tensor, ...]]
+"""Does something to a gradient, whose memory it may overwrite; returns all that comes of it."""
+
+
+def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
+    """Return for each kernel how plain torch does it to a gradient like 1-D `source`, and how the kernel does."""
+    numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
+    indices = select_plainly(source, k)
+    return {
+        f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (select.select(x, k),)),
+        "finite": (lambda x: (zero_unless_finite_(x), x), lambda x: (finite.zero_unless_finite_(x), x)),
+        "take out": (
+            lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
+            lambda x: (take_out.take_out_(x, indices), x),
+        ),
+        **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
+    }
+
+
+def select_plainly(flat: Tensor, k: int) -> Tensor:
+    """Return the `k` largest of 1-D `flat` as a GPU selects without Triton."""
+    return by_keys(flat, k, max(PIECE, -(-flat.numel() // 64)))
+
+
+def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[Way, Way]]]:
+    """Encoding and decoding: what is stored is that of a `Blocks`, which plain torch encodes here."""
+    plain, own, bits = (*(Blocks((numel,), kind, source.device) for _ in range(2)), int(kind[3:]))
+    drawn = torch.rand(numel, device=source.device, generator=generator(source.device, "drawn"))
+    plain.set_(source, generator(source.device, "stored"))
+
+    def encoded(x: Tensor) -> tuple[Tensor, ...]:
+        blocks.encode(x, drawn, own.codes, own.scales, bits)
+        return own.codes.clone(), own.scales.clone()
+
+    def encoded_plainly(x: Tensor) -> tuple[Tensor, ...]:
+        scales, codes = self_check.plain_codes(x, drawn, bits)
+        return _stored(codes, bits), scales
+
+    yield "encode", (encoded_plainly, encoded)
+    decoded = blocks.decode_add_
+    yield "decode", (lambda x: (plain.add_to_(x),), lambda x: (decoded(x, plain.codes, plain.scales, bits) or x,))
+
+
+def _stored(codes: Tensor, bits: int) -> Tensor:
+    """Return whole numbers as they lie in memory."""
+    if bits == 8:
+        return codes.to(torch.int8)
+    pairs = torch.nn.functional.pad(codes.add(8).to(torch.uint8), (0, codes.numel() % 2)).view(-1, 2)
+    return pairs[:, 0] | (pairs[:, 1] << 4)
+
+
+def timed(source: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each kernel, on gradients like 1-D `source`: the least seconds of `rounds`, in turn with torch.
+
+    Where a kernel fails, its reason stands in place of what it would have shown.
+    """
+    at = {"dtype": str(source.dtype).removeprefix("torch."), "elements": source.numel()}
+    for name, (plain, kernel) in ways(source).items():
+        row: dict[str, Any] = {"kernel": name, **at, "same": None, "reason": None}
+        try:
+            pairs = zip(plain(source.clone()), kernel(source.clone()), strict=True)
+            row["same"] = all(self_check.same_bits(one, other) for one, other in pairs)
+            found = [[_seconds(way, source) for way in (plain, kernel, torch.clone)] for _ in range(rounds)]
+        except Exception as error:  # what the compiler or the device says
+            yield row | {"reason": f"{type(error).__name__}: {error}"[:500]}
+        else:
+            names = ("plain_seconds", "kernel_seconds", "copy_seconds")
+            yield row | dict(zip(names, map(min, zip(*found, strict=True)), strict=True))
+
+
+def _seconds(way: Callable[[Tensor], object], source: Tensor) -> float:
+    gradient = source.clone()
+    started = now(source)
+    way(gradient)
+    return now(source) - started
+
+
+def rows(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all sizes and dtypes on `device`; `tiny`: of a small one, in one round."""
+    for dtype in DTYPES[device.type]:
+        for numel in TINY if tiny else SIZES:
+            yield from timed(self_check.sample(device, getattr(torch, dtype), numel), 1 if tiny else ROUNDS)

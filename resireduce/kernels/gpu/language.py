@@ -1,0 +1,34 @@
+"""Triton, where it is installed: the modules of the kernels can be imported, and read, without it."""
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
+
+SIZES = ("n", "k", "blocks")
+"""Arguments of which Triton is not to compile a kernel for each kind of value (1, multiples of 16, others)."""
+EXACT = {"num_warps": 8, "enable_fp_fusion": False}
+"""How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
+
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Return `function` as a kernel; as it is, where there is no Triton."""
+    if triton is None:
+        return function
+    given = [name for name in inspect.signature(function).parameters if name in SIZES]
+    return triton.jit(do_not_specialize=given)(function)
+
+
+def on_device(tensor: Tensor) -> AbstractContextManager[object]:
+    """Within it Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

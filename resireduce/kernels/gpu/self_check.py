@@ -1,0 +1,101 @@
+"""Each kernel beside the plain form in torch, on the device itself, for values of all kinds, many of them equal."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
+from resireduce.kernels.gpu.finite import zero_unless_finite_
+from resireduce.kernels.gpu.select import select
+from resireduce.kernels.gpu.take_out import take_out_
+
+NUMEL = 9 * 8192 + 77
+"""Elements of a check: more than one program's of each kernel, and no whole number of tiles."""
+
+
+def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
+    """Return the names of the kernels that have other bits than plain torch, for `numel` values of `dtype` on `device`.
+
+    The host waits for the device. Raises what Triton raises, where it cannot compile them.
+    """
+    return [name for name, same in CHECKS.items() if not same(sample(device, dtype, numel))]
+
+
+def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
+    """Return `numel` values of `dtype` on `device`, always the same: large, small, denormal, equal, and zeros."""
+    own = torch.Generator("cpu").manual_seed(numel)
+    drawn = torch.randn(numel, generator=own, dtype=torch.float32, device="cpu")
+    drawn *= 10.0 ** torch.randint(-3, 3, (numel,), generator=own, device="cpu")
+    drawn[::5] = drawn[::5].sign()
+    drawn[1::97] *= torch.finfo(dtype).smallest_normal
+    drawn[2::11] *= 0.0
+    return drawn.to(dtype).to(device)
+
+
+def _selects(flat: Tensor) -> bool:
+    order = flat.abs().sort(stable=True).indices
+    ks = {1, flat.numel() // 100 + 1, flat.numel() // 2, flat.numel() - 1}
+    return all(torch.equal(select(flat, k), order[-k:].sort().values) for k in ks)
+
+
+def _zeroes(flat: Tensor) -> bool:
+    found = []
+    for bad in (0.0, torch.nan, torch.inf):
+        gradient = flat.clone()
+        gradient[-1] += bad
+        expected = torch.zeros_like(flat) if bad else gradient.clone()
+        found += [zero_unless_finite_(gradient).item() is (bad == 0), same_bits(gradient, expected)]
+    return all(found)
+
+
+def _takes_out(flat: Tensor) -> bool:
+    indices = torch.arange(0, flat.numel(), 3, device=flat.device)
+    left = flat.clone()
+    taken = take_out_(left, indices)
+    return same_bits(taken, flat[indices]) and same_bits(left, flat.index_fill(0, indices, 0.0))
+
+
+def _codes(bits: int) -> Callable[[Tensor], bool]:
+    def same(flat: Tensor) -> bool:
+        numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
+        drawn = sample(flat.device, torch.float32, numel).abs().remainder(1.0)
+        scales, codes = plain_codes(flat, drawn, bits)
+        made = torch.empty(blocks, dtype=torch.float32, device=flat.device)
+        held = torch.empty(
+            numel if bits == 8 else -(-numel // 2), dtype=torch.int8 if bits == 8 else torch.uint8, device=flat.device
+        )
+        encode(flat, drawn, held, made, bits)
+        added, values = flat.clone(), (codes * scales.repeat_interleave(BLOCK)[:numel]).to(flat.dtype)
+        decode_add_(added, held, made, bits)
+        return same_bits(made, scales) and same_bits(added, flat + values)
+
+    return same
+
+
+def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block of 1-D `flat`, and the code of each element, both float32, by plain torch.
+
+    A code is the element over its scale plus what is `drawn` for it, rounded down; of 8 or 4 `bits`.
+    """
+    largest = torch.tensor(2.0 ** (bits - 1) - 1, device=flat.device)
+    values = torch.nn.functional.pad(flat.float(), (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
+    scales = values.abs().amax(1) / largest
+    steps = scales.clamp(min=torch.finfo(torch.float32).tiny)
+    codes = (values / steps[:, None]).view(-1)[: flat.numel()].add(drawn).floor()
+    return scales, codes.clamp(-largest, largest)
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether `one` and `other` have the same bits: zeros of the same sign, too."""
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+CHECKS: dict[str, Callable[[Tensor], bool]] = {
+    "select": _selects,
+    "finite": _zeroes,
+    "take out": _takes_out,
+    "8 bits": _codes(8),
+    "4 bits": _codes(4),
+}
+"""By kernel, whether it has the bits of plain torch for a 1-D sample."""

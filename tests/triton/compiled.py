@@ -1,0 +1,59 @@
+"""Kernels compiled for NVIDIA GPUs, without one: that they can be, and that no instruction rounds in its own way.
+
+`tests/unit/library/test_triton.py` runs this, without the interpreter.
+"""
+
+import re
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from resireduce.kernels.gpu import blocks, finite, select, take_out
+from resireduce.kernels.gpu.language import EXACT
+
+KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
+HALF_KEYS = KEYS | {"values": "*i16"}
+SIZES = {"n": "i32", "k": "i32", "blocks": "i32"}
+WHOLE = {"BITS": 31, "TILE": select.TILE}
+CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
+PAIRS = CODES | {"codes": "*u8"}
+KERNELS = {
+    "the first bits": (select._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": select.TILES}),
+    "the last bits": (select._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": select.TILES}),
+    "the last bits of float16": (select._histogram, HALF_KEYS, WHOLE | {"BITS": 15, "ROW": 1, "TILES": select.TILES}),
+    "settle": (select._settle, KEYS, {"BITS": 31, "ROWS": 4}),
+    "count": (select._count, KEYS, WHOLE),
+    "write": (select._write, HALF_KEYS, WHOLE | {"BITS": 15}),
+    "look": (finite._look, {"gradient": "*fp32", "finite": "*u8"}, {"TILE": finite.TILE}),
+    "look at bfloat16": (finite._look, {"gradient": "*bf16", "finite": "*u8"}, {"TILE": finite.TILE}),
+    "zero": (finite._zero, {"gradient": "*fp16", "finite": "*u8"}, {"TILE": finite.TILE}),
+    "take out": (
+        take_out._take_out,
+        {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},
+        {"TILE": take_out.TILE},
+    ),
+    "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
+    "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
+    "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),
+    "decode int4": (blocks._decode_add, PAIRS | {"target": "*fp16"}, {"BITS": 4, "TILE": blocks.TILE}),
+}
+INEXACT = re.compile(r"\b(?:fma|mad)\.\S*\bb?f(?:16|32|64)\b\S*|\bdiv\.(?:full|approx)\S*|\b\S+\.ftz\S*|\brcp\.\S+")
+"""Products that are not rounded before a sum, quotients that are not rounded to nearest, denormals that become zero."""
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_kernel_can_be_compiled_and_is_exact(kernel: str) -> None:
+    function, types, values = KERNELS[kernel]
+    known = types | SIZES
+    signature = {name: "constexpr" if name in values else known[name] for name in function.arg_names}
+    constants = {(function.arg_names.index(name),): value for name, value in values.items()}
+    source = ASTSource(function, signature, constexprs=constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 80, 32), options=dict(EXACT))
+    assert "cubin" in made.asm and INEXACT.findall(made.asm["ptx"]) == []
+
+
+def test_what_is_inexact_would_be_seen() -> None:
+    lines = ("fma.rn.f32 %f1", "div.full.f32 %f1", "div.rn.ftz.f32 %f1", "cvt.rmi.ftz.f32.f32 %f1", "rcp.approx.f32")
+    assert all(INEXACT.search(line) for line in lines) and not INEXACT.search("div.rn.f64 %f1; add.f32; mad.lo.s32 %r1")

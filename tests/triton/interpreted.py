@@ -1,0 +1,315 @@
+"""Kernels in Triton's interpreter, on the CPU: `tests/unit/library/test_triton.py` runs this with TRITON_INTERPRET=1.
+
+Oracles are NumPy's, from the definitions; and the library itself, which must train the same parameters without them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from benchmarks.training import kernel_cases
+from benchmarks.training.time_kernels import measured
+from resireduce import finiteness
+from resireduce.draw import generator
+from resireduce.errors import NonFiniteGradient
+from resireduce.grouping import Grouping
+from resireduce.kernels import on_gpu
+from resireduce.kernels.gpu import blocks, finite, self_check, take_out
+from resireduce.kernels.gpu import select as select_
+from resireduce.kernels.gpu.finite import zero_unless_finite_
+from resireduce.kernels.gpu.select import select
+from resireduce.kernels.gpu.take_out import take_out_
+from resireduce.residuals.stored import Blocks
+
+CPU = torch.device("cpu")
+FLOATS = [torch.float32, torch.float16]
+TILE = {"tile": 256, "tiles": 2}
+
+
+def drawn(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def kinds(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Elements that are hard to choose from, by what makes them so."""
+    values, one_place = drawn(n, dtype), torch.zeros(n, dtype=dtype)
+    one_place[n // 3 : n // 3 + 40] = values[:40].abs() + 1000
+    near = torch.ones(n, dtype=dtype)
+    near[::7] = 1 + torch.finfo(dtype).eps  # all in one value of the leading bits, and differ in the last
+    return {
+        "normal": values,
+        "constant": torch.full((n,), -3.5, dtype=dtype),
+        "zeros of both signs": torch.zeros(n, dtype=dtype).mul_(values.sign()),
+        "ties": values.sign() * 2,
+        "denormal": values.double().mul(torch.finfo(dtype).smallest_normal / 8).to(dtype),
+        "all mass in one place": one_place,
+        "one bit apart": near,
+        "infinite": torch.where(values > 1, torch.inf, values),
+    }
+
+
+def last_of_a_stable_sort(flat: Tensor, k: int) -> list[int]:
+    """Of equal magnitudes those of the highest indices."""
+    magnitudes = np.abs(flat.double().numpy())
+    return sorted(np.argsort(magnitudes, kind="stable")[-k:].tolist())
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The library uses the kernels for tensors of the CPU, of whatever size, as if the host had to wait for them."""
+    monkeypatch.setattr(finiteness, "AT_ONCE", ("meta",))
+    monkeypatch.setattr(on_gpu, "DEVICE", "cpu")
+    monkeypatch.setattr(on_gpu, "SMALLEST", 1)
+    monkeypatch.setattr(on_gpu, "works", lambda device, dtype: True)
+    yield
+
+
+# --- selection ---
+
+
+@pytest.mark.parametrize("kind", kinds(300, torch.float32))
+def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
+    flat = kinds(1301, torch.float32)[kind]
+    assert select(flat, 131, **TILE).tolist() == last_of_a_stable_sort(flat, 131)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "denormal"])
+def test_a_selection_of_float16(kind: str) -> None:
+    flat = kinds(700, torch.float16)[kind]
+    assert select(flat, 300, **TILE).tolist() == last_of_a_stable_sort(flat, 300)
+
+
+@pytest.mark.parametrize("n", [2, 3, 256, 257])
+def test_sizes_at_the_borders_of_tiles(n: int) -> None:
+    flat = drawn(n, torch.float16).mul_(4).round_()
+    for k in {1, n - 1}:
+        assert select(flat, k, **TILE).tolist() == last_of_a_stable_sort(flat, k)
+
+
+def test_bits_of_bfloat16_are_in_order_too() -> None:
+    flat = drawn(700, torch.bfloat16)
+    assert select(flat, 60, **TILE).tolist() == last_of_a_stable_sort(flat, 60)
+
+
+def test_neither_tiles_nor_calls_change_what_is_chosen() -> None:
+    flat = drawn(1500).mul_(3).round_()
+    first = select(flat, 500, tile=512, tiles=1)
+    assert torch.equal(first, select(flat, 500, tile=4096, tiles=2))
+
+
+# --- one pass each ---
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("place", [0, 256, 700])
+def test_a_gradient_that_is_not_finite_becomes_zeros(place: int, dtype: torch.dtype) -> None:
+    largest = torch.full((701,), torch.finfo(dtype).max, dtype=dtype)
+    largest[5] = -0.0
+    for bad in (torch.nan, torch.inf, -torch.inf):
+        gradient = largest.clone()
+        assert zero_unless_finite_(gradient, tile=256).item() is True, "the largest number is finite"
+        assert gradient.tolist() == largest.tolist() and gradient[5].signbit()
+        gradient[place] = bad
+        assert zero_unless_finite_(gradient, tile=256).item() is False
+        assert gradient.tolist() == [0.0] * 701
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_what_is_taken_out_leaves_zeros(count: int, dtype: torch.dtype) -> None:
+    flat = drawn(1000, dtype)
+    before, indices = flat.numpy().copy(), torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:count]
+    values = take_out_(flat, indices, tile=256)
+    assert values.tolist() == before[indices.numpy()].tolist()
+    before[indices.numpy()] = 0
+    assert flat.tolist() == before.tolist()
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("kind", ["int8", "int4"])
+def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for numel in (1, 65, 20_001):  # of two pieces, with a draw each
+        for name, values in kinds(max(numel, 300), dtype).items():
+            flat, made = values[:numel], []
+            if name == "infinite" or (numel > 1000 and name not in ("normal", "denormal")):
+                continue
+            for switch in ("1", "0"):
+                monkeypatch.setenv(on_gpu.SWITCH, switch)
+                stored = Blocks((numel,), kind, CPU)
+                stored.set_(flat, generator(CPU, "source"))
+                made.append([*stored.tensors().values(), stored.add_to_(flat.clone())])
+            for one, other in zip(*made, strict=True):
+                assert np.array_equal(one.numpy().view(np.uint8), other.numpy().view(np.uint8)), (name, numel)
+
+
+# --- the library with them ---
+
+GROUPED = Grouping(groups=(("0.weight", "1.weight"),))
+OPTIONS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
+    "int4": {"residual_dtype": "int4"},
+    "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
+    "in the host's memory": {"residual_dtype": "int8", "residual_device": "cpu"},
+}
+CODED = {"select", "zero_unless_finite_", "encode", "decode_add_"}
+USED = {
+    "float32": {"select", "zero_unless_finite_"},
+    "weighted": {"select", "zero_unless_finite_"},
+    "int4": CODED,
+    "in slices": {"take_out_", "zero_unless_finite_"},
+    "in the host's memory": CODED,
+}
+"""What of the library's kernels takes part."""
+
+
+def small(**options: Any) -> tuple[nn.Sequential, resireduce.DistributedOptimizer]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 100))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    return model, resireduce.distribute(
+        model, optimizer, backend="local", **{"scheme": "baseline", "density": 0.05, **options}
+    )
+
+
+def train(model: nn.Module, optimizer: resireduce.DistributedOptimizer, inputs: Tensor) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().sum().backward()
+    optimizer.step()
+
+
+def parameters_after(steps: int, **options: Any) -> list[Tensor]:
+    model, optimizer = small(**options)
+    for number in range(steps):
+        train(model, optimizer, drawn(500, seed=number).view(5, 100))
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureRequest) -> None:
+    plain = parameters_after(2, **OPTIONS[case])
+    request.getfixturevalue("used")
+    calls = counted(request.getfixturevalue("monkeypatch"))
+    assert all(map(torch.equal, plain, parameters_after(2, **OPTIONS[case])))
+    assert calls == USED[case]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names of those functions of the kernels that the library calls from now on."""
+    calls: set[str] = set()
+    functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "select"))
+    for module, name in (*functions, (take_out, "take_out_")):
+        right = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
+    return calls
+
+
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("case", ["float32", "int4"])
+def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
+    case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, inputs = [], drawn(500).view(5, 100)
+    for switch in ("1", "0"):
+        monkeypatch.setenv(on_gpu.SWITCH, switch)
+        model, optimizer = small(**OPTIONS[case])
+        train(model, optimizer, inputs)
+        with pytest.raises(NonFiniteGradient, match="holds NaN or infinity; nothing of it was sent"):
+            train(model, optimizer, inputs * torch.inf)
+        left.append([*(one.detach() for one in model.parameters()), *optimizer.feedback.residual.tensors().values()])
+    assert all(map(torch.equal, *left)) and all(one.isfinite().all() for one in left[0])
+
+
+# --- where they are used ---
+
+
+def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(on_gpu.SWITCH, "1")  # what it sets is undone
+    found = measured("cpu", tiny=True)
+    assert found["triton"] and len(found["rows"]) == 7
+    for row in found["rows"]:
+        assert row["same"] and row["kernel_seconds"] > 0 < row["plain_seconds"], row
+
+
+def test_a_kernel_that_fails_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(blocks, "encode", failing)
+    monkeypatch.setattr(finite, "zero_unless_finite_", lambda grad: torch.tensor(False))
+    found = {row["kernel"]: row for row in kernel_cases.timed(drawn(400), 1)}
+    assert found["int8: encode"]["reason"] == "RuntimeError: no C compiler" and not found["int8: encode"]["same"]
+    assert found["finite"]["same"] is False and found["take out"]["same"] is True
+
+
+@pytest.mark.usefixtures("used")
+def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = drawn(1000)
+    assert on_gpu.in_triton(flat) and on_gpu.in_triton(flat, flat.half())
+    for other in (flat.double(), flat[::2], flat.to("meta"), torch.nn.Parameter(flat), flat[:0]):
+        assert not on_gpu.in_triton(other)
+    assert not on_gpu.in_triton(flat, flat[::2])
+    monkeypatch.setenv(on_gpu.SWITCH, "0")
+    assert not on_gpu.in_triton(flat)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype) -> None:
+    assert self_check.differing(CPU, dtype, 700) == []
+
+
+PLACES = {
+    "select": "select",
+    "finite": "zero_unless_finite_",
+    "take out": "take_out_",
+    "8 bits": "encode",
+    "4 bits": "decode_add_",
+}
+
+
+@pytest.mark.parametrize("kernel", PLACES)
+def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = getattr(self_check, PLACES[kernel])
+
+    def wrong(first: Tensor, *others: Any) -> object:
+        """One element of what is written is another."""
+        result = right(first, *others)
+        changed = result if kernel == "select" else others[1] if kernel == "8 bits" else first
+        changed.view(-1)[0] += 1
+        return result
+
+    monkeypatch.setattr(self_check, PLACES[kernel], wrong)
+    monkeypatch.setattr(self_check, "CHECKS", {kernel: self_check.CHECKS[kernel]})
+    assert self_check.differing(CPU, torch.float32, 300) == [kernel]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ([], None),
+        (["select"], "other results than plain torch: select"),
+        (RuntimeError("no C compiler\nx"), "no C compiler."),
+    ],
+)
+def test_a_device_on_which_they_fail_does_without(
+    outcome: object, said: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    def differing(device: torch.device, dtype: torch.dtype) -> object:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(self_check, "differing", differing)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    on_gpu.works.cache_clear()
+    assert on_gpu.works(torch.device("cuda", 0), torch.float32) is (said is None)
+    assert [said in str(one.message) for one in recwarn] == [True] * (said is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert not on_gpu.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)
