@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,10 +16,11 @@ from benchmarks.training import compress_speed
 from benchmarks.training.compress_cases import Case, list_cases
 from resireduce.scheme import COMPRESSORS
 
-TIMES = {
+TIMES: dict[str, list[dict[str, Any]]] = {
     "rows": [{"case": case, "elements": 8, "density": 0.5, "seconds": [1.0]} for case in ("copy", "naive")],
     "averages": [],
 }
+
 
 def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "micro.json"
@@ -38,8 +40,13 @@ def test_without_a_number_all_forms_have_as_many_threads_as_there_are_cores(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked: list[int] = []
+
+    def times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        asked.append(settings["threads"])
+        return TIMES
+
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
-    monkeypatch.setattr(micro_command, "_times", lambda settings: asked.append(settings["threads"]) or TIMES)
+    monkeypatch.setattr(micro_command, "_times", times)
     assert main(["micro", "--output", str(tmp_path / "micro.json")]) == 0
     assert asked == [json.loads((tmp_path / "micro.json").read_text())["threads"]] == [3]
 
