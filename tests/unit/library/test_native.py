@@ -11,7 +11,7 @@ import torch
 
 from resireduce.draw import generator
 from resireduce.kernels import native
-from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
 from resireduce.memory import LiveBytes
@@ -42,7 +42,14 @@ def both(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[torch.Tensor]])
 def values(n: int, kind: str) -> torch.Tensor:
     drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
     scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
+    if kind == "uneven":  # what is large lies together, and the sample hardly meets it
+        return drawn * 1e-3 + (torch.arange(n) < n // 50) * drawn.sign()
     return drawn.sign() if kind == "ties" else drawn * scales[kind]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers that tell zeros of two signs apart."""
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 @needs_compiler
@@ -74,6 +81,26 @@ def test_a_selection_has_the_same_elements_in_any_number_of_threads(
     for count in (1, 2, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
         assert all(torch.equal(largest_magnitudes(flat, k), one) for k, one in zip(ks, expected, strict=True))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "denormal", "ties", "negative zero", "uneven"])
+@pytest.mark.parametrize("n", [2, 33, 4097, 70_001])
+def test_a_sum_has_the_same_bits_and_the_same_elements_are_chosen_of_it(
+    monkeypatch: pytest.MonkeyPatch, n: int, kind: str, dtype: torch.dtype
+) -> None:
+    flat, added = values(n, kind).to(dtype), values(n, kind).flip(0).to(dtype)
+    ks = sorted({1, n // 2, max(1, n // 100), n - 1, n})
+    total = flat + added
+    expected = [total.abs().double().sort(stable=True).indices[-k:].sort().values for k in ks]
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for count in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        for k, one in zip(ks, expected, strict=True):
+            target = flat.clone()
+            assert torch.equal(largest_of_sum_(target, added, k), one)
+            assert torch.equal(bits(target), bits(total))
 
 
 @needs_compiler
