@@ -120,6 +120,21 @@ def test_few_bits_have_the_same_codes_and_decode_alike(
 
 
 @needs_compiler
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_few_bits_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for n in (1, 65, 1247, 1249, 20_000, 70_001):
+        found = []
+        for count in (1, 2, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+            blocks = Blocks((n,), precision, CPU)
+            blocks.set_(values(n, "normal"), generator(CPU, f"w/{n}", 3))
+            found.append([*blocks.tensors().values(), blocks.add_to_(values(n, "normal"))])
+        for others in zip(*found, strict=True):
+            assert torch.equal(others[0], others[1]) and torch.equal(others[0], others[2]), n
+
+
+@needs_compiler
 @pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
 def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
