@@ -14,11 +14,12 @@ from resireduce.kernels import native
 from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
-NAMES = ["candidates", "codes", "norms"]
+NAMES = ["candidates", "codes", "norms", "submatrix"]
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 
 
@@ -142,6 +143,46 @@ def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
     matrix = values(shape[0] * shape[1], "normal").view(shape)
     for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
         assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(2, 2), (16, 256), (17, 257), (63, 1100), (128, 3000), (4097, 33)])
+def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    matrix = values(shape[0] * shape[1], "normal").view(shape)
+    expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for count in (1, 2, 3, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "denormal", "negative zero"])
+@pytest.mark.parametrize("shape", [(2, 2), (17, 257), (40, 1024), (33, 2500)])
+def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], kind: str, dtype: torch.dtype
+) -> None:
+    matrix, block = (values(shape[0] * shape[1], one).view(shape).to(dtype) for one in (kind, "normal"))
+    source = torch.Generator().manual_seed(1)
+    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // 2)].sort().values for size in shape)
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    added, expected = block[rows][:, columns], matrix.clone()
+    expected[rows] += torch.zeros_like(expected).index_copy_(1, columns, block[:, columns])[rows]
+    for count in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        found = matrix.clone()
+        add_crossing_(found, rows.int(), columns.int(), added)
+        assert torch.equal(bits(found), bits(expected))
+        assert torch.equal(bits(cut_crossing(found, rows.int(), columns.int())), bits(found[rows][:, columns]))
+
+
+@pytest.mark.parametrize("columns", [[0, 4], [-1, 2]])
+def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list[int]) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        add_crossing_(torch.zeros(3, 4), torch.tensor([1]).int(), torch.tensor(columns).int(), torch.ones(1, 2))
 
 
 @needs_compiler
