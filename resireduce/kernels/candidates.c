@@ -21,9 +21,9 @@ struct search {
     uint16_t *counts; /* of candidates in each chunk */
 };
 
-/* Add to `count` elements of x from number `at` on, and set hits[i] to 1 for those that then reach the border, else 0. */
-static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at, int64_t count,
-                                                                  int adds, uint8_t *restrict hits)
+/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, else to 0. */
+static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
+                                                                  int64_t count, int adds, uint8_t *restrict hits)
 {
     float *restrict x = search->x + at;
     const float *restrict added = adds ? search->added + at : 0;
@@ -49,8 +49,8 @@ static inline __attribute__((always_inline)) void fetch(const struct search *sea
     }
 }
 
-/* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as long
- * as these are fewer than `stop`. Return how many there are then; -1, if there is no room for them. */
+/* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
+ * long as these are fewer than `stop`. Return how many there are then; -1, if there is no room for them. */
 static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
                                                           int64_t count, int64_t stop)
 {

@@ -110,7 +110,7 @@ struct stored {
     float *scales;
 };
 
-/* Write `count` codes, a byte each; or two to a byte, the first below, of an odd count the upper half of the last zero. */
+/* Write `count` codes, a byte each; or two to a byte, the first below, and zeros above the last of an odd count. */
 static inline __attribute__((always_inline)) void pack(int32_t *restrict codes, int64_t count, int bits,
                                                        uint8_t *restrict bytes)
 {

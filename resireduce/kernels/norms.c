@@ -6,7 +6,7 @@
 
 #include "threads.h"
 
-enum { ROWS = 16, COLUMNS = 256, LANES = 16, LINE = 64 / sizeof(int64_t) };
+enum { ROWS = 16, COLUMNS = 128, LANES = 16, AHEAD = 4096, LINE = 64 / sizeof(int64_t) };
 
 /* Take the elements of a square's first half and of its second in turn: their numbers' bits move up by one. */
 static inline __attribute__((always_inline)) void interleave(const float *restrict from, float *restrict to)
@@ -34,14 +34,17 @@ static inline __attribute__((always_inline)) void add_square(const float *square
 }
 
 /* Add the magnitudes of ROWS rows, `width` elements of each, to the norms of these rows and columns. Each sum goes on
- * element by element: sixteen at a time keep the processor busy, as one alone would wait for each addition. */
+ * element by element: sixteen at a time keep the processor busy, as one alone would wait for each addition. What comes
+ * next, from `next` on, is fetched meanwhile. */
 FOR_EACH_PROCESSOR
-static void add_tile(const float *matrix, int64_t columns, int64_t width, float *restrict by_row,
+static void add_tile(const float *matrix, const float *next, int64_t columns, int64_t width, float *restrict by_row,
                      float *restrict by_column)
 {
     float sums[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const float *row = matrix + r * columns;
+        for (int64_t c = 0; c < width; c += 64 / sizeof(float))
+            __builtin_prefetch(next + r * columns + c);
         for (int64_t c = 0; c < width; c++)
             by_column[c] += fabsf(row[c]);
         sums[r] = by_row[r];
@@ -88,13 +91,15 @@ static void add_strip(const void *task, int64_t strip, int64_t stop)
     const int64_t first = strip_start(norms, strip), last = strip_start(norms, stop);
     for (int64_t r = 0; r < norms->rows; r += ROWS) {
         const int64_t rows = norms->rows - r < ROWS ? norms->rows - r : ROWS;
+        const float *below = norms->matrix + (r + rows) * norms->columns + first;
         while (strip > 0 && __atomic_load_n(norms->done[strip - 1], __ATOMIC_ACQUIRE) <= r)
             sched_yield();
         for (int64_t c = first; c < last; c += COLUMNS) {
             const float *tile = norms->matrix + r * norms->columns + c;
             const int64_t width = last - c < COLUMNS ? last - c : COLUMNS;
             if (rows == ROWS)
-                add_tile(tile, norms->columns, width, norms->by_row + r, norms->by_column + c);
+                add_tile(tile, c + COLUMNS < last ? tile + COLUMNS : below, norms->columns, width, norms->by_row + r,
+                         norms->by_column + c);
             else
                 add_rest(tile, norms->columns, rows, width, norms->by_row + r, norms->by_column + c);
         }
@@ -124,12 +129,14 @@ void resireduce_sums(const float *x, int64_t n, double *magnitudes, double *squa
         by_magnitude[lane] = magnitudes[lane];
         by_square[lane] = squares[lane];
     }
-    for (; i + LANES <= n; i += LANES)
+    for (; i + LANES <= n; i += LANES) {
+        __builtin_prefetch(x + i + AHEAD);
         for (int lane = 0; lane < LANES; lane++) {
             const double value = x[i + lane];
             by_magnitude[lane] += fabs(value);
             by_square[lane] += value * value;
         }
+    }
     for (int lane = 0; i < n; i++, lane++) {
         const double value = x[i];
         by_magnitude[lane] += fabs(value);

@@ -5,7 +5,7 @@
 
 #include "threads.h"
 
-enum { TILE = 1024 };
+enum { TILE = 256 };
 
 struct crossing {
     float *matrix;
@@ -15,8 +15,9 @@ struct crossing {
     float *values; /* of each row, those of its columns */
 };
 
-/* Have some of the row after row r at hand when that is gone through; rows that are kept lie apart. */
-static inline __attribute__((always_inline)) void fetch(const struct crossing *at, int64_t r, int64_t start, int64_t stop)
+/* Have some of row r at hand when that is gone through: rows that are kept lie apart. */
+static inline __attribute__((always_inline)) void fetch(const struct crossing *at, int64_t r, int64_t start,
+                                                        int64_t stop)
 {
     const float *row = at->matrix + at->rows[r] * at->width;
     for (int64_t c = start; c < at->width && c < stop; c += 64 / sizeof(float))
@@ -52,9 +53,11 @@ static void cut_rows(const void *task, int64_t first, int64_t stop)
     for (int64_t r = first; r < stop; r++) {
         const float *row = at->matrix + at->rows[r] * at->width;
         float *restrict values = at->values + r * at->n_columns;
-        fetch(at, r + 1 < stop ? r + 1 : r, 0, at->width);
-        for (int64_t j = 0; j < at->n_columns; j++)
+        const float *next = at->matrix + at->rows[r + 1 < stop ? r + 1 : r] * at->width;
+        for (int64_t j = 0; j < at->n_columns; j++) {
+            __builtin_prefetch(next + columns[j]);
             values[j] = row[columns[j]];
+        }
     }
 }
 
