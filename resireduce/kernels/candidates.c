@@ -6,7 +6,7 @@
 
 #include "threads.h"
 
-enum { BLOCK = 32, CHUNK = 2048, TOO_MANY = 0xffff };
+enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16 };
 typedef uint32_t __attribute__((may_alias)) number;
 
 struct search {
@@ -14,11 +14,11 @@ struct search {
     const float *added; /* to x on the way; 0: nothing is */
     int64_t n;
     float border;
-    int lanes; /* lane l has the chunks l, l + lanes, ... and as large a part of the room as the others */
+    int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
     int64_t room;
     float *magnitudes;
     int32_t *places;
-    uint16_t *counts; /* of candidates in each chunk */
+    int32_t *counts; /* of candidates in each group; -1: too many */
 };
 
 /* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, else to 0. */
@@ -36,19 +36,6 @@ static inline __attribute__((always_inline)) void add_and_compare(const struct s
     }
 }
 
-/* Have the lane's next chunk at hand when it is looked at: a block of it for each block of this one. */
-static inline __attribute__((always_inline)) void fetch(const struct search *search, int64_t at)
-{
-    const int64_t next = at + (int64_t)search->lanes * CHUNK;
-    if (next + BLOCK > search->n)
-        return;
-    for (int i = 0; i < BLOCK; i += 16) {
-        __builtin_prefetch(search->x + next + i, 1);
-        if (search->added)
-            __builtin_prefetch(search->added + next + i);
-    }
-}
-
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
  * long as these are fewer than `stop`. Return how many there are then; -1, if there is no room for them. */
 static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
@@ -56,7 +43,6 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
 {
     for (int64_t block = at; block < at + CHUNK; block += BLOCK, hits += BLOCK) {
         uint64_t eights[BLOCK / 8];
-        fetch(search, block);
         memcpy(eights, hits, sizeof eights);
         if (!(eights[0] | eights[1] | eights[2] | eights[3]))
             continue;
@@ -72,57 +58,65 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
     return count;
 }
 
+/* Go through elements from number `at` on, a chunk at most, behind `count` candidates; return as `take`. */
+static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct search *search, int64_t at,
+                                                                   int64_t count, int64_t stop)
+{
+    uint8_t hits[CHUNK];
+    if (search->n - at < CHUNK) {
+        memset(hits, 0, sizeof hits);
+        add_and_compare(search, at, search->n - at, search->added != 0, hits);
+    } else if (search->added) {
+        add_and_compare(search, at, CHUNK, 1, hits);
+    } else {
+        add_and_compare(search, at, CHUNK, 0, hits);
+    }
+    return count < 0 ? -1 : take(search, at, hits, count, stop);
+}
+
 FOR_EACH_PROCESSOR
 static void look(const void *task, int64_t lane, int64_t stop)
 {
     const struct search *search = task;
     int64_t count = search->room * lane / search->lanes;
     const int64_t end = search->room * stop / search->lanes;
-    for (int64_t at = lane * CHUNK; at < search->n; at += (int64_t)search->lanes * CHUNK) {
-        uint8_t hits[CHUNK];
-        if (search->n - at < CHUNK) {
-            memset(hits, 0, sizeof hits);
-            add_and_compare(search, at, search->n - at, search->added != 0, hits);
-        } else if (search->added) {
-            add_and_compare(search, at, CHUNK, 1, hits);
-        } else {
-            add_and_compare(search, at, CHUNK, 0, hits);
-        }
-        const int64_t now = count < 0 ? -1 : take(search, at, hits, count, end);
-        search->counts[at / CHUNK] = now < 0 ? TOO_MANY : (uint16_t)(now - count);
-        count = now;
+    for (int64_t group = lane; group * GROUP < search->n; group += search->lanes) {
+        const int64_t before = count;
+        for (int64_t at = group * GROUP; at < search->n && at < (group + 1) * GROUP; at += CHUNK)
+            count = look_at_chunk(search, at, count, end);
+        search->counts[group] = count < 0 ? -1 : (int32_t)(count - before);
     }
 }
 
-/* Bring `total` values of all lanes into one order, from the last chunk's to the first's; `free` is room for as many. */
+/* Bring `total` values of all lanes into one order, from the last group's to the first's; `free` is room for as many. */
 static void put_in_order(const struct search *search, number *values, int64_t total, number *free)
 {
     int64_t next[MOST_THREADS];
     number *to = free + total;
     for (int lane = 0; lane < search->lanes; lane++)
         next[lane] = search->room * lane / search->lanes;
-    for (int64_t chunk = 0; chunk * CHUNK < search->n; chunk++) {
-        const int lane = (int)(chunk % search->lanes);
-        for (int i = 0; i < search->counts[chunk]; i++)
+    for (int64_t group = 0; group * GROUP < search->n; group++) {
+        const int lane = (int)(group % search->lanes);
+        for (int i = 0; i < search->counts[group]; i++)
             *--to = values[next[lane]++];
     }
     memcpy(values, free, total * sizeof *values);
 }
 
 /* Add to x[0..n), if anything is `added`; then write magnitude and place of the elements that reach `border`, from the
- * last to the first: the same in any number of threads. `counts` has room for each chunk, `free` for `room` numbers.
+ * last to the first: the same in any number of threads. `counts` has room for each group, `free` for `room` numbers.
  * Return how many; -1, with the sums complete, if there is not the room. */
 int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room,
-                        float *magnitudes, int32_t *places, float *free, uint16_t *counts)
+                        float *magnitudes, int32_t *places, float *free, int32_t *counts)
 {
     const int lanes = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
     const struct search search = {x, added, n, border, lanes, room, magnitudes, places, counts};
     in_threads(look, &search, lanes, 1, lanes);
     int64_t total = 0;
-    for (int64_t chunk = 0; chunk * CHUNK < n; chunk++) {
-        if (counts[chunk] == TOO_MANY)
+    for (int64_t group = 0; group * GROUP < n; group++) {
+        if (counts[group] < 0)
             return -1;
-        total += counts[chunk];
+        total += counts[group];
     }
     put_in_order(&search, (number *)magnitudes, total, (number *)free);
     put_in_order(&search, (number *)places, total, (number *)free);

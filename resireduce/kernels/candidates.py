@@ -9,8 +9,8 @@ from torch import Tensor
 
 from resireduce.kernels.native import addresses, library, threads
 
-CHUNK = 2048
-"""Elements that a thread looks at before it writes down, in two bytes, how many of them are candidates."""
+GROUP = 1 << 16
+"""Elements that a thread looks at before it writes down, in four bytes, how many of them are candidates."""
 
 
 def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
@@ -106,7 +106,7 @@ class Candidates:
 class CompiledCandidates(Candidates):
     """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
 
-    Of contiguous float32 elements of the CPU, fewer than 2^31. Threads look at chunks in turn, each into a part of the
+    Of contiguous float32 elements of the CPU, fewer than 2^31. Threads look at groups in turn, each into a part of the
     room; what they have found is then put in order.
     """
 
@@ -120,7 +120,7 @@ class CompiledCandidates(Candidates):
         """Add `added`, if any, and look at all elements, in one pass; look at them once more, if there is no room."""
         n = self._flat.numel()
         fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
-        if border < 0 or n > CHUNK // 2 * self.room or not fits:
+        if border < 0 or n > GROUP // 8 * self.room or not fits:
             super().look_through(border, added)
             return
         self.begin(border)

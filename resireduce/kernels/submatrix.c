@@ -1,7 +1,6 @@
 /* The elements of a float32 matrix where some rows cross some columns, with the bits of whole rows in torch. */
 
 #include <stdint.h>
-#include <string.h>
 
 #include "threads.h"
 

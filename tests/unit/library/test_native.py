@@ -3,6 +3,8 @@
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -87,7 +89,7 @@ def test_a_selection_has_the_same_elements_in_any_number_of_threads(
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
 @pytest.mark.parametrize("kind", ["normal", "denormal", "ties", "negative zero", "uneven"])
-@pytest.mark.parametrize("n", [2, 33, 4097, 70_001])
+@pytest.mark.parametrize("n", [2, 33, 4097, 140_001])
 def test_a_sum_has_the_same_bits_and_the_same_elements_are_chosen_of_it(
     monkeypatch: pytest.MonkeyPatch, n: int, kind: str, dtype: torch.dtype
 ) -> None:
@@ -273,6 +275,26 @@ def test_without_a_home_it_is_done_without(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # of nobody: containers are run with such
     assert library("candidates") is None
+
+
+@needs_compiler
+def test_threads_are_torchs_own_and_after_a_fork_others() -> None:
+    script = """
+import os, signal, sys, torch
+from resireduce.kernels.norms import l1_norms
+torch.set_num_threads(3)
+matrix = torch.ones(1024, 1024)
+before = [int(one.sum()) for one in l1_norms(matrix, torch.float32)]
+threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+child = os.fork()
+if not child:
+    signal.alarm(30)  # OpenMP would wait for threads that are not there
+    os._exit([int(one.sum()) for one in l1_norms(matrix, torch.float32)] != before)
+assert os.waitpid(child, 0)[1] == 0
+matrix.add_(matrix)
+assert not threads or len(os.listdir("/proc/self/task")) == threads, "torch has started threads of its own"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @needs_compiler
