@@ -39,9 +39,9 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 
 
 def largest_of_sum_(flat: Tensor, added: Tensor, k: int) -> Tensor:
-    """Add 1-D `added` to 1-D `flat`, in place, both of one dtype; return what `largest_magnitudes` does of the sum.
+    """Add 1-D `added` to 1-D `flat`, in place, both of one dtype; return indices of its `k` largest magnitudes.
 
-    On a CPU compiled code reads each element once for both.
+    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for both.
     """
     if k >= flat.numel() or flat.device.type not in ("cpu", "meta"):
         return largest_magnitudes(flat.add_(added), k)

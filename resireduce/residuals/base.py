@@ -107,7 +107,7 @@ class Residual(ABC):
         """
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return two tensors, of which the second is all that `compensate_` would add to the first, in its memory.
+        """Return two tensors: all that `compensate_(grad, name)` would do is to add the second to the first.
 
         Contiguous, of one shape and dtype: whoever goes through the elements in any case may add them on the way. None
         if `compensate_` does anything else, or is a subclass' own.

@@ -36,7 +36,7 @@ class FullResidual(Residual):
         return self._stored[name].add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return R and G, if the sum is formed in the memory of R; None else."""
+        """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; None else."""
         if name not in self._summing or type(self).compensate_ is not FullResidual.compensate_:
             return None
         values = self._summing[name].values

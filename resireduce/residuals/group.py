@@ -64,7 +64,7 @@ class GroupResidual(Residual):
         return self._group_of[name].stored.add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return G and what the last step stored for the group, if that has the gradient's dtype; None else."""
+        """Return `grad` and what the last step stored for the group of tensor `name`, if their dtype is the same."""
         own = type(self).compensate_ is GroupResidual.compensate_
         return self._grad_and_stored(grad, name) if own else None
 

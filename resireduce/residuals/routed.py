@@ -30,7 +30,7 @@ class RoutedResidual(Residual):
         return self._part(name).compensate_(grad, name)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return what the responsible part would add, if it does nothing but that."""
+        """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
         return self._part(name).addends(grad, name)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:

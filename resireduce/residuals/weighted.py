@@ -35,7 +35,7 @@ class WeightedResidual(AverageResidual):
         return compensated
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return G and the group's residual, unless norms are those of their sum."""
+        """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
         own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
         return self._grad_and_stored(grad, name) if own else None
 
