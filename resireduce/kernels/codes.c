@@ -111,23 +111,27 @@ struct stored {
 };
 
 /* Write `count` codes, a byte each; or two to a byte, the first below, and zeros above the last of an odd count. */
-static inline __attribute__((always_inline)) void pack(int32_t *restrict codes, int64_t count, int bits,
+static inline __attribute__((always_inline)) void pack(const int32_t *restrict codes, int64_t count, int bits,
                                                        uint8_t *restrict bytes)
 {
+    uint8_t halves[BLOCK + 1];
     if (bits == 8)
         for (int64_t i = 0; i < count; i++)
             bytes[i] = (uint8_t)codes[i];
-    codes[count] = -8;
-    if (bits == 4)
+    else {
+        for (int64_t i = 0; i < count; i++)
+            halves[i] = (uint8_t)(codes[i] + 8);
+        halves[count] = 0;
         for (int64_t i = 0; i < (count + 1) / 2; i++)
-            bytes[i] = (uint8_t)((codes[2 * i] + 8) | (codes[2 * i + 1] + 8) << 4);
+            bytes[i] = (uint8_t)(halves[2 * i] | halves[2 * i + 1] << 4);
+    }
 }
 
 static inline __attribute__((always_inline)) void encode_block(const struct stored *to, int64_t start, int64_t count,
                                                                struct twister *source)
 {
     float drawn[BLOCK];
-    int32_t codes[BLOCK + 1];
+    int32_t codes[BLOCK];
     draw(source, drawn, count);
     to->scales[start / BLOCK] = round_block(to->x + start, count, to->bits == 8 ? 127.0f : 7.0f, drawn, codes);
     pack(codes, count, to->bits, to->codes + start * to->bits / 8);
