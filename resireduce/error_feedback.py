@@ -108,6 +108,10 @@ class ErrorFeedback(Messenger):
             grad = self.momentum.accumulate_(grad, name)
         if self.compressor_of(name).lossless:
             return go_on(name, self._rounds(grad, name, step))
+        sums = self.residual.addends(grad, name) if self.compressor_of(name).adds and self.momentum is None else None
+        if sums is not None:
+            payload = self.compressor_of(name).compress_sum_(*sums)
+            return self._keep_error(sums[0], payload, name, step)
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
     @timed("compress")
@@ -121,7 +125,12 @@ class ErrorFeedback(Messenger):
         payload = yield from self._rounds(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
             self.momentum.mask_(name, compressor.sent_indices(payload))
-        self.residual.update(name, lambda: compressor.error_(compensated, payload), step)
+        return self._keep_error(compensated, payload, name, step)
+
+    def _keep_error(self, compensated: Tensor, payload: Payload, name: str, step: int) -> Payload:
+        """Leave to the residual what `payload` has not of the gradient with it; return the payload."""
+        error_ = self.compressor_of(name).error_
+        self.residual.update(name, lambda: error_(compensated, payload), step)
         return payload
 
     @timed("compress")

@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from benchmarks.launching.processes import start_here
 from resireduce.errors import ConfigError, check_share, choose
 
 SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
-SMALLEST, LARGEST, ROW = 1 << 14, 1 << 30, 1024
+SMALLEST, LARGEST, ROW, MOST_THREADS = 1 << 14, 1 << 30, 1024, 1024
 COPY, NAIVE = "copy", "naive"
 PASSES = 1.5
 """Reading the gradient, reading and writing the residual: times the bytes of a copy, which reads and writes."""
@@ -26,7 +27,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 34), "MALLOC_TRIM_THRESHOLD_": str(
 """Freed memory is used again: pages from the system take ten times as long, and plain torch needs the most."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 READING = (
-    "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, one thread. Naive: the sum, "
+    "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, {threads}. Naive: the sum, "
     "torch.topk(x.abs(), k, sorted=False), the values and zeros in their places. Bound: the time to read the gradient "
     "and to read and write the residual at the speed of a copy in the same rounds."
 )
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements of a gradient (default: {sizes})")
     parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
+    text = "threads of each case, plain torch's too (default: the cores that this process may use, as torch has them)"
+    parser.add_argument("--threads", type=int, metavar="N", help=text)
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds, to try it out")
     place = Path("results/runs/micro/micro.json")
@@ -55,7 +58,7 @@ def main(args: argparse.Namespace) -> int:
         "rounds": integer("rounds", 2 if args.tiny else args.rounds, 1, 10**4),
         "device": choose("device", args.device, DEVICES),
         "row": ROW,
-        "threads": 1,
+        "threads": integer("threads", _cores() if args.threads is None else args.threads, 1, MOST_THREADS),
     }
     writable("output", args.output)
     times = _times(settings)
@@ -63,11 +66,16 @@ def main(args: argparse.Namespace) -> int:
     here = provenance()
     measured = {name: here[name] for name in FACTS}
     save_json({**settings, "malloc": MALLOC, "rows": rows, "averages": averages, "measured": measured}, args.output)
-    text = f"{table(rows, settings['rounds'])}\n{averages_table(averages)}"
+    text = f"{table(rows, settings['rounds'], settings['threads'])}\n{averages_table(averages)}"
     save_text(text, args.output.with_suffix(".md"))
     _draw(rows, args.output.with_suffix(".svg"))
     print(f"{text}\nAll of it: {args.output}")
     return 0
+
+
+def _cores() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _size(given: int) -> int:
@@ -108,9 +116,12 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def table(rows: Sequence[dict[str, Any]], rounds: int) -> str:
-    """Return the rows as a table of Markdown, with how to read it."""
-    return f"{markdown_table(HEAD, list(map(cells_of, rows)), ALIGN)}\n\n{READING.format(rounds=rounds)}\n"
+def table(rows: Sequence[dict[str, Any]], rounds: int, threads: int) -> str:
+    """Return the rows as a table of Markdown, with how to read it: the number of threads in its head, too."""
+    named = "1 thread" if threads == 1 else f"{threads} threads"
+    head = [f"ms, {named}" if title == "ms" else title for title in HEAD]
+    reading = READING.format(rounds=rounds, threads=named)
+    return f"{markdown_table(head, list(map(cells_of, rows)), ALIGN)}\n\n{reading}\n"
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from resireduce.share import share
 Step = Callable[[Sequence[Tensor], int], object]
 """Compresses contiguous gradients, whose memory it may overwrite, in step number 0, 1, ..."""
 COPY, TOPK, NAIVE, GRACE = "copy", "torch.topk", "naive", "GRACE's form"
-GROUPED, SPECIFIC = ("a", "w", "member"), ("d", "2d")
+GROUPED, SPECIFIC, BOTH = ("a", "w", "member"), ("d", "2d"), ("w+2d",)
 PRECISIONS = ("bfloat16", "float8_e4m3", "int8", "int4")
 LEFT_OUT = ("none", "threshold")
 """Compressors that have nothing to be left in a residual, or no density that could be compared."""
@@ -28,7 +28,7 @@ LEFT_OUT = ("none", "threshold")
 
 @dataclass(frozen=True)
 class Case:
-    """One way, and how many gradients its step takes: groups share a residual, so that they take two."""
+    """One way, and how many gradients its step takes: groups share a residual, so that they take two; w+2d three."""
 
     name: str
     make: Callable[[Tensor, float], Step]
@@ -49,14 +49,18 @@ def list_cases() -> list[Case]:
 
 
 def _of_library() -> Iterator[Case]:
-    for scheme in ("baseline", *GROUPED, *SPECIFIC):
-        count = 2 if scheme in GROUPED else 1
-        yield Case(f"topk, {scheme}", _library("topk", scheme, None), count)
+    for scheme in ("baseline", *GROUPED, *SPECIFIC, *BOTH):
+        yield Case(f"topk, {scheme}", _library("topk", scheme, None), _gradients(scheme))
     for precision in PRECISIONS:
         yield Case(f"topk, baseline, {precision}", _library("topk", "baseline", precision))
     for compressor in COMPRESSORS:
         if compressor not in ("topk", *LEFT_OUT):
             yield Case(f"{compressor}, baseline", _library(compressor, "baseline", None))
+
+
+def _gradients(scheme: str) -> int:
+    """Two that share a residual, and one that is specific, as far as the scheme knows such."""
+    return 3 if scheme in BOTH else 2 if scheme in GROUPED else 1
 
 
 def _copy(like: Tensor, density: float) -> Step:
@@ -111,10 +115,12 @@ class _Layers(nn.Module):
 
 def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[Tensor, float], Step]:
     def make(like: Tensor, density: float) -> Step:
-        model = _Layers(like, 2 if scheme in GROUPED else 1)
+        model = _Layers(like, _gradients(scheme))
         parameters = dict(model.named_parameters())
+        names = tuple(parameters)
         grouping = Grouping(
-            groups=(tuple(parameters),) if scheme in GROUPED else (), specific=("0",) if scheme in SPECIFIC else ()
+            groups=(names[:2],) if scheme in (*GROUPED, *BOTH) else (),
+            specific=names[-1:] if scheme in (*SPECIFIC, *BOTH) else (),
         )
         settings = Settings(scheme, compressor, density, groups=grouping, residual_dtype=precision)
         feedback, _ = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)

@@ -93,6 +93,18 @@ class Compressor(ABC):
         raise NotImplementedError(f"{type(self).__name__} selects from a whole gradient")
 
     @property
+    def adds(self) -> bool:
+        """Whether `compress_sum_` does what an addition and `compress` do, and nothing is remembered."""
+        return False
+
+    def compress_sum_(self, dense: Tensor, added: Tensor) -> Payload:
+        """Add `added` to `dense`, in place, contiguous tensors of one shape and dtype; return the payload of the sum.
+
+        As `compress` makes it. NotImplementedError unless the compressor `adds`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
+
+    @property
     def exact(self) -> bool:
         """Whether what is sent are the gradient's own values, so that sent + error = gradient bit for bit."""
         return True

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.largest import LargestOfParts, largest_magnitudes
+from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
+from resireduce.payload import Payload
 from resireduce.share import share
 
 
@@ -23,6 +24,16 @@ class TopK(Selecting, SparseCompressor):
     def selection(self, like: Tensor) -> LargestOfParts:
         """Return what selects the k largest magnitudes of the parts of a gradient `like` this one."""
         return LargestOfParts(like, share(self.density, like.numel()))
+
+    @property
+    def adds(self) -> bool:
+        """Whether `select` is the one here: False for subclasses."""
+        return type(self) is TopK
+
+    def compress_sum_(self, dense: Tensor, added: Tensor) -> Payload:
+        """Add `added` to `dense`, in place; return the payload of its largest magnitudes. Each element is read once."""
+        k = share(self.density, dense.numel())
+        return self.packed(dense, largest_of_sum_(dense.view(-1), added.view(-1), k))
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest magnitudes: int64, ascending."""

@@ -2,93 +2,125 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
-#include "flags.h"
 #include "threads.h"
 
-enum { BLOCK = FLAGGED, AHEAD = 8 };
+enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16 };
+typedef uint32_t __attribute__((may_alias)) number;
 
 struct search {
-    const float *x;
+    float *x;
+    const float *added; /* to x on the way; 0: nothing is */
+    int64_t n;
     float border;
-    uint32_t *flags;
+    int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
+    int64_t room;
+    float *magnitudes;
+    int32_t *places;
+    int32_t *counts; /* of candidates in each group; -1: too many */
 };
 
-/* Flag the blocks of `count` elements, at most a word, from number `at` on. */
-static inline __attribute__((always_inline)) void look_at_word(const struct search *search, int64_t at, int64_t count)
+/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, else to 0. */
+static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
+                                                                  int64_t count, int adds, uint8_t *restrict hits)
 {
-    const float *x = search->x + at;
-    uint8_t hits[WORD];
-    if (count < WORD)
-        memset(hits, 0, sizeof hits);
-    for (int64_t i = 0; i < count; i++)
-        hits[i] = fabsf(x[i]) >= search->border;
-    search->flags[at / WORD] = flags_of(hits);
-}
-
-FOR_EACH_PROCESSOR
-static void look(const void *task, int64_t start, int64_t stop)
-{
-    for (int64_t at = start; at < stop; at += WORD)
-        if (stop - at < WORD)
-            look_at_word(task, at, stop - at);
-        else
-            look_at_word(task, at, WORD);
-}
-
-/* Flag the blocks of x[0..n) in which a magnitude reaches `border`: the same bits in any number of threads. */
-void resireduce_look(const float *x, int64_t n, float border, uint32_t *flags, int threads)
-{
-    const struct search search = {x, border, flags};
-    in_threads(look, &search, n, WORD, threads);
-}
-
-/* Have the flagged blocks of a word at hand when they are looked at. */
-static inline __attribute__((always_inline)) void fetch(const float *x, uint32_t flags)
-{
-    for (; flags; flags &= flags - 1) {
-        const float *block = x + __builtin_ctz(flags) * FLAGGED;
-        __builtin_prefetch(block);
-        __builtin_prefetch(block + FLAGGED / 2);
+    float *restrict x = search->x + at;
+    const float *restrict added = adds ? search->added + at : 0;
+    const float border = search->border;
+    for (int64_t i = 0; i < count; i++) {
+        const float value = adds ? x[i] + added[i] : x[i];
+        if (adds)
+            x[i] = value;
+        hits[i] = fabsf(value) >= border;
     }
 }
 
-/* Write magnitude and place of those elements of x[0..n) that reach the border, from the last to the first, which lie in
- * blocks with a flag. Return how many; -1, if there is no `room` for them. */
-FOR_EACH_PROCESSOR
-int64_t resireduce_take_flagged(const float *x, int64_t n, float border, const uint32_t *flags, int64_t room,
-                                float *magnitudes, int32_t *places)
+/* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
+ * long as these are fewer than `stop`. Return how many there are then; -1, if there is no room for them. */
+static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
+                                                          int64_t count, int64_t stop)
 {
-    int64_t count = 0;
-    for (int64_t word = (n - 1) / WORD; word >= 0; word--) {
-        if (word >= AHEAD)
-            fetch(x + (word - AHEAD) * WORD, flags[word - AHEAD]);
-        for (uint32_t bits = flags[word]; bits;) {
-            const int block = 31 - __builtin_clz(bits);
-            const int64_t first = word * WORD + block * FLAGGED;
-            const int64_t size = n - first < FLAGGED ? n - first : FLAGGED;
-            uint64_t eights[FLAGGED / 8] = {0};
-            uint8_t *hits = (uint8_t *)eights;
-            if (room - count < FLAGGED)
-                return -1;
-            if (size == FLAGGED)
-                for (int i = 0; i < FLAGGED; i++)
-                    hits[i] = fabsf(x[first + i]) >= border;
-            else
-                for (int i = 0; i < size; i++)
-                    hits[i] = fabsf(x[first + i]) >= border;
-            for (int e = FLAGGED / 8 - 1; e >= 0; e--)
-                for (uint64_t left = eights[e]; left;) {
-                    const int byte = (63 - __builtin_clzll(left)) / 8;
-                    const int64_t i = first + 8 * e + byte;
-                    magnitudes[count] = fabsf(x[i]);
-                    places[count++] = (int32_t)i;
-                    left ^= (uint64_t)1 << 8 * byte;
-                }
-            bits ^= (uint32_t)1 << block;
-        }
+    for (int64_t block = at; block < at + CHUNK; block += BLOCK, hits += BLOCK) {
+        uint64_t eights[BLOCK / 8];
+        memcpy(eights, hits, sizeof eights);
+        if (!(eights[0] | eights[1] | eights[2] | eights[3]))
+            continue;
+        if (stop - count < BLOCK)
+            return -1;
+        for (int e = 0; e < BLOCK / 8; e++) /* a product of ones in eight bytes has them as eight bits on top */
+            for (uint32_t left = eights[e] * 0x0102040810204080u >> 56; left; left &= left - 1) {
+                const int64_t i = block + 8 * e + __builtin_ctz(left);
+                search->magnitudes[count] = fabsf(search->x[i]);
+                search->places[count++] = (int32_t)i;
+            }
     }
     return count;
+}
+
+/* Go through elements from number `at` on, a chunk at most, behind `count` candidates; return as `take`. */
+static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct search *search, int64_t at,
+                                                                   int64_t count, int64_t stop)
+{
+    uint8_t hits[CHUNK];
+    if (search->n - at < CHUNK) {
+        memset(hits, 0, sizeof hits);
+        add_and_compare(search, at, search->n - at, search->added != 0, hits);
+    } else if (search->added) {
+        add_and_compare(search, at, CHUNK, 1, hits);
+    } else {
+        add_and_compare(search, at, CHUNK, 0, hits);
+    }
+    return count < 0 ? -1 : take(search, at, hits, count, stop);
+}
+
+FOR_EACH_PROCESSOR
+static void look(const void *task, int64_t lane, int64_t stop)
+{
+    const struct search *search = task;
+    int64_t count = search->room * lane / search->lanes;
+    const int64_t end = search->room * stop / search->lanes;
+    for (int64_t group = lane; group * GROUP < search->n; group += search->lanes) {
+        const int64_t before = count;
+        for (int64_t at = group * GROUP; at < search->n && at < (group + 1) * GROUP; at += CHUNK)
+            count = look_at_chunk(search, at, count, end);
+        search->counts[group] = count < 0 ? -1 : (int32_t)(count - before);
+    }
+}
+
+/* Bring `total` values of all lanes into one order, from the last group's to the first's; `free` is room for as many. */
+static void put_in_order(const struct search *search, number *values, int64_t total, number *free)
+{
+    int64_t next[MOST_THREADS];
+    number *to = free + total;
+    for (int lane = 0; lane < search->lanes; lane++)
+        next[lane] = search->room * lane / search->lanes;
+    for (int64_t group = 0; group * GROUP < search->n; group++) {
+        const int lane = (int)(group % search->lanes);
+        for (int i = 0; i < search->counts[group]; i++)
+            *--to = values[next[lane]++];
+    }
+    memcpy(values, free, total * sizeof *values);
+}
+
+/* Add to x[0..n), if anything is `added`; then write magnitude and place of the elements that reach `border`, from the
+ * last to the first: the same in any number of threads. `counts` has room for each group, `free` for `room` numbers.
+ * Return how many; -1, with the sums complete, if there is not the room. */
+int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room,
+                        float *magnitudes, int32_t *places, float *free, int32_t *counts)
+{
+    const int lanes = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+    const struct search search = {x, added, n, border, lanes, room, magnitudes, places, counts};
+    in_threads(look, &search, lanes, 1, lanes);
+    int64_t total = 0;
+    for (int64_t group = 0; group * GROUP < n; group++) {
+        if (counts[group] < 0)
+            return -1;
+        total += counts[group];
+    }
+    put_in_order(&search, (number *)magnitudes, total, (number *)free);
+    put_in_order(&search, (number *)places, total, (number *)free);
+    return total;
 }
 
 /* Write magnitude and place (counted from `first`) of the elements of x[0..*left) whose magnitude reaches `border`, from

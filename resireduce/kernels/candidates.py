@@ -9,8 +9,8 @@ from torch import Tensor
 
 from resireduce.kernels.native import addresses, library, threads
 
-WORD = 1024
-"""Elements whose flags are 32 bits, as long as a magnitude: of a block of 32 elements each."""
+GROUP = 1 << 16
+"""Elements that a thread looks at before it writes down, in four bytes, how many of them are candidates."""
 
 
 def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
@@ -45,8 +45,10 @@ class Candidates:
             self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[self.room :]
             self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
 
-    def look_through(self, border: float) -> None:
-        """Look at all elements for those whose magnitude is `border` or more."""
+    def look_through(self, border: float, added: Tensor | None = None) -> None:
+        """Look at all elements for those whose magnitude is `border` or more, once 1-D `added`, if any, is added."""
+        if added is not None:
+            self._flat.add_(added)
         self.begin(border)
         self.look_at(self._flat, 0)
 
@@ -104,28 +106,29 @@ class Candidates:
 class CompiledCandidates(Candidates):
     """As `Candidates` of `flat`, `k` and `piece`, by the inner loops of candidates.c, which are `compiled`.
 
-    Of contiguous float32 elements of the CPU, fewer than 2^31. With several threads they flag each block that has a
-    candidate, and these are then taken in their order; one alone takes candidates at once.
+    Of contiguous float32 elements of the CPU, fewer than 2^31. Threads look at groups in turn, each into a part of the
+    room; what they have found is then put in order.
     """
 
     def __init__(self, flat: Tensor, k: int, piece: int, compiled: ctypes.CDLL):
         super().__init__(flat, k, piece)
         self._compiled, self._reaching = compiled, compiled.resireduce_reaching
-        self._take = compiled.resireduce_take_flagged
-        self._reaching.restype = self._take.restype = ctypes.c_int64
+        self._look = compiled.resireduce_look
+        self._reaching.restype = self._look.restype = ctypes.c_int64
 
-    def look_through(self, border: float) -> None:
-        """Look at all elements for those whose magnitude is `border` or more; once more, if there is no room."""
-        count = threads(self._flat.numel())
-        if count.value == 1 or self._flat.numel() > WORD * self.room:
-            super().look_through(border)
+    def look_through(self, border: float, added: Tensor | None = None) -> None:
+        """Add `added`, if any, and look at all elements, in one pass; look at them once more, if there is no room."""
+        n = self._flat.numel()
+        fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
+        if border < 0 or n > GROUP // 8 * self.room or not fits:
+            super().look_through(border, added)
             return
         self.begin(border)
-        # Flags lie where magnitudes are ordered later.
-        values, flags = addresses(self._flat, self._piece)
-        sizes = ctypes.c_int64(self._flat.numel()), ctypes.c_float(border)
-        self._compiled.resireduce_look(values, *sizes, flags, count)
-        self.count = self._take(values, *sizes, flags, ctypes.c_int64(self.room), *self._pointers(0))
+        addend = ctypes.c_void_p(None if added is None else added.data_ptr())
+        # What is put in order lies where magnitudes are ordered later, and counts where marks are.
+        (values, free), counts = addresses(self._flat, self._piece), ctypes.c_void_p(self._marks.ctypes.data)
+        sizes = ctypes.c_int64(n), ctypes.c_float(border), threads(n), ctypes.c_int64(self.room)
+        self.count = self._look(values, addend, *sizes, *self._pointers(0), free, counts)
         if self.count < 0:
             super().look_through(border)
 

@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from resireduce.kernels.native import addresses, library
+from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.on_gpu import in_triton
 
 BITS = {"int8": 8, "int4": 4}
@@ -61,5 +61,5 @@ def _compiled(flat: Tensor, kind: str) -> ctypes.CDLL | None:
     return library("codes") if fits else None
 
 
-def _sizes(flat: Tensor, kind: str) -> tuple[ctypes.c_int64, ctypes.c_int]:
-    return ctypes.c_int64(flat.numel()), ctypes.c_int(BITS[kind])
+def _sizes(flat: Tensor, kind: str) -> tuple[ctypes.c_int64, ctypes.c_int, ctypes.c_int]:
+    return ctypes.c_int64(flat.numel()), ctypes.c_int(BITS[kind]), threads(flat.numel())

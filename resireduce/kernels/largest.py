@@ -43,6 +43,16 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
     return by_candidates(flat, k, piece or _piece(n))
 
 
+def largest_of_sum_(flat: Tensor, added: Tensor, k: int) -> Tensor:
+    """Add 1-D `added` to 1-D `flat`, in place, both of one dtype; return indices of its `k` largest magnitudes.
+
+    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for both.
+    """
+    if k >= flat.numel() or flat.device.type not in ("cpu", "meta"):
+        return largest_magnitudes(flat.add_(added), k)
+    return by_candidates(flat, k, _piece(flat.numel()), added)
+
+
 def _piece(n: int) -> int:
     """Return how many of `n` elements are looked at at once, unless that is said."""
     return min(PIECE, max(SMALLEST, n // PIECES))
@@ -79,27 +89,31 @@ class LargestOfParts:
         return self._best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
-def by_candidates(flat: Tensor, k: int, piece: int) -> Tensor:
-    """As `largest_magnitudes` of `flat`, `k` and `piece`, for a tensor of the CPU or without storage."""
-    border = _sampled_border(flat, k)
+def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None) -> Tensor:
+    """As `largest_magnitudes` of `flat`, `k` and `piece`, for a tensor of the CPU or without storage.
+
+    added: 1-D, what is added to `flat` first.
+    """
+    border = _sampled_border(flat, k, added)
     candidates = candidates_of(flat, k, piece)
-    candidates.look_through(border)
+    candidates.look_through(border, added)
     if candidates.count < k:  # the sample misled: all compete
         candidates.look_through(-1.0)
     return candidates.chosen()
 
 
-def _sampled_border(flat: Tensor, k: int) -> float:
+def _sampled_border(flat: Tensor, k: int, added: Tensor | None) -> float:
     """Return a magnitude that the `k` largest reach very probably, and not many others: four standard errors low.
 
-    It is -1 where no border can be told.
+    Of `flat`, with `added`, if there is any. It is -1 where no border can be told.
     """
-    thinned = flat[:: max(SPARSEST, flat.numel() // SAMPLES) | 1]  # odd: it meets all columns of most matrices
+    step = max(SPARSEST, flat.numel() // SAMPLES) | 1  # odd: it meets all columns of most matrices
+    thinned = flat[::step]
     exact = torch.promote_types(flat.dtype, torch.float32)
     held = torch.empty(thinned.shape, dtype=exact, device=flat.device)
     if held.is_meta:
         return -1.0
-    sample = magnitudes_into(held, thinned)
+    sample = magnitudes_into(held, thinned if added is None else torch.add(thinned, added[::step], out=held))
     expected = k / flat.numel() * sample.size
     wanted = int(expected + 4 * expected**0.5 + 4)
     if wanted >= sample.size:

@@ -23,7 +23,7 @@ FLAGS = (
 """No sum is formed in another order or precision than it is written in: results are those of the plain form."""
 CLONES = '__attribute__((target_clones("avx512f", "avx2", "default")))'
 """What FOR_EACH_PROCESSOR stands for in C, where that is known: code for each, of which one is chosen at the start."""
-SECONDS = 60.0
+SECONDS, PROCESS = 60.0, os.getpid()
 SMALLEST = 1 << 18
 """Elements that are worth a thread: to start one takes as long as some ten thousand."""
 
@@ -37,9 +37,26 @@ def library(name: str) -> ctypes.CDLL | None:
     if os.environ.get(SWITCH) == "0":
         return None
     try:
-        return ctypes.CDLL(str(_built(name)))
+        return _in_team(ctypes.CDLL(str(_built(name))))
     except (OSError, RuntimeError, ValueError, subprocess.SubprocessError):  # RuntimeError: there is no home
         return None
+
+
+def _in_team(found: ctypes.CDLL) -> ctypes.CDLL:
+    """Return `found`, which uses the threads of OpenMP that torch has, where it has such.
+
+    They wait for work busily, some milliseconds after each: threads beside them would have to share processors. After a
+    fork they are not there, and OpenMP would wait for them for ever: then threads are started.
+    """
+    if os.getpid() != PROCESS:
+        return found
+    try:
+        torchs = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        found.resireduce_use_team(ctypes.cast(torchs.GOMP_parallel, ctypes.c_void_p))
+        os.register_at_fork(after_in_child=lambda: found.resireduce_use_team(None))
+    except (OSError, AttributeError):  # another system, or torch without OpenMP
+        pass
+    return found
 
 
 def _built(name: str) -> Path:

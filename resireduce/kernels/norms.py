@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import slices
-from resireduce.kernels.native import addresses, library
+from resireduce.kernels.native import addresses, library, threads
 
 LANES, PIECE = 16, 1 << 16
 """How many sums go on side by side, and of how many elements a piece is in which NumPy adds to them."""
@@ -89,7 +89,7 @@ def l1_norms(matrix: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         by_row, by_column = (torch.linalg.vector_norm(matrix, 1, dim=dim, dtype=dtype) for dim in (1, 0))
         return by_row, by_column
     by_row, by_column = (matrix.new_zeros(size) for size in matrix.shape)
-    sizes = map(ctypes.c_int64, matrix.shape)
+    sizes = (*map(ctypes.c_int64, matrix.shape), threads(matrix.numel()))
     compiled.resireduce_l1_norms(*addresses(matrix), *sizes, *addresses(by_row, by_column))
     return by_row, by_column
 
@@ -107,7 +107,7 @@ def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -
         here.copy_(torch.linalg.vector_norm(part, 1, dim=1, dtype=by_row.dtype))
         by_column.add_(torch.linalg.vector_norm(part, 1, dim=0, dtype=by_row.dtype))
         return
-    sizes = map(ctypes.c_int64, part.shape)
+    sizes = (*map(ctypes.c_int64, part.shape), threads(part.numel()))
     compiled.resireduce_l1_norms(*addresses(part), *sizes, *addresses(here, by_column))
 
 

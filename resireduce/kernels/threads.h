@@ -1,4 +1,4 @@
-/* A loop over elements in several threads at once. Nothing is left of them: a process may fork between two calls. */
+/* A loop over elements in several threads at once: torch's own, or some that are started for it and end with it. */
 
 #include <pthread.h>
 #include <stdint.h>
@@ -8,37 +8,58 @@ enum { MOST_THREADS = 64 };
 /* What goes through the elements start..stop of a task. */
 typedef void part_of(const void *task, int64_t start, int64_t stop);
 
-struct share {
+/* What has all threads of a team do something; 0 threads: as many as torch has. */
+typedef void team_of(void (*run)(void *), void *given, unsigned threads, unsigned flags);
+
+static team_of *team;
+
+/* Have `found` run loops from now on: GOMP_parallel of the OpenMP that torch uses. */
+void resireduce_use_team(team_of *found)
+{
+    team = found;
+}
+
+struct loop {
     part_of *run;
     const void *task;
-    int64_t start, stop;
+    int64_t n, unit;
+    int shares, taken;
 };
 
-static void *run_share(void *given)
+/* Go through one share after the other, as long as there are some that nobody has taken. A share may wait for those
+ * before it: they have been taken earlier. */
+static void take_shares(void *given)
 {
-    const struct share *own = given;
-    own->run(own->task, own->start, own->stop);
+    struct loop *loop = given;
+    const int64_t units = (loop->n + loop->unit - 1) / loop->unit;
+    int share;
+    while ((share = __atomic_fetch_add(&loop->taken, 1, __ATOMIC_RELAXED)) < loop->shares) {
+        const int64_t start = units * share / loop->shares * loop->unit;
+        const int64_t stop = units * (share + 1) / loop->shares * loop->unit;
+        loop->run(loop->task, start, stop < loop->n ? stop : loop->n);
+    }
+}
+
+static void *start_taking(void *given)
+{
+    take_shares(given);
     return 0;
 }
 
-/* Go through the elements 0..n in `threads` threads, this one among them: each has some that lie together, and begin with
- * a multiple of `unit`. A thread that cannot be started has its elements gone through here, after those before them. */
+/* Go through the elements 0..n in `threads` shares, each of elements that lie together and begin with a multiple of
+ * `unit`: in threads, this one among them. Where others cannot be started, this one goes through all. */
 static void in_threads(part_of *run, const void *task, int64_t n, int64_t unit, int threads)
 {
-    struct share shares[MOST_THREADS];
     pthread_t started[MOST_THREADS];
-    int runs[MOST_THREADS] = {0};
-    const int count = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    const int64_t units = (n + unit - 1) / unit;
-    for (int t = 0; t < count; t++) {
-        const int64_t stop = units * (t + 1) / count * unit;
-        shares[t] = (struct share){run, task, units * t / count * unit, stop < n ? stop : n};
-        runs[t] = t > 0 && pthread_create(&started[t], 0, run_share, &shares[t]) == 0;
+    int count = 0;
+    struct loop loop = {run, task, n, unit, threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads, 0};
+    if (loop.shares > 1 && team) {
+        team(take_shares, &loop, 0, 0);
+        return;
     }
-    for (int t = 0; t < count; t++)
-        if (!runs[t])
-            run_share(&shares[t]);
-    for (int t = 0; t < count; t++)
-        if (runs[t])
-            pthread_join(started[t], 0);
+    for (int t = 1; t < loop.shares; t++)
+        count += pthread_create(&started[count], 0, start_taking, &loop) == 0;
+    take_shares(&loop);
+    while (count > 0)
+        pthread_join(started[--count], 0);
 }

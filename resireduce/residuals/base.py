@@ -106,6 +106,14 @@ class Residual(ABC):
         if the result does not share its memory.
         """
 
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return two tensors: all that `compensate_(grad, name)` would do is to add the second to the first.
+
+        Contiguous, of one shape and dtype: whoever goes through the elements in any case may add them on the way. None
+        if `compensate_` does anything else, or is a subclass' own.
+        """
+        return None
+
     @abstractmethod
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error that is left of tensor `name` (paper, section 2.2, step 5).

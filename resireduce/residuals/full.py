@@ -35,6 +35,13 @@ class FullResidual(Residual):
             return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; None else."""
+        if name not in self._summing or type(self).compensate_ is not FullResidual.compensate_:
+            return None
+        values = self._summing[name].values
+        return (values, grad) if values.is_contiguous() and values.dtype == grad.dtype else None
+
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.residuals.base import Residual, named, norm_dtype
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.stored import Plain, Stored
 
 
 @dataclass
@@ -62,6 +62,17 @@ class GroupResidual(Residual):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._group_of[name].stored.add_to_(grad)
+
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return `grad` and what the last step stored for the group of tensor `name`, if their dtype is the same."""
+        own = type(self).compensate_ is GroupResidual.compensate_
+        return self._grad_and_stored(grad, name) if own else None
+
+    def _grad_and_stored(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        stored = self._group_of[name].stored
+        if not isinstance(stored, Plain) or not stored.values.is_contiguous() or stored.values.dtype != grad.dtype:
+            return None
+        return grad, stored.values
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""

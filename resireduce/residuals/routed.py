@@ -29,6 +29,10 @@ class RoutedResidual(Residual):
         """Return gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_(grad, name)
 
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
+        return self._part(name).addends(grad, name)
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error in the responsible part."""
         self._part(name).update(name, error, step)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from resireduce.blocks import PIECES
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
 from resireduce.residuals.moving import Moving, between
 from resireduce.residuals.stored import Plain, Stored
@@ -26,33 +26,19 @@ class _Block:
     n_rows: int  # of the matrix
 
     def add_to_(self, matrix: Tensor) -> None:
-        """Whole rows, a sixteenth of them at a time: where operations must be deterministic, a GPU would write the
-        elements one by one after sorting their indices, which takes several times the memory of the matrix."""
-        columns, kept = self.columns.long(), self.values.read(matrix.dtype)
-        for rows, values in zip(self.rows.tensor_split(PIECES), kept.tensor_split(PIECES), strict=True):
-            whole = matrix.new_zeros(len(rows), matrix.shape[1]).index_copy_(1, columns, values)
-            matrix.index_add_(0, rows, whole)
+        add_crossing_(matrix, self.rows, self.columns, self.values.read(matrix.dtype))
 
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
         """As `add_to_`, of a matrix whose rows from number `first` on are `matrix`."""
         here = between(self.rows, first, first + len(matrix), self.n_rows)
-        columns, kept = self.columns.long(), self.plain[here]
-        for rows, values in zip((self.rows[here] - first).split(ROWS), kept.split(ROWS), strict=True):
-            whole = matrix.new_zeros(len(rows), matrix.shape[1]).index_copy_(1, columns, values.to(matrix.dtype))
-            matrix.index_add_(0, rows, whole)
+        rows, kept = self.rows[here] - first, self.plain[here]
+        add_crossing_(matrix, rows, self.columns, kept, max(1, -(-len(rows) // ROWS)))
 
     @property
     def plain(self) -> Tensor:
         """Return the values, of a block that is stored in a floating-point dtype."""
         assert isinstance(self.values, Plain)
         return self.values.values
-
-    def cut_from(self, matrix: Tensor) -> Tensor:
-        """Whole rows, a sixteenth of them at a time: elements one by one would take four times as long."""
-        block = matrix.new_empty(len(self.rows), len(self.columns))
-        for rows, values in zip(self.rows.tensor_split(PIECES), block.tensor_split(PIECES), strict=True):
-            torch.index_select(matrix.index_select(0, rows), 1, self.columns, out=values)
-        return block
 
 
 class RowsColumnsResidual(Residual):
@@ -108,7 +94,7 @@ class RowsColumnsResidual(Residual):
         if self.norms == "residual":
             self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
         block.rows, block.columns = self._chosen(name, left, step)
-        block.values.set_(block.cut_from(matrix), self.source(name, left, step))
+        block.values.set_(cut_crossing(matrix, block.rows, block.columns), self.source(name, left, step))
 
     def _chosen(self, name: str, like: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return the rows and the columns that are to be stored, by their norms."""

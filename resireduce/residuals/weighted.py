@@ -34,6 +34,11 @@ class WeightedResidual(AverageResidual):
             self._weights[name] = self._weigh(compensated)
         return compensated
 
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+        """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
+        own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
+        return self._grad_and_stored(grad, name) if own else None
+
     def weight(self, error: Tensor, name: str) -> Tensor:
         """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
         known = self._weights.pop(name, None)

@@ -20,7 +20,8 @@ def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
     """Say which cases of the record in `folder` are slower than those of `reference`, beside the naive form of each.
 
     Return 1 if any is by more than a third, or missing; else 0. reason: None, or why the record becomes the reference.
-    Raises ConfigError for files that are no such records, and for those of another processor or device.
+    Raises ConfigError for files that are no such records, and for those of another processor, device or number of
+    threads.
     """
     now = _load(folder / RECORD)
     if reason is not None:
@@ -28,21 +29,33 @@ def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
         print(f"Accepted: {reference} has {len(now['rows'])} cases")
         return 0
     then = _load(reference)
+    _check_alike(now, then, reference)
+    slower = _slower(_ratios(now), _ratios(then))
+    print("\n".join([*slower, f"{len(slower)} of {len(_ratios(then))} cases are slower than those of {reference}"]))
+    return 1 if slower else 0
+
+
+def _check_alike(now: Mapping[str, Any], then: Mapping[str, Any], reference: Path) -> None:
+    """Raise ConfigError for records of which the ratios cannot be compared."""
     for name, ours, its in (("device", now, then), ("cpu", now["measured"], then["measured"])):
         if ours[name] != its[name]:
             raise ConfigError(
                 f"reference: {reference} was measured with {name} {its[name]!r}, the run with {ours[name]!r}; ratios "
                 "of two processors say nothing: make one here with --accept 'why'"
             )
-    slower = _slower(_ratios(now), _ratios(then))
-    print("\n".join([*slower, f"{len(slower)} of {len(_ratios(then))} cases are slower than those of {reference}"]))
-    return 1 if slower else 0
+    if now["threads"] != then["threads"]:
+        raise ConfigError(
+            f"reference: {reference} was measured with threads {then['threads']}, the run with {now['threads']}; the "
+            "naive form gains less by threads than others: measure the run again, with python -m benchmarks micro "
+            f"--threads {then['threads']}, or make a reference of its own with --accept 'why'"
+        )
 
 
 def _load(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = load_json(path)
-        if not found["rows"] or not {"elements", "density", "case", "naive_ratio"} <= found["rows"][0].keys():
+        known = found["threads"] and found["rows"] and found["rows"][0].keys()
+        if not known or not {"elements", "density", "case", "naive_ratio"} <= known:
             raise ValueError("it has no cases")
         return found
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -8,10 +8,10 @@ import pytest
 from benchmarks.__main__ import main
 
 
-def record(ratio: float, cpu: str = "fast") -> dict[str, object]:
+def record(ratio: float, cpu: str = "fast", threads: int = 2) -> dict[str, object]:
     cases = {"naive": 1.0, "topk, baseline": ratio, "topk, w": 4.0}
     rows = [{"elements": 64, "density": 0.01, "case": case, "naive_ratio": found} for case, found in cases.items()]
-    return {"rows": rows, "device": "cpu", "measured": {"cpu": cpu}}
+    return {"rows": rows, "device": "cpu", "threads": threads, "measured": {"cpu": cpu}}
 
 
 def check(folder: Path, *more: str) -> int:
@@ -41,6 +41,14 @@ def test_what_is_missing_fails_and_another_processor_is_refused(
     (tmp_path / "micro.json").write_text(json.dumps(record(10.0, "slow")))
     assert check(tmp_path) == 2
     assert "was measured with cpu 'fast', the run with 'slow'" in capsys.readouterr().err
+
+
+def test_another_number_of_threads_is_refused_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "reference.json").write_text(json.dumps(record(10.0, threads=2)))
+    (tmp_path / "micro.json").write_text(json.dumps(record(10.0, threads=1)))
+    assert check(tmp_path) == 2
+    said = capsys.readouterr().err
+    assert "was measured with threads 2, the run with 1" in said and "python -m benchmarks micro --threads 2" in said
 
 
 def test_another_file_is_refused_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,14 +13,15 @@ import torch
 
 from resireduce.draw import generator
 from resireduce.kernels import native
-from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
-NAMES = ["candidates", "codes", "norms"]
+NAMES = ["candidates", "codes", "norms", "submatrix"]
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 
 
@@ -42,7 +45,14 @@ def both(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[torch.Tensor]])
 def values(n: int, kind: str) -> torch.Tensor:
     drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
     scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
+    if kind == "uneven":  # what is large lies together, and the sample hardly meets it
+        return drawn * 1e-3 + (torch.arange(n) < n // 50) * drawn.sign()
     return drawn.sign() if kind == "ties" else drawn * scales[kind]
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Whole numbers that tell zeros of two signs apart."""
+    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 @needs_compiler
@@ -77,6 +87,26 @@ def test_a_selection_has_the_same_elements_in_any_number_of_threads(
 
 
 @needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "denormal", "ties", "negative zero", "uneven"])
+@pytest.mark.parametrize("n", [2, 33, 4097, 140_001])
+def test_a_sum_has_the_same_bits_and_the_same_elements_are_chosen_of_it(
+    monkeypatch: pytest.MonkeyPatch, n: int, kind: str, dtype: torch.dtype
+) -> None:
+    flat, added = values(n, kind).to(dtype), values(n, kind).flip(0).to(dtype)
+    ks = sorted({1, n // 2, max(1, n // 100), n - 1, n})
+    total = flat + added
+    expected = [total.abs().double().sort(stable=True).indices[-k:].sort().values for k in ks]
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for count in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        for k, one in zip(ks, expected, strict=True):
+            target = flat.clone()
+            assert torch.equal(largest_of_sum_(target, added, k), one)
+            assert torch.equal(bits(target), bits(total))
+
+
+@needs_compiler
 @pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "negative zero"])
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_few_bits_have_the_same_codes_and_decode_alike(
@@ -93,6 +123,21 @@ def test_few_bits_have_the_same_codes_and_decode_alike(
 
 
 @needs_compiler
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_few_bits_are_the_same_in_any_number_of_threads(monkeypatch: pytest.MonkeyPatch, precision: str) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for n in (1, 65, 1247, 1249, 20_000, 70_001):
+        found = []
+        for count in (1, 2, 3):
+            monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+            blocks = Blocks((n,), precision, CPU)
+            blocks.set_(values(n, "normal"), generator(CPU, f"w/{n}", 3))
+            found.append([*blocks.tensors().values(), blocks.add_to_(values(n, "normal"))])
+        for others in zip(*found, strict=True):
+            assert torch.equal(others[0], others[1]) and torch.equal(others[0], others[2]), n
+
+
+@needs_compiler
 @pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
 def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
@@ -100,6 +145,46 @@ def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
     matrix = values(shape[0] * shape[1], "normal").view(shape)
     for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
         assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(2, 2), (16, 256), (17, 257), (63, 1100), (128, 3000), (4097, 33)])
+def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
+) -> None:
+    matrix = values(shape[0] * shape[1], "normal").view(shape)
+    expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    for count in (1, 2, 3, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "denormal", "negative zero"])
+@pytest.mark.parametrize("shape", [(2, 2), (17, 257), (40, 1024), (33, 2500)])
+def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], kind: str, dtype: torch.dtype
+) -> None:
+    matrix, block = (values(shape[0] * shape[1], one).view(shape).to(dtype) for one in (kind, "normal"))
+    source = torch.Generator().manual_seed(1)
+    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // 2)].sort().values for size in shape)
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    added, expected = block[rows][:, columns], matrix.clone()
+    expected[rows] += torch.zeros_like(expected).index_copy_(1, columns, block[:, columns])[rows]
+    for count in (1, 2, 3):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        found = matrix.clone()
+        add_crossing_(found, rows.int(), columns.int(), added)
+        assert torch.equal(bits(found), bits(expected))
+        assert torch.equal(bits(cut_crossing(found, rows.int(), columns.int())), bits(found[rows][:, columns]))
+
+
+@pytest.mark.parametrize("columns", [[0, 4], [-1, 2]])
+def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list[int]) -> None:
+    with pytest.raises((IndexError, RuntimeError), match="out of"):
+        add_crossing_(torch.zeros(3, 4), torch.tensor([1]).int(), torch.tensor(columns).int(), torch.ones(1, 2))
 
 
 @needs_compiler
@@ -190,6 +275,26 @@ def test_without_a_home_it_is_done_without(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("HOME")
     monkeypatch.setattr(os, "getuid", lambda: 4_000_000)  # of nobody: containers are run with such
     assert library("candidates") is None
+
+
+@needs_compiler
+def test_threads_are_torchs_own_and_after_a_fork_others() -> None:
+    script = """
+import os, signal, sys, torch
+from resireduce.kernels.norms import l1_norms
+torch.set_num_threads(3)
+matrix = torch.ones(1024, 1024)
+before = [int(one.sum()) for one in l1_norms(matrix, torch.float32)]
+threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+child = os.fork()
+if not child:
+    signal.alarm(30)  # OpenMP would wait for threads that are not there
+    os._exit([int(one.sum()) for one in l1_norms(matrix, torch.float32)] != before)
+assert os.waitpid(child, 0)[1] == 0
+matrix.add_(matrix)
+assert not threads or len(os.listdir("/proc/self/task")) == threads, "torch has started threads of its own"
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 @needs_compiler

@@ -1,21 +1,32 @@
 """`python -m benchmarks micro`: the compression of a gradient, case beside case."""
 
 import json
+import os
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.__main__ import main
+from benchmarks.micro import micro_command
 from benchmarks.micro.micro_command import compared
-from benchmarks.training.compress_cases import list_cases
+from benchmarks.training import compress_speed
+from benchmarks.training.compress_cases import Case, list_cases
 from resireduce.scheme import COMPRESSORS
+
+TIMES: dict[str, list[dict[str, Any]]] = {
+    "rows": [{"case": case, "elements": 8, "density": 0.5, "seconds": [1.0]} for case in ("copy", "naive")],
+    "averages": [],
+}
 
 
 def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "micro.json"
-    assert main(["micro", "--tiny", "--output", str(output)]) == 0
+    assert main(["micro", "--tiny", "--threads", "3", "--output", str(output)]) == 0
     found = json.loads(output.read_text())
+    assert found["threads"] == 3 and "| ms, 3 threads |" in output.with_suffix(".md").read_text()
     assert [row["case"] for row in found["rows"]] == [case.name for case in list_cases()]
     assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in found["rows"])
     assert [row["ranks"] for row in found["averages"]] == [2, 8, 64]
@@ -23,6 +34,39 @@ def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     text = output.with_suffix(".md").read_text()
     assert text in capsys.readouterr().out and all(f"| {row['case']} |" in text for row in found["rows"])
     assert output.with_suffix(".svg").read_text().count("naive") > 0
+
+
+def test_without_a_number_all_forms_have_as_many_threads_as_there_are_cores(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        asked.append(settings["threads"])
+        return TIMES
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5}, raising=False)
+    monkeypatch.setattr(micro_command, "_times", times)
+    assert main(["micro", "--output", str(tmp_path / "micro.json")]) == 0
+    assert asked == [json.loads((tmp_path / "micro.json").read_text())["threads"]] == [3]
+
+
+def test_all_forms_run_in_the_number_of_threads_that_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    settings = {"sizes": [1 << 14], "densities": [0.01], "rounds": 1, "device": "cpu", "row": 1024, "threads": 2}
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    seen: set[int] = set()
+
+    def case(name: str) -> Case:
+        return Case(name, lambda like, density: lambda gradients, number: seen.add(torch.get_num_threads()))
+
+    monkeypatch.setattr(compress_speed, "list_cases", lambda: [case("naive"), case("topk, baseline")])
+    monkeypatch.setattr(sys, "argv", ["compress_speed", str(tmp_path)])
+    before = torch.get_num_threads()
+    try:
+        compress_speed.main()
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {2}
 
 
 def test_every_compressor_has_a_case_but_those_without_a_density_or_a_residual() -> None:
@@ -58,6 +102,7 @@ def test_the_naive_form_and_the_library_send_the_same() -> None:
         ("--sizes", "100", "sizes: 100 is not allowed"),
         ("--sizes", "65537", "sizes: 65537 is not allowed; give a multiple of 1024"),
         ("--densities", "0", "densities: 0.0 is not allowed"),
+        ("--threads", "0", "threads: 0 is not allowed; give a whole number"),
         ("--rounds", "0", "rounds: 0 is not allowed"),
         ("--device", "tpu", "device: 'tpu' is not known"),
     ],

@@ -1,0 +1,79 @@
+"""Residual and gradient are added where the largest are looked for: with the same bits as one after the other."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from resireduce.comm.local import LocalCommunicator
+from resireduce.compressors.topk import TopK
+from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import NonFiniteGradient
+from resireduce.grouping import Grouping
+from resireduce.payload import Payload
+from resireduce.residuals.base import Residual
+from resireduce.residuals.full import FullResidual
+from resireduce.residuals.weighted import WeightedResidual
+
+SHAPE = (300, 257)
+
+
+@dataclass(frozen=True)
+class InTurn(TopK):
+    """Adds nothing on its way."""
+
+
+class Halved(FullResidual):
+    """Adds half of the gradient."""
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        return super().compensate_(grad.div_(2), name)
+
+
+def pipeline(compressor: TopK, residual: Residual, dtype: torch.dtype) -> ErrorFeedback:
+    feedback = ErrorFeedback(compressor, residual, LocalCommunicator(), frozenset())
+    for name in ("a", "b"):
+        feedback.register(name, torch.zeros(SHAPE, dtype=dtype))
+    return feedback
+
+
+def sent(feedback: ErrorFeedback, dtype: torch.dtype, steps: int = 3) -> list[Tensor]:
+    """Return all that is sent and stored in some steps."""
+    source, found = torch.Generator().manual_seed(0), list[Tensor]()
+    for step in range(steps):
+        feedback.begin_step(step)
+        for name in ("b", "a"):
+            payload = feedback.compress(torch.randn(SHAPE, generator=source).to(dtype), name, step)
+            assert isinstance(payload, Payload)
+            found.append(payload.buffer)
+        feedback.residual.end_step(step)
+        found += [tensor.clone() for tensor in feedback.residual.tensors().values()]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", ["full", "w", "w of compensated", "bfloat16", "int8", "half of each gradient"])
+def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, dtype: torch.dtype) -> None:
+    together = Grouping(groups=(("a", "b"),))
+    make = {
+        "full": lambda: FullResidual(grouping=together),
+        "w": lambda: WeightedResidual(grouping=together),
+        "w of compensated": lambda: WeightedResidual(grouping=together, norms="compensated"),
+        "bfloat16": lambda: FullResidual(grouping=together, dtype="bfloat16"),
+        "int8": lambda: FullResidual(grouping=together, dtype="int8"),
+        "half of each gradient": lambda: Halved(grouping=together),
+    }[kind]
+    ours, plain = (sent(pipeline(compressor, make(), dtype), dtype) for compressor in (TopK(0.01), InTurn(0.01)))
+    assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
+
+
+def test_a_gradient_that_is_not_finite_changes_no_residual() -> None:
+    feedback = pipeline(TopK(0.01), FullResidual(grouping=Grouping()), torch.float32)
+    sent(feedback, torch.float32)
+    before = {name: tensor.clone() for name, tensor in feedback.residual.tensors().items()}
+    grad = torch.ones(SHAPE)
+    grad[-1, -1] = float("nan")
+    with pytest.raises(NonFiniteGradient, match="its residual is unchanged"):
+        feedback.compress(grad, "a", 3)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in feedback.residual.tensors().items())
