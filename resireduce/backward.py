@@ -90,9 +90,15 @@ class BackwardPasses:
         return True
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then."""
+        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then.
+
+        Of a weight that several layers share, whose last use may be far, only what takes less than its gradient.
+        """
         last = self._syncing and self.passes_per_step == 1
         if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
+            return False
+        is_shared = self.layers is not None and slot in self.layers.shared
+        if is_shared and sum(use.nbytes for use in (*slot.uses, gradient)) >= slot.nbytes:
             return False
         self._begin(slot)
         slot.by_rows = True

@@ -135,10 +135,16 @@ def is_by_rows(parameter: Tensor) -> bool:
     return parameter in TAKERS
 
 
-def planned_use(parameter: Tensor) -> Tensor:
-    """Return a number, 0-D, whose backward pass makes a gradient of `parameter`, without storage, as its layers do."""
+def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
+    """Return a number, 0-D, whose backward pass makes a gradient of `parameter`, without storage, as its layers do.
+
+    whole: whether other layers that share it have made their part of the gradient whole.
+    """
     taker = TAKERS.get(parameter)
-    return parameter.sum() if taker is None else _Planned.apply(parameter, taker)
+    if taker is None:
+        return parameter.sum()
+    by_rows: Tensor = _Planned.apply(parameter, taker)
+    return by_rows + parameter.sum() if whole else by_rows
 
 
 def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:

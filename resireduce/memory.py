@@ -161,9 +161,16 @@ def track_states(optimizer: DistributedOptimizer) -> LiveBytes:
     Activations are not counted; it is taken that none has the shape of a parameter.
     """
     held = held_tensors(optimizer)
-    shapes = {_squeezed(p) for p in held["parameters"]}
-    everything = [tensor for tensors in held.values() for tensor in tensors]
-    return LiveBytes(lambda tensor: _squeezed(tensor) in shapes or _called_by_library(), everything)
+    return LiveBytes(counted_states(held["parameters"]), [tensor for tensors in held.values() for tensor in tensors])
+
+
+def counted_states(parameters: Iterable[Tensor]) -> Callable[[Tensor], bool]:
+    """Return what tells of a new tensor whether `track_states` counts it, for a model with these `parameters`.
+
+    It is to be asked while the operation that has made the tensor runs: it looks at who has called that.
+    """
+    shapes = {_squeezed(parameter) for parameter in parameters}
+    return lambda tensor: _squeezed(tensor) in shapes or _called_by_library()
 
 
 def _squeezed(tensor: Tensor) -> tuple[int, ...]:

@@ -179,15 +179,17 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     """Backward passes that hand over one gradient after the other, last layer first, and a step.
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: from the start here.
-    A compiled graph so holds every gradient.
+    A compiled graph so holds every gradient. Batches are taken to be large: what a use of a tied parameter was given is
+    not kept for it.
     """
     with_aliases = [p for _, p in model.named_parameters(remove_duplicate=False)]
     tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}
+    twice = {id(slot.parameter) for slot in optimizer.slots if slot.name in optimizer.twice_gradients}
     trainable = [p for p in model.parameters() if p.requires_grad]
     for _ in range(optimizer.backward_passes_per_step):
-        whole = [p for p in trainable if not is_by_rows(p)]
+        whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
         waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
         for parameter in reversed(trainable):
-            waiting.pop(id(parameter), None)
-            planned_use(parameter).backward()
+            was_waiting = waiting.pop(id(parameter), None) is not None
+            planned_use(parameter, was_waiting).backward()
     optimizer.step()

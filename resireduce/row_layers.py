@@ -24,6 +24,10 @@ THRICE = (
     "what its residual stores depends on norms of all that is left, so all rows are made once to see what is to be "
     "sent, once for these norms, and once to take that out: two more products beside the three of its layer"
 )
+SHARED = (
+    "; several layers share it: what a use of it was given is kept for that until the last, as long as it takes less "
+    "than the gradient, whose part of that use is whole else"
+)
 Holders = Sequence[tuple[nn.Module, str]]
 """The modules that hold a parameter, with the name that each has for it."""
 
@@ -57,6 +61,8 @@ class RowLayers:
         """Why the gradient of a large parameter is made twice, row by row, by its name."""
         self.by_rows: set[Slot] = set()
         """All that are not made whole."""
+        self.shared: set[Slot] = set()
+        """Those of them that several layers have."""
         self._absorbs = feedback.absorbs
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
@@ -67,8 +73,10 @@ class RowLayers:
                 self.whole[slot.name] = reason
                 continue
             if not feedback.residual.absorbs(slot.name):
-                self.twice[slot.name] = THRICE if feedback.residual.looks_first(slot.name) else TWICE
+                times = THRICE if feedback.residual.looks_first(slot.name) else TWICE
+                self.twice[slot.name] = times + (SHARED if len(holders) > 1 else "")
             self.by_rows.add(slot)
+            self.shared |= {slot} if len(holders) > 1 else set()
             taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
             self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
             for module, _ in holders:
@@ -119,8 +127,6 @@ def _why_not_twice(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes
         return f"{type(feedback.compressor).__name__} selects from the whole gradient, where topk can do without"
     if passes > 1:
         return "gradients of several passes are added up before they are compressed"
-    if len(holders) > 1:
-        return "several layers share it: what they were given would be kept from the first to the last"
     return None
 
 

@@ -27,7 +27,7 @@ def price_of_slices(optimizer: DistributedOptimizer, asked: int | bool | None) -
     if not asked:
         return SlicePrice(0, 0.0)
     sizes = slice_bytes(asked, optimizer.slots, optimizer.wrapped)
-    times = {name: 3 if reason == THRICE else 2 for name, reason in optimizer.twice_gradients.items()}
+    times = {name: 3 if reason.startswith(THRICE) else 2 for name, reason in optimizer.twice_gradients.items()}
     made, again = 0, 0
     for slot in optimizer.slots:
         if slot.nbytes > sizes.average:

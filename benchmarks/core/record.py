@@ -12,6 +12,7 @@ from benchmarks.core.items import items_problem
 from benchmarks.core.ladder import rung_problem
 from benchmarks.core.matrix import expand
 from benchmarks.core.merge_option import is_plan
+from benchmarks.core.moments import moments_problem
 from benchmarks.core.outcome import Measured
 from resireduce.errors import ConfigError
 from resireduce.item import STATES
@@ -21,7 +22,7 @@ __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "R
 SCHEMA_VERSION = 2
 ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
 """Fields and the version that brought them: an older record is read as if it had their defaults."""
-OPTIONAL = ("items", "messages")
+OPTIONAL = ("items", "moments", "messages")
 """Fields that records of this version may lack, too."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
@@ -66,6 +67,9 @@ class CellResult(Measured):
     items: dict[str, Any] = field(default_factory=dict)
     """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.items.unpack` makes a
     list of it. Empty in records from before it was measured."""
+    moments: dict[str, Any] = field(default_factory=dict)
+    """The memory of one step over time, of the rank that holds most, `rank`: `benchmarks.core.moments.unpack_moments`
+    makes a list of it. Empty in records from before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
     """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
     that an allocator did not have, and `interrupted` if the same command goes on with it."""
@@ -131,6 +135,8 @@ def _problems(result: CellResult) -> list[str]:
     held = {state: getattr(result, f"{state}_bytes") for state in STATES}
     if not wrong and (problem := items_problem(result.items, held)):
         wrong = [f"items: {problem}"]
+    if not wrong and (problem := moments_problem(result.moments, result.peak_states_bytes)):
+        wrong = [f"moments: {problem}"]
     if wrong:
         return wrong
     return _ok_problems(result) if result.status == "ok" else []

@@ -18,6 +18,8 @@ from benchmarks.launching.slurm.working import keep
 MEASURED = tuple(field.name for field in fields(Measured))
 FINAL = ("ok", "oom", "timeout", "diverged")
 """Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
+ONE_RANK = ("items", "moments")
+"""What a record has of the rank that holds most, and of no other."""
 PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
 """What a rank that did not come to its end leaves."""
 
@@ -48,13 +50,13 @@ def to_result(
 
 
 def _memory(memories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Bytes of the rank that holds most at its fullest, with its items, and what each holds."""
+    """Bytes of the rank that holds most at its fullest, with its items and moments, and what each holds."""
     rank = max(range(len(memories)), key=lambda rank: memories[rank]["peak_states_bytes"])
     fullest = memories[rank]
-    items = {"items": {"rank": rank, **fullest["items"]}} if fullest.get("items") else {}
-    each = [{name: value for name, value in memory.items() if name != "items"} for memory in memories]
+    listed = {name: {"rank": rank, **fullest[name]} for name in ONE_RANK if fullest.get(name)}
+    each = [{name: value for name, value in memory.items() if name not in ONE_RANK} for memory in memories]
     values = {name: fullest[name] for name in (*BYTE_FIELDS, "ladder")}
-    return {**values, **items, "phase_seconds": memories[0]["phase_seconds"], "per_rank": each}
+    return {**values, **listed, "phase_seconds": memories[0]["phase_seconds"], "per_rank": each}
 
 
 def _until_then(outcomes: Sequence[Outcome], said: Outcome) -> dict[str, Any]:

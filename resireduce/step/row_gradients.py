@@ -15,6 +15,11 @@ class RowGradient(ABC):
     def rows(self, part: slice) -> Tensor:
         """Return the gradient of the rows in `part`: a new tensor, in the weight's dtype."""
 
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes that are alive as long as this is, which are activations and their gradients."""
+
     @abstractmethod
     def stays_below(self, limit: float) -> bool:
         """Whether all elements, and all sums on the way to them, are surely smaller than `limit` in magnitude."""
@@ -30,6 +35,11 @@ class LinearRows(RowGradient):
     def rows(self, part: slice) -> Tensor:
         """Return the gradient of the weights of the outputs in `part`."""
         return self.outputs[:, part].t().mm(self.inputs)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of inputs and gradients."""
+        return self.inputs.nbytes + self.outputs.nbytes
 
     def stays_below(self, limit: float) -> bool:
         """Whether the largest input x the largest gradient x the number of samples is below `limit`."""
@@ -51,6 +61,11 @@ class EmbeddingRows(RowGradient):
         count = part.stop - part.start
         local = torch.sub(self.indices, part.start - 1, out=self.local).clamp_(0, count + 1).remainder_(count + 1)
         return torch.ops.aten.embedding_dense_backward(self.outputs, local.sub_(1), count, -1, False)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of indices, gradients and room."""
+        return self.indices.nbytes + self.outputs.nbytes + self.local.nbytes
 
     def stays_below(self, limit: float) -> bool:
         """Whether the largest gradient x the number of indices is below `limit`."""
@@ -75,6 +90,11 @@ class ConvolutionRows(RowGradient):
             False, [0, 0], 1, [False, True, False],
         )[1]  # fmt: skip
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of inputs and gradients."""
+        return self.inputs.nbytes + self.outputs.nbytes
+
     def stays_below(self, limit: float) -> bool:
         """Whether the largest input x the largest gradient x the number of places is below `limit`."""
         places = self.outputs.numel() // self.outputs.shape[1]
@@ -96,6 +116,11 @@ class SumRows(RowGradient):
             total.add_(other.rows(part))
         return (total if self.whole is None else total.add_(self.whole[part])).contiguous()
 
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes of all uses."""
+        return sum(use.nbytes for use in self.uses)
+
     def stays_below(self, limit: float) -> bool:
         """Return False: nobody knows of sums."""
         return False
@@ -110,6 +135,11 @@ class PlannedRows(RowGradient):
     def rows(self, part: slice) -> Tensor:
         """Return a tensor without storage, of the rows in `part`."""
         return torch.empty_like(self.parameter[part])
+
+    @property
+    def nbytes(self) -> int:
+        """Return 0: there are no values."""
+        return 0
 
     def stays_below(self, limit: float) -> bool:
         """Return True: there are no values."""

@@ -89,7 +89,8 @@ def _change(record: Record) -> str:
 def streaming(run: Run) -> str:
     """Say what streamed gradients save against kept ones with all else alike, and whether they change a metric."""
     settings = run.settings()
-    both = [(one, replace(one, gradients="kept")) for one in settings if one.gradients == "streamed"]
+    streamed = [one for one in settings if one.gradients == "streamed" and one.slices is None]  # kept has no slices
+    both = [(one, replace(one, gradients="kept")) for one in streamed]
     both = [(one, kept) for one, kept in both if one.update == kept.update and settings.get(kept)]
     pairs = [(settings[one], settings[kept]) for one, kept in both if settings[one]]
     if not pairs:

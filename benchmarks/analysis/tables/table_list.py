@@ -12,12 +12,14 @@ from benchmarks.analysis.tables.accuracy import accuracy
 from benchmarks.analysis.tables.distribution_table import distributions
 from benchmarks.analysis.tables.items_table import items
 from benchmarks.analysis.tables.memory_table import memory
+from benchmarks.analysis.tables.moments_table import moments
 from benchmarks.analysis.tables.systems_table import systems
 from benchmarks.analysis.tables.throughput import throughput
 
 TABLES: dict[str, Callable[[Run], Table]] = {
     "systems": systems,
     "memory": memory,
+    "moments": moments,
     "items": items,
     "accuracy": accuracy,
     "throughput": throughput,

@@ -45,7 +45,8 @@ def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, 
     said = overall(outcomes)
     ranks = [outcome.to_dict() for outcome in outcomes]
     for rank in ranks:  # the totals say enough here, and take a hundredth of the room
-        rank.get("memory", {}).pop("items", None)
+        for name in ("items", "moments"):
+            rank.get("memory", {}).pop(name, None)
     record: dict[str, Any] = {"status": said.status, "reason": said.reason, "ranks": ranks}
     if said.status == "ok":
         record["planned"] = planned = plans.wait(step.cell, ends_at - time.monotonic())

@@ -10,9 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmarks.core.items import pack
+from benchmarks.core.moments import pack_moments
+from benchmarks.training.measure.band_tracker import track_bands
 from resireduce.item import sums
 from resireduce.itemise import itemise_states
-from resireduce.memory import track_states
+from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
 
 
@@ -56,7 +58,8 @@ def measure_memory(
 
     Call it after a step and before `zero_grad`, when all else is done: the extra step changes the model.
     `forward` returns the loss of a batch; `model` names parameters that are not trained. The names returned are those
-    of CellResult; `items` is what the model states are the sums of, as `benchmarks.core.items.pack` has it.
+    of CellResult; `items` is what the model states are the sums of, as `benchmarks.core.items.pack` has it, and
+    `moments` that step's memory over time, as `benchmarks.core.moments.pack_moments` has it.
     """
     resident = peak_resident_bytes()
     items = itemise_states(optimizer, model)
@@ -64,9 +67,10 @@ def measure_memory(
     total = sum(states.values())
     optimizer.zero_grad()
     loss = forward()
-    with track_states(optimizer) as tracker:
+    with track_bands(optimizer) as tracker:
         loss.backward()
         optimizer.step()
+    tracker.name(held_tensors(optimizer))
     return {
         **{f"{name}_bytes": value for name, value in states.items()},
         "total_bytes": total,
@@ -74,4 +78,5 @@ def measure_memory(
         "peak_states_bytes": tracker.peak_bytes,
         "peak_resident_bytes": resident,
         "items": pack(items),
+        "moments": pack_moments(tracker.moments()),
     }

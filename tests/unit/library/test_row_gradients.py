@@ -378,7 +378,6 @@ def renormalised(model: Toy) -> None:
         (hooked, {}, "down.weight", "a hook is registered for it"),
         (grouped, {}, "second.weight", "its Conv2d has groups"),
         (renormalised, {}, "embedding.weight", "its Embedding has max_norm"),
-        (lambda model: None, {"residual_dtype": "int8"}, "embedding.weight", "several layers share it"),
         (lambda model: None, {"dense": ["down.*"]}, "down.weight", "it is sent without compression"),
     ],
 )

@@ -31,16 +31,17 @@ def test_the_plan_of_a_cell_is_what_its_fullest_step_holds(monkeypatch: pytest.M
         batch = trainer.batch(next(trainer.indices()), 0)
         trainer.train_step(0, batch)
         trainer.optimizer.zero_grad()
+        loss = trainer.loss(batch)
         with track_states(trainer.optimizer) as tracker:
-            trainer.train_step(1, batch)
+            trainer.backward(loss)
+            trainer.update()
         peaks[slices] = tracker.peak_bytes, plan_of(cell)["peak_states"]
     for tracked, planned in peaks.values():
         assert abs(tracked - planned) < 0.005 * planned, "indices are taken to be spread evenly"
     assert peaks[True][0] < 0.85 * peaks[None][0]
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs"))
-    picture = importlib.import_module("build_memory")
-    moments = picture.followed(gradients="streamed", slices=True)
-    assert max(map(sum, moments)) == max(map(sum, picture.thinned(moments))) == peaks[True][0], "as the picture has it"
+    moments = importlib.import_module("build_memory").followed(gradients="streamed", slices=True)
+    assert max(map(sum, moments)) == peaks[True][0], "as the picture has it"
 
 
 @pytest.mark.parametrize("model", ["vgg-digits", "resnet-digits", "gpt2-bytes", "bert-questions"])

@@ -1,0 +1,97 @@
+"""What fills the fullest moment of a step, setting by setting, and the picture of each setting's step."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.analysis.charts.draw import draw_all
+from benchmarks.analysis.charts.moments_chart import PANELS, POINTS, moments_chart
+from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.page.page import render_page
+from benchmarks.analysis.page.sentences import streaming
+from benchmarks.analysis.tables.moments_table import moments
+from benchmarks.core.cell import Cell
+from benchmarks.core.moments import BANDS, pack_moments
+from benchmarks.core.record import CellResult
+from tests.records import make_result
+
+CELLS = [
+    Cell(model=model, scheme=scheme, gradients="streamed", seed=seed)
+    for model in ("gpt2-bytes", "vgg-digits")
+    for scheme in ("baseline", "w+2d")
+    for seed in (0, 1)
+]
+
+
+def followed(cell: Cell, moments_of_all: int = 300) -> CellResult:
+    """A record whose step holds most two thirds through it; seed 1 a byte more than seed 0."""
+    result = make_result(cell)
+    held = [getattr(result, f"{name}_bytes") for name in ("parameters", "optimizer_states", "residuals")]
+    most = int(result.in_flight_bytes or 0) + cell.seed
+    steps = [(*held, 0, 0)] + [(*held, most if 3 * i == 2 * moments_of_all else 9, 0) for i in range(moments_of_all)]
+    peak = sum(held) + most
+    bytes_of = {"in_flight_bytes": most, "peak_states_bytes": peak}
+    return replace(result, **bytes_of, per_rank=[], moments={"rank": 0, **pack_moments(steps)})
+
+
+def run_of(cells: list[Cell], results: dict[Cell, CellResult]) -> Run:
+    return Run(Path("no-such-folder/x"), cells, results, {}, [])
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return run_of(CELLS, {cell: followed(cell) for cell in CELLS})
+
+
+def test_a_setting_is_shown_by_its_fullest_seed_to_the_byte(run: Run) -> None:
+    table = moments(run)
+    settings = [(model, scheme, 1) for model in ("gpt2-bytes", "vgg-digits") for scheme in ("baseline", "w+2d")]
+    assert [(one["model"], one["scheme"], one["seed"]) for one in table.records] == settings
+    for record in table.records:
+        assert sum(record[f"peak_{name}_bytes"] for name in BANDS) == record["peak_states_bytes"]
+        assert 0.6 < record["where"] < 0.7
+    assert table.group_starts == (0, 2) and len(table.body) == 4 and table.notes == []
+
+
+def test_records_from_before_are_not_drawn_and_counted(run: Run) -> None:
+    older = run_of(CELLS, {cell: make_result(cell) if cell.scheme == "w+2d" else run.results[cell] for cell in CELLS})
+    table = moments(older)
+    assert {one["scheme"] for one in table.records} == {"baseline"} and table.notes[0].endswith("followed: 2.")
+    nothing = moments(run_of(CELLS, {cell: make_result(cell) for cell in CELLS}))
+    assert nothing.body == nothing.records == [] and moments_chart(nothing.drawn or []) is None
+
+
+def test_the_figure_has_a_panel_for_each_setting_and_its_fullest_moment_in_it(run: Run) -> None:
+    table = moments(run)
+    (rows,) = moments_chart(table.drawn)["datasets"].values()  # type: ignore[arg-type, index]
+    panels = list(dict.fromkeys(row["panel"] for row in rows))
+    assert len(panels) == 4 and len(rows) <= 4 * len(BANDS) * POINTS
+    for record, panel in zip(table.records, panels, strict=True):
+        heights: dict[float, float] = {}
+        for row in (row for row in rows if row["panel"] == panel):
+            heights[row["at"]] = heights.get(row["at"], 0) + row["mib"]
+        assert max(heights.values()) == pytest.approx(record["peak_states_bytes"] / 2**20, abs=0.01)
+        assert f"{record['peak_states_bytes'] / 2**20:,.2f} MiB at the fullest" in panel
+
+
+def test_a_figure_has_so_many_panels_at_most(run: Run) -> None:
+    cells = [Cell(model="vgg-digits", gradients="streamed", density=1 / (n + 2)) for n in range(PANELS + 3)]
+    table = moments(run_of(cells, {cell: followed(cell, 30) for cell in cells}))
+    (rows,) = moments_chart(table.drawn)["datasets"].values()  # type: ignore[arg-type, index]
+    assert len({row["panel"] for row in rows}) == PANELS < len(table.records)
+
+
+def test_the_page_shows_the_picture_where_there_is_one(run: Run) -> None:
+    table = moments(run)
+    page = render_page(run, [table], draw_all([table]))
+    figure = page[page.index('id="figure-moments"') :]
+    assert 'aria-label="Memory over one step figure"' in figure and "<svg" in figure
+    assert "gradients, averages" in figure and "bytes at most" in figure
+
+
+def test_cells_in_slices_are_not_asked_for_kept_gradients_which_have_no_slices() -> None:
+    cells = [Cell(model="vgg-digits", gradients=how) for how in ("kept", "streamed")]
+    cells.append(Cell(model="vgg-digits", gradients="streamed", slices=True))
+    text = streaming(run_of(cells, {cell: make_result(cell) for cell in cells}))
+    assert text.startswith("Streamed gradients leave") and "1 setting" in text

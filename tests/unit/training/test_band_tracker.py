@@ -1,0 +1,53 @@
+"""What a record's picture of a step is made of: every tensor in its band, from its making to its end."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.core.cell import Cell
+from benchmarks.core.moments import BANDS, POINTS, moments_problem, unpack_moments
+from benchmarks.training.build import build
+from benchmarks.training.measure.band_tracker import BandTracker
+from benchmarks.training.measure.tracker import measure_memory
+from benchmarks.training.plan_of_cell import plan_of
+from resireduce.comm.local import LocalCommunicator
+
+
+def test_tensors_are_in_their_bands_as_long_as_they_are_alive() -> None:
+    parameter, residual = torch.zeros(4, 8), torch.zeros(4, 8)
+    held = {"parameters": [parameter], "residuals": [residual]}
+    with BandTracker(lambda tensor: True, held, [parameter.shape]) as tracker:
+        gradient = torch.ones(4, 8)
+        message = torch.ones(5)
+        del message
+        new = gradient * 2
+        del gradient
+        tracker.name({"residuals": [new]})
+    found = [dict(zip(BANDS, moment, strict=True)) for moment in tracker.moments()]
+    assert [moment["gradients"] for moment in found] == [0, 128, 128, 128, 128, 0]
+    assert [moment["messages"] for moment in found] == [0, 0, 20, 0, 0, 0]
+    assert [moment["residuals"] for moment in found] == [128, 128, 128, 128, 256, 256], "what becomes a state is one"
+    assert {(moment["parameters"], moment["optimizer_states"]) for moment in found} == {(128, 0)}
+    assert max(map(sum, tracker.moments())) == tracker.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradients": "kept"}, {"gradients": "streamed", "slices": True}, {"gradients": "streamed", "scheme": "w+2d"}],
+    ids=str,
+)
+def test_the_picture_of_a_cell_is_of_what_it_holds_and_its_fullest_moment_is_the_plans(options: dict) -> None:
+    cell = Cell(model="vgg-digits", world_size=1, backend="local", steps=2, **options)
+    torch.manual_seed(0)
+    trainer = build(cell, LocalCommunicator(), None, Path("data"))
+    batch = trainer.batch(next(trainer.indices()), 0)
+    trainer.train_step(0, batch)
+    measured = measure_memory(trainer.optimizer, lambda: trainer.loss(batch), trainer.model)
+    assert moments_problem({"rank": 0, **measured["moments"]}, measured["peak_states_bytes"]) is None
+    moments = unpack_moments(measured["moments"])
+    assert 100 < len(moments) <= POINTS < measured["moments"]["changes"]
+    states = [measured[f"{name}_bytes"] for name in ("parameters", "optimizer_states", "residuals")]
+    assert [*moments[0][:3]] == states and sum(moments[0][3:]) < 0.01 * sum(states), "no gradient has come yet"
+    planned = plan_of(cell)["peak_states"]
+    assert abs(max(map(sum, moments)) - planned) < 0.005 * planned
