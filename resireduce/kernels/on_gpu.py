@@ -44,9 +44,9 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
         return False
-    from resireduce.kernels.gpu.self_check import differing
-
     try:
+        from resireduce.kernels.gpu.self_check import differing
+
         wrong = differing(device, dtype)
     except Exception as error:  # no C compiler, no place for compiled code, a version of Triton that is too new, ...
         reason = f"{type(error).__name__}: {error}".splitlines()[0]

@@ -159,26 +159,24 @@ class Blocks(Stored):
 
     def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
         """Encode 1-D `flat`, drawing from `source` from where it has come to, as compiled code cannot."""
-        in_one = encodes_in_one_pass(flat, self.kind, self.codes, self.scales)
-        for piece in pieces(self.numel, BLOCK):
-            if in_one:
+        if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
+            for piece in pieces(self.numel, BLOCK):
                 held = self._part(flat[piece], piece.start)
                 encode_piece(flat[piece], self.kind, held.codes, held.scales, source)
-            else:
-                self._encode_piece(flat[piece].float(), piece, source)
-
-    def _encode_piece(self, part: Tensor, piece: slice, source: torch.Generator | None) -> None:
+            return
         largest = self.LARGEST[self.kind]
-        blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
-        scales = blocks.abs().amax(1)
-        # A GPU multiplies by the reciprocal of a number of the host, which is not the same as to divide.
-        scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
-        self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
-        scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
-        if self.kind != "float8_e4m3":
-            draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
-            scaled = scaled.add_(draw).floor_()
-        self._write(piece, scaled.clamp_(-largest, largest))
+        for piece in pieces(self.numel, BLOCK):
+            part = flat[piece].float()
+            blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
+            scales = blocks.abs().amax(1)
+            # A GPU multiplies by the reciprocal of a number of the host, which is not the same as to divide.
+            scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
+            self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
+            scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
+            if self.kind != "float8_e4m3":
+                draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
+                scaled = scaled.add_(draw).floor_()
+            self._write(piece, scaled.clamp_(-largest, largest))
 
     def _read(self, piece: slice) -> Tensor:
         if self.kind != "int4":
