@@ -112,14 +112,14 @@ def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int
         return "it is sent without compression"
     if feedback.momentum is not None:
         return "the compressor corrects momentum, with the whole gradient"
-    if not feedback.residual.absorbs(slot.name) and (reason := _why_not_twice(slot, holders, feedback, passes)):
+    if not feedback.residual.absorbs(slot.name) and (reason := _why_not_twice(slot, feedback, passes)):
         return f"its residual is none that absorbs gradients: a full one, in the gradient's dtype of 32 bits; {reason}"
     if slot.parameter._backward_hooks or len(slot.parameter._post_accumulate_grad_hooks or {}) > 1:
         return "a hook is registered for it"
     return next((reason for module, key in holders if (reason := _why_not(module, key))), None)
 
 
-def _why_not_twice(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int) -> str | None:
+def _why_not_twice(slot: Slot, feedback: ErrorFeedback, passes: int) -> str | None:
     """Return why the gradient of `slot` cannot be made twice, row by row, for a residual that does not absorb it."""
     if not feedback.residual.takes_parts(slot.name):
         return "it cannot be read and written some rows at a time, as those stored in a floating-point dtype can"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from benchmarks.core.cell import Cell
 from benchmarks.training.build import build
@@ -12,6 +13,7 @@ from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
 from resireduce.memory import track_states
 
+DOCS = Path(__file__).parents[3] / "docs"
 PLAIN = {"model": "vgg-digits", "world_size": 1, "backend": "local", "gradients": "streamed", "steps": 2}
 
 
@@ -39,7 +41,7 @@ def test_the_plan_of_a_cell_is_what_its_fullest_step_holds(monkeypatch: pytest.M
     for tracked, planned in peaks.values():
         assert abs(tracked - planned) < 0.005 * planned, "indices are taken to be spread evenly"
     assert peaks[True][0] < 0.85 * peaks[None][0]
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "docs"))
+    monkeypatch.syspath_prepend(str(DOCS))
     moments = importlib.import_module("build_memory").followed(gradients="streamed", slices=True)
     assert max(map(sum, moments)) == peaks[True][0], "as the picture has it"
 
@@ -48,3 +50,33 @@ def test_the_plan_of_a_cell_is_what_its_fullest_step_holds(monkeypatch: pytest.M
 def test_the_fullest_moment_is_within_two_points_of_what_is_held_between_steps(model: str) -> None:
     planned = plan_of(Cell(model=model, world_size=2, gradients="streamed", slices=True))
     assert planned["peak_normalised"] - planned["normalised"] < 0.02
+
+
+def test_the_tables_of_the_fullest_moment_are_what_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    tables = importlib.import_module("build_fullest")
+    text, said = (DOCS / "memory.md").read_text(encoding="utf-8"), "python docs/build_fullest.py writes it anew"
+    assert tables.page(text, models=()) == text, "rows that are not asked for stay as they are"
+    for name, columns in tables.TABLES.items():
+        block = text.partition(f"<!-- planned: {name} -->\n")[2].partition("<!-- planned: end -->")[0]
+        rows = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ")[1:] for line in block.splitlines()}
+        quick = [place for place, one in enumerate(columns) if one.precision is None and one.world_size == 2][:3]
+        found = tables.row("vgg-digits", [columns[place] for place in quick])
+        assert [rows[found[0]][place].strip("| ") for place in quick] == found[1:], said
+
+
+def test_what_stands_in_the_tables_as_a_bound_is_the_sum_of_groups_that_are_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two groups that are on their way together, and one after them; and a head, which is in none."""
+    monkeypatch.syspath_prepend(str(DOCS))
+    tables = importlib.import_module("build_fullest")
+
+    class Pair(nn.Module):
+        def __init__(self, width: int):
+            super().__init__()
+            self.one, self.two = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+
+    first, second = (nn.Sequential(*(Pair(width) for _ in range(3))) for width in (64, 96))
+    assert tables.open_sums(nn.Sequential(first, nn.Linear(64, 96), second)) == 2 * 4 * 2 * 96 * 96
+    assert tables.open_sums(nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 640))) == 0
