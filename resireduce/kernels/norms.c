@@ -3,6 +3,7 @@
 #include <math.h>
 #include <sched.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "threads.h"
 
@@ -118,32 +119,27 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int
     in_threads(add_strip, &norms, strips, 1, strips);
 }
 
-/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, which are zeros at the start: element i to those
- * of number i % 16. */
+/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, which are zeros at the start: element i to
+ * those of number i % 16. */
 FOR_EACH_PROCESSOR
 void resireduce_sums(const float *x, int64_t n, double *magnitudes, double *squares)
 {
-    double by_magnitude[LANES], by_square[LANES];
-    int64_t i = 0;
-    for (int lane = 0; lane < LANES; lane++) {
-        by_magnitude[lane] = magnitudes[lane];
-        by_square[lane] = squares[lane];
-    }
-    for (; i + LANES <= n; i += LANES) {
-        __builtin_prefetch(x + i + AHEAD);
+    double by_magnitude[LANES], by_square[LANES]; /* memory of their own: the compiler knows that x is not changed */
+    memcpy(by_magnitude, magnitudes, sizeof by_magnitude);
+    memcpy(by_square, squares, sizeof by_square);
+    for (; n >= LANES; n -= LANES, x += LANES) {
+        __builtin_prefetch(x + AHEAD);
         for (int lane = 0; lane < LANES; lane++) {
-            const double value = x[i + lane];
+            const double value = x[lane];
             by_magnitude[lane] += fabs(value);
             by_square[lane] += value * value;
         }
     }
-    for (int lane = 0; i < n; i++, lane++) {
-        const double value = x[i];
+    for (int lane = 0; lane < n; lane++) {
+        const double value = x[lane];
         by_magnitude[lane] += fabs(value);
         by_square[lane] += value * value;
     }
-    for (int lane = 0; lane < LANES; lane++) {
-        magnitudes[lane] = by_magnitude[lane];
-        squares[lane] = by_square[lane];
-    }
+    memcpy(magnitudes, by_magnitude, sizeof by_magnitude);
+    memcpy(squares, by_square, sizeof by_square);
 }

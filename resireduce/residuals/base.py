@@ -47,6 +47,12 @@ def matrix_shape(name: str, tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[0], tensor.shape[1:].numel()
 
 
+def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return both, `first` and `second`, if they are contiguous and of one shape, dtype and device; None else."""
+    same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
+    return (first, second) if same and first.is_contiguous() and second.is_contiguous() else None
+
+
 class Ratio:
     """A share of each tensor that is stored, in (0, 1]: one for all, or by name.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, named, norm_dtype
+from resireduce.residuals.base import Residual, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
 
@@ -37,10 +37,8 @@ class FullResidual(Residual):
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; None else."""
-        if name not in self._summing or type(self).compensate_ is not FullResidual.compensate_:
-            return None
-        values = self._summing[name].values
-        return (values, grad) if values.is_contiguous() and values.dtype == grad.dtype else None
+        own = name in self._summing and type(self).compensate_ is FullResidual.compensate_
+        return alike(self._summing[name].values, grad) if own else None
 
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, named, norm_dtype
+from resireduce.residuals.base import Residual, alike, named, norm_dtype
 from resireduce.residuals.stored import Plain, Stored
 
 
@@ -70,9 +70,7 @@ class GroupResidual(Residual):
 
     def _grad_and_stored(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         stored = self._group_of[name].stored
-        if not isinstance(stored, Plain) or not stored.values.is_contiguous() or stored.values.dtype != grad.dtype:
-            return None
-        return grad, stored.values
+        return alike(grad, stored.values) if isinstance(stored, Plain) else None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""

@@ -28,7 +28,9 @@ needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") i
 @pytest.fixture(autouse=True)
 def _found_anew() -> Iterator[None]:
     library.cache_clear()
+    threads = torch.get_num_threads()
     yield
+    torch.set_num_threads(threads)
     library.cache_clear()
 
 
@@ -82,7 +84,7 @@ def test_a_selection_has_the_same_elements_in_any_number_of_threads(
     expected = [flat.abs().sort(stable=True).indices[-k:].sort().values for k in ks]
     monkeypatch.setattr(native, "SMALLEST", 1)
     for count in (1, 2, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        torch.set_num_threads(count)
         assert all(torch.equal(largest_magnitudes(flat, k), one) for k, one in zip(ks, expected, strict=True))
 
 
@@ -99,7 +101,7 @@ def test_a_sum_has_the_same_bits_and_the_same_elements_are_chosen_of_it(
     expected = [total.abs().double().sort(stable=True).indices[-k:].sort().values for k in ks]
     monkeypatch.setattr(native, "SMALLEST", 1)
     for count in (1, 2, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        torch.set_num_threads(count)
         for k, one in zip(ks, expected, strict=True):
             target = flat.clone()
             assert torch.equal(largest_of_sum_(target, added, k), one)
@@ -129,7 +131,7 @@ def test_few_bits_are_the_same_in_any_number_of_threads(monkeypatch: pytest.Monk
     for n in (1, 65, 1247, 1249, 20_000, 70_001):
         found = []
         for count in (1, 2, 3):
-            monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+            torch.set_num_threads(count)
             blocks = Blocks((n,), precision, CPU)
             blocks.set_(values(n, "normal"), generator(CPU, f"w/{n}", 3))
             found.append([*blocks.tensors().values(), blocks.add_to_(values(n, "normal"))])
@@ -156,7 +158,7 @@ def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
     expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
     monkeypatch.setattr(native, "SMALLEST", 1)
     for count in (1, 2, 3, 7):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        torch.set_num_threads(count)
         assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
 
 
@@ -174,7 +176,7 @@ def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
     added, expected = block[rows][:, columns], matrix.clone()
     expected[rows] += torch.zeros_like(expected).index_copy_(1, columns, block[:, columns])[rows]
     for count in (1, 2, 3):
-        monkeypatch.setattr(torch, "get_num_threads", lambda count=count: count)
+        torch.set_num_threads(count)
         found = matrix.clone()
         add_crossing_(found, rows.int(), columns.int(), added)
         assert torch.equal(bits(found), bits(expected))

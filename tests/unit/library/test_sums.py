@@ -68,6 +68,13 @@ def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, d
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
 
 
+def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
+    residual = FullResidual(grouping=Grouping())
+    residual.register("w", torch.zeros(3, 2))
+    assert residual.addends(torch.ones(2, 3).t(), "w") is None
+    assert residual.compensate_(torch.arange(6.0).view(2, 3).t(), "w").tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
 def test_a_gradient_that_is_not_finite_changes_no_residual() -> None:
     feedback = pipeline(TopK(0.01), FullResidual(grouping=Grouping()), torch.float32)
     sent(feedback, torch.float32)
