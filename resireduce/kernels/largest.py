@@ -48,7 +48,7 @@ def largest_of_sum_(flat: Tensor, added: Tensor, k: int) -> Tensor:
 
     As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for both.
     """
-    if k >= flat.numel() or flat.device.type not in ("cpu", "meta"):
+    if k >= flat.numel() or in_triton(flat) or flat.device.type not in ("cpu", "meta"):
         return largest_magnitudes(flat.add_(added), k)
     return by_candidates(flat, k, _piece(flat.numel()), added)
 
