@@ -108,11 +108,18 @@ class ErrorFeedback(Messenger):
             grad = self.momentum.accumulate_(grad, name)
         if self.compressor_of(name).lossless:
             return go_on(name, self._rounds(grad, name, step))
-        sums = self.residual.addends(grad, name) if self.compressor_of(name).adds and self.momentum is None else None
+        sums = self.residual.addends(grad, name) if self._adds(name) else None
         if sums is not None:
             payload = self.compressor_of(name).compress_sum_(*sums)
             return self._keep_error(sums[0], payload, name, step)
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+
+    def _adds(self, name: str) -> bool:
+        """Whether the compressor may add what the residual would. A stand-in for one of them, which hands on what it
+        has not, has to say so itself: its `compensate_` or `compress` is to be called."""
+        compressor = self.compressor_of(name)
+        known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
+        return known and self.momentum is None and compressor.adds
 
     @timed("compress")
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:

@@ -31,7 +31,8 @@ class RoutedResidual(Residual):
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
-        return self._part(name).addends(grad, name)
+        own = type(self).compensate_ is RoutedResidual.compensate_
+        return self._part(name).addends(grad, name) if own else None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error in the responsible part."""

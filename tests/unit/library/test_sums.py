@@ -1,6 +1,7 @@
 """Residual and gradient are added where the largest are looked for: with the same bits as one after the other."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -66,6 +67,27 @@ def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, d
     }[kind]
     ours, plain = (sent(pipeline(compressor, make(), dtype), dtype) for compressor in (TopK(0.01), InTurn(0.01)))
     assert all(torch.equal(one, other) for one, other in zip(ours, plain, strict=True))
+
+
+class Seen:
+    """Stands in the place of a residual, and counts what is compensated."""
+
+    def __init__(self, inner: Residual):
+        self.inner, self.count = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def compensate_(self, grad: Tensor, name: str) -> Tensor:
+        self.count += 1
+        return self.inner.compensate_(grad, name)
+
+
+def test_what_stands_in_the_place_of_a_residual_sees_all_that_is_compensated() -> None:
+    feedback = pipeline(TopK(0.01), FullResidual(grouping=Grouping()), torch.float32)
+    seen = feedback.residual = Seen(feedback.residual)  # type: ignore[assignment]
+    sent(feedback, torch.float32, steps=3)
+    assert seen.count == 6
 
 
 def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
