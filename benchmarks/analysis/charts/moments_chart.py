@@ -11,7 +11,7 @@ from benchmarks.core.moments import BANDS, thinned
 COLOURS = ("#607d8b", "#a8d0e6", "#cc4125", "#e69f00", "#9a7400")
 """Of BANDS; states have those that they have in the figure of memory."""
 LETTERS = ("P", "O", "R", "G", "M")
-POINTS = 60
+POINTS = 48
 """Moments of a panel at most: the fullest of each stretch of a record's."""
 PANELS = 24
 """Settings of a figure, at most."""
@@ -31,17 +31,20 @@ def moments_chart(records: Sequence[Record]) -> look.Specification | None:
         .mark_area(interpolate="step-after", stroke="white", strokeWidth=0.4)
         .encode(x=x, y=alt.Y("mib:Q", title="MiB").stack("zero"), color=colour, order="place:Q", **look.exact())
     )
-    return look.side_by_side(rows, [bands], hides="part", width=300, height=130)
+    # Unseen: all panels of a model have the scale of its fullest, so that heights can be compared.
+    scale = alt.Chart().mark_rule(opacity=0).encode(y="max(most):Q")
+    return look.side_by_side(rows, [bands, scale], hides="part", width=300, height=130)
 
 
 def _rows(records: Sequence[Record]) -> Iterator[look.Row]:
     left = PANELS
     for model, (its, title) in look.shown_of(records, lambda one: bool(one["points"])).items():
+        most = round(max(record["peak_states_bytes"] for record in its) / MIB, 3)
         for record, label in list(zip(its, look.labels_of(its), strict=True))[:left]:
             left -= 1
-            fullest = f"{label}: {record['peak_states_bytes'] / MIB:,.2f} MiB at the fullest"
+            fullest = f"{label}: {record['peak_states_bytes'] / MIB:,.2f} MiB"
             for row in _bands(record):
-                yield {"model": model, "panel": f"{title}\n{fullest}", **row}
+                yield {"model": model, "panel": f"{title}\n{fullest}", "most": most, **row}
 
 
 def _bands(record: Record) -> Iterator[look.Row]:

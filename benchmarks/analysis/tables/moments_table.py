@@ -15,7 +15,7 @@ READING = (
     "MiB of one rank: model states between steps, and at the fullest moment of a step, and what that is made of: "
     "parameters P, optimizer states O, residuals R, gradients and averages, selections and messages. Where: how much "
     "of the step's operations lies before it. The figure has the whole step, from the start of its backward pass, over "
-    "operations, not seconds; activations are not counted. Lower is better."
+    "operations, not seconds, and in each title the fullest moment; activations are not counted. Lower is better."
 )
 OLDER = "Settings that are not here, because their records are from before a step was followed: {}."
 
