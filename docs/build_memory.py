@@ -22,7 +22,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "streamed, in slices": {"gradients": "streamed", "slices": True},
 }
 COLOURS = ("#4c566a", "#81a1c1", "#a3be8c", "#d08770", "#ebcb8b")
-"""Of BANDS."""
+"""Colours of BANDS, in their order."""
 WIDTH, HEIGHT, GAP = 240, 260, 30
 
 

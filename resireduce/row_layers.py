@@ -62,7 +62,7 @@ class RowLayers:
         self.by_rows: set[Slot] = set()
         """All that are not made whole."""
         self.shared: set[Slot] = set()
-        """Those of them that several layers have."""
+        """Those of `by_rows` that several layers share."""
         self._absorbs = feedback.absorbs
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []

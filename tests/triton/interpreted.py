@@ -54,7 +54,7 @@ def kinds(n: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def last_of_a_stable_sort(flat: Tensor, k: int) -> list[int]:
-    """Of equal magnitudes those of the highest indices."""
+    """Return the k largest by a stable sort in NumPy: of equal magnitudes those of the highest indices."""
     magnitudes = np.abs(flat.double().numpy())
     return sorted(np.argsort(magnitudes, kind="stable")[-k:].tolist())
 

@@ -9,7 +9,7 @@ from benchmarks.analysis.table import Record
 from benchmarks.core.moments import BANDS, thinned
 
 COLOURS = ("#607d8b", "#a8d0e6", "#cc4125", "#e69f00", "#9a7400")
-"""Of BANDS; states have those that they have in the figure of memory."""
+"""Colours of BANDS, in their order; states have those that they have in the figure of memory."""
 LETTERS = ("P", "O", "R", "G", "M")
 POINTS = 48
 """Moments of a panel at most: the fullest of each stretch of a record's."""
