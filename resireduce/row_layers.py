@@ -62,7 +62,7 @@ class RowLayers:
         self.by_rows: set[Slot] = set()
         """All that are not made whole."""
         self.shared: set[Slot] = set()
-        """Those of `by_rows` that several layers share."""
+        """The slots in `by_rows` whose weight several layers share."""
         self._absorbs = feedback.absorbs
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
