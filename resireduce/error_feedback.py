@@ -10,7 +10,8 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.compressors.sparse import SentParts
-from resireduce.finiteness import Finiteness, check_finite
+from resireduce.errors import NonFiniteGradient
+from resireduce.finiteness import Finiteness, check_finite, refused
 from resireduce.message import Round, go_on
 from resireduce.messenger import Messenger
 from resireduce.momentum import MomentumCorrection
@@ -103,23 +104,36 @@ class ErrorFeedback(Messenger):
         Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity; where `finiteness` is
         not asked at once, it takes zeros in the place of such a gradient.
         """
+        if self._adds(name):
+            return self._compress_sum(grad, name, step)
         self.finiteness.check_(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
         if self.compressor_of(name).lossless:
             return go_on(name, self._rounds(grad, name, step))
-        sums = self.residual.addends(grad, name) if self._adds(name) else None
-        if sums is not None:
-            payload = self.compressor_of(name).compress_sum_(*sums)
-            return self._keep_error(sums[0], payload, name, step)
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+
+    def _compress_sum(self, grad: Tensor, name: str, step: int) -> Payload:
+        """As `compress`, where the compressor adds, and looks whether all is finite, while it reads the elements.
+
+        It can look only where the sum is not formed in the residual's memory, which would hold NaN before it is found.
+        """
+        looks = self.finiteness.asks(grad) and self.residual.leaves_stored(name)
+        if not looks:
+            self.finiteness.check_(grad, name)
+        dense, added = self.residual.addends(grad, name) or (self.residual.compensate_(grad, name), None)
+        try:
+            payload = self.compressor_of(name).compress_sum_(dense, added, looks)
+        except FloatingPointError:
+            raise NonFiniteGradient(refused(name)) from None
+        return self._keep_error(dense, payload, name, step)
 
     def _adds(self, name: str) -> bool:
         """Whether the compressor may add what the residual would. A stand-in for one of them, which hands on what it
         has not, has to say so itself: its `compensate_` or `compress` is to be called."""
         compressor = self.compressor_of(name)
         known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
-        return known and self.momentum is None and compressor.adds
+        return known and self.momentum is None and not compressor.lossless and compressor.adds
 
     @timed("compress")
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import NonFiniteGradient
+from resireduce.kernels.norms import is_finite
 from resireduce.kernels.on_gpu import in_triton
 
 AT_ONCE = ("cpu", "meta")
@@ -27,10 +28,14 @@ class Finiteness:
 
         Nothing is asked of the device in the second case: `failure` tells.
         """
-        if self.at_once or grad.device.type in AT_ONCE:
+        if self.asks(grad):
             check_finite(grad, name)
         elif grad.numel():
             self._noted.append((name, zero_unless_finite_(grad)))
+
+    def asks(self, grad: Tensor) -> bool:
+        """Return whether `check_` of `grad` asks, and raises, at once."""
+        return self.at_once or grad.device.type in AT_ONCE
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
@@ -38,7 +43,7 @@ class Finiteness:
         if not noted:
             return None
         device = noted[0][1].device
-        found = torch.stack([is_finite.to(device) for _, is_finite in noted]).tolist()
+        found = torch.stack([fine.to(device) for _, fine in noted]).tolist()
         spoilt = [name for (name, _), fine in zip(noted, found, strict=True) if not fine]
         return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent")) if spoilt else None
 
@@ -48,13 +53,14 @@ class Finiteness:
 
 
 def check_finite(grad: Tensor, name: str) -> None:
-    """Raise NonFiniteGradient, which says `name`, if an element of `grad` is NaN or infinite.
+    """Raise NonFiniteGradient, which says `name`, if an element of `grad` is NaN or infinite."""
+    if not is_finite(grad):
+        raise NonFiniteGradient(refused(name))
 
-    A finite sum proves the contrary, and is cheaper than the largest magnitude.
-    """
-    if grad.is_meta or torch.isfinite(grad.sum()) or torch.isfinite(torch.linalg.vector_norm(grad, torch.inf)):
-        return
-    raise NonFiniteGradient(_text(name, "its residual is unchanged"))
+
+def refused(name: str) -> str:
+    """Return what is said of tensor `name`, whose gradient is not finite and came no further than here."""
+    return _text(name, "its residual is unchanged")
 
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
@@ -63,9 +69,9 @@ def zero_unless_finite_(grad: Tensor) -> Tensor:
         from resireduce.kernels.gpu import finite
 
         return finite.zero_unless_finite_(grad)
-    is_finite = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
-    grad.masked_fill_(is_finite.logical_not(), 0.0)
-    return is_finite
+    fine = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
+    grad.masked_fill_(fine.logical_not(), 0.0)
+    return fine
 
 
 def _text(name: str, done: str) -> str:

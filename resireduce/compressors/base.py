@@ -97,10 +97,11 @@ class Compressor(ABC):
         """Whether `compress_sum_` does what an addition and `compress` do, and nothing is remembered."""
         return False
 
-    def compress_sum_(self, dense: Tensor, added: Tensor) -> Payload:
-        """Add `added` to `dense`, in place, contiguous tensors of one shape and dtype; return the payload of the sum.
+    def compress_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
+        """Add `added`, if any, to `dense`, in place, contiguous, of one shape and dtype; return the payload of the sum.
 
-        As `compress` makes it. NotImplementedError unless the compressor `adds`.
+        As `compress` makes it. With `check`, FloatingPointError is raised if the sum holds NaN or infinity.
+        NotImplementedError unless the compressor `adds`.
         """
         raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
 

@@ -30,10 +30,13 @@ class TopK(Selecting, SparseCompressor):
         """Whether `select` is the one here: False for subclasses."""
         return type(self) is TopK
 
-    def compress_sum_(self, dense: Tensor, added: Tensor) -> Payload:
-        """Add `added` to `dense`, in place; return the payload of its largest magnitudes. Each element is read once."""
-        k = share(self.density, dense.numel())
-        return self.packed(dense, largest_of_sum_(dense.view(-1), added.view(-1), k))
+    def compress_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
+        """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, in one pass.
+
+        check: FloatingPointError is raised if the sum is not finite.
+        """
+        k, flat = share(self.density, dense.numel()), None if added is None else added.view(-1)
+        return self.packed(dense, largest_of_sum_(dense.view(-1), flat, k, check))
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest magnitudes: int64, ascending."""

@@ -21,7 +21,8 @@ struct search {
     int32_t *counts; /* of candidates in each group; -1: too many */
 };
 
-/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, else to 0. */
+/* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
+ * else to 0. */
 static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
                                                                   int64_t count, int adds, uint8_t *restrict hits)
 {
@@ -32,7 +33,7 @@ static inline __attribute__((always_inline)) void add_and_compare(const struct s
         const float value = adds ? x[i] + added[i] : x[i];
         if (adds)
             x[i] = value;
-        hits[i] = fabsf(value) >= border;
+        hits[i] = !(fabsf(value) < border);
     }
 }
 
@@ -104,7 +105,7 @@ static void put_in_order(const struct search *search, number *values, int64_t to
 }
 
 /* Add to x[0..n), if anything is `added`; then write magnitude and place of the elements that reach `border`, from the
- * last to the first: the same in any number of threads. `counts` has room for each group, `free` for `room` numbers.
+ * last to the first: the same in any number of threads; NaN reaches any border. `counts` has room for each group, `free` for `room` numbers.
  * Return how many; -1, with the sums complete, if there is not the room. */
 int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room,
                         float *magnitudes, int32_t *places, float *free, int32_t *counts)

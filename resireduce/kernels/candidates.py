@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.norms import refuse_non_finite
 
 GROUP = 1 << 16
 """Elements that a thread looks at before it writes down, in four bytes, how many of them are candidates."""
@@ -45,10 +46,15 @@ class Candidates:
             self._places, self._marks, self._piece = self._indices.numpy(), marks.numpy(), held[self.room :]
             self._magnitudes, self._ordered = held.numpy()[: self.room], self._piece.numpy()  # never used together
 
-    def look_through(self, border: float, added: Tensor | None = None) -> None:
-        """Look at all elements for those whose magnitude is `border` or more, once 1-D `added`, if any, is added."""
+    def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
+        """Look at all elements for those whose magnitude is `border` or more, once 1-D `added`, if any, is added.
+
+        check: FloatingPointError is raised if one of them is then NaN or infinite.
+        """
         if added is not None:
             self._flat.add_(added)
+        if check:
+            refuse_non_finite(self._flat)
         self.begin(border)
         self.look_at(self._flat, 0)
 
@@ -116,12 +122,12 @@ class CompiledCandidates(Candidates):
         self._look = compiled.resireduce_look
         self._reaching.restype = self._look.restype = ctypes.c_int64
 
-    def look_through(self, border: float, added: Tensor | None = None) -> None:
-        """Add `added`, if any, and look at all elements, in one pass; look at them once more, if there is no room."""
+    def look_through(self, border: float, added: Tensor | None = None, check: bool = False) -> None:
+        """Add `added`, if any, look at all elements, and `check`, in one pass; once more, if there is no room."""
         n = self._flat.numel()
         fits = added is None or (added.dtype == self._flat.dtype and added.is_contiguous())
         if border < 0 or n > GROUP // 8 * self.room or not fits:
-            super().look_through(border, added)
+            super().look_through(border, added, check)
             return
         self.begin(border)
         addend = ctypes.c_void_p(None if added is None else added.data_ptr())
@@ -130,7 +136,9 @@ class CompiledCandidates(Candidates):
         sizes = ctypes.c_int64(n), ctypes.c_float(border), threads(n), ctypes.c_int64(self.room)
         self.count = self._look(values, addend, *sizes, *self._pointers(0), free, counts)
         if self.count < 0:
-            super().look_through(border)
+            super().look_through(border, None, check)
+        elif check:  # what is not finite is among the candidates
+            refuse_non_finite(self._held[0][: self.count])
 
     def look_at(self, part: Tensor, first: int) -> None:
         """Look at contiguous 1-D `part`, the elements from number `first` to those looked at before."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.blocks import slices
 from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into
+from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
 
 PIECE = 1 << 16
@@ -43,14 +44,20 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
     return by_candidates(flat, k, piece or _piece(n))
 
 
-def largest_of_sum_(flat: Tensor, added: Tensor, k: int) -> Tensor:
-    """Add 1-D `added` to 1-D `flat`, in place, both of one dtype; return indices of its `k` largest magnitudes.
+def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = False) -> Tensor:
+    """Add 1-D `added`, if any, to 1-D `flat`, in place, of its dtype; return indices of its `k` largest magnitudes.
 
-    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for both.
+    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of it.
+
+    check: FloatingPointError is raised if an element of the sum is NaN or infinite.
     """
-    if k >= flat.numel() or in_triton(flat) or flat.device.type not in ("cpu", "meta"):
-        return largest_magnitudes(flat.add_(added), k)
-    return by_candidates(flat, k, _piece(flat.numel()), added)
+    if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
+        return by_candidates(flat, k, _piece(flat.numel()), added, check)
+    if added is not None:
+        flat.add_(added)
+    if check:
+        refuse_non_finite(flat)
+    return largest_magnitudes(flat, k)
 
 
 def _piece(n: int) -> int:
@@ -89,14 +96,14 @@ class LargestOfParts:
         return self._best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
 
 
-def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None) -> Tensor:
+def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None, check: bool = False) -> Tensor:
     """As `largest_magnitudes` of `flat`, `k` and `piece`, for a tensor of the CPU or without storage.
 
-    added: 1-D, what is added to `flat` first.
+    added: 1-D, what is added to `flat` first. check: as of `largest_of_sum_`.
     """
     border = _sampled_border(flat, k, added)
     candidates = candidates_of(flat, k, piece)
-    candidates.look_through(border, added)
+    candidates.look_through(border, added, check)
     if candidates.count < k:  # the sample misled: all compete
         candidates.look_through(-1.0)
     return candidates.chosen()

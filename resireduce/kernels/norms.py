@@ -13,6 +13,20 @@ LANES, PIECE = 16, 1 << 16
 """How many sums go on side by side, and of how many elements a piece is in which NumPy adds to them."""
 
 
+def is_finite(x: Tensor) -> bool:
+    """Return whether no element of `x` is NaN or infinite; True without storage. The host waits for the device of `x`.
+
+    A finite sum proves it, and is cheaper than the largest magnitude, which is asked for if the sum is not.
+    """
+    return x.is_meta or bool(torch.isfinite(x.sum()) or torch.isfinite(torch.linalg.vector_norm(x, torch.inf)))
+
+
+def refuse_non_finite(x: Tensor) -> None:
+    """Raise FloatingPointError if an element of `x` is NaN or infinite."""
+    if not is_finite(x):
+        raise FloatingPointError("an element is NaN or infinite")
+
+
 def l1_and_l2_norm(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return the L1 and the L2 norm of all elements of `x`: 0-D, in float32 at least.
 

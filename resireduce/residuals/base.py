@@ -120,6 +120,13 @@ class Residual(ABC):
         """
         return None
 
+    def leaves_stored(self, name: str) -> bool:
+        """Whether `compensate_` leaves what is stored of tensor `name` as it is, and forms the sum in `grad`'s memory.
+
+        Then `grad` may be looked at with the residual in it, and refused: the next one finds all as it was.
+        """
+        return False
+
     @abstractmethod
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error that is left of tensor `name` (paper, section 2.2, step 5).

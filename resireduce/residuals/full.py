@@ -40,6 +40,10 @@ class FullResidual(Residual):
         own = name in self._summing and type(self).compensate_ is FullResidual.compensate_
         return alike(self._summing[name].values, grad) if own else None
 
+    def leaves_stored(self, name: str) -> bool:
+        """Whether the sum is not formed in R's memory; False if `compensate_` is a subclass' own."""
+        return name not in self._summing and type(self).compensate_ is FullResidual.compensate_
+
     def absorbs(self, name: str) -> bool:
         """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype

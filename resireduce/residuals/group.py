@@ -68,6 +68,10 @@ class GroupResidual(Residual):
         own = type(self).compensate_ is GroupResidual.compensate_
         return self._grad_and_stored(grad, name) if own else None
 
+    def leaves_stored(self, name: str) -> bool:
+        """Return True, unless `compensate_` is a subclass' own."""
+        return type(self).compensate_ is GroupResidual.compensate_
+
     def _grad_and_stored(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
         stored = self._group_of[name].stored
         return alike(grad, stored.values) if isinstance(stored, Plain) else None

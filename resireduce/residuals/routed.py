@@ -34,6 +34,10 @@ class RoutedResidual(Residual):
         own = type(self).compensate_ is RoutedResidual.compensate_
         return self._part(name).addends(grad, name) if own else None
 
+    def leaves_stored(self, name: str) -> bool:
+        """Whether the responsible part forms the sum in the gradient's memory."""
+        return type(self).compensate_ is RoutedResidual.compensate_ and self._part(name).leaves_stored(name)
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error in the responsible part."""
         self._part(name).update(name, error, step)

@@ -86,6 +86,10 @@ class RowsColumnsResidual(Residual):
             self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
         return grad
 
+    def leaves_stored(self, name: str) -> bool:
+        """Return True, unless `compensate_` is a subclass' own: norms that are remembered are replaced by the next."""
+        return type(self).compensate_ is RowsColumnsResidual.compensate_
+
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Choose rows and columns of the error anew, and store the elements where they cross."""
         left = error()

@@ -39,6 +39,10 @@ class WeightedResidual(AverageResidual):
         own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
         return self._grad_and_stored(grad, name) if own else None
 
+    def leaves_stored(self, name: str) -> bool:
+        """Return True, unless `compensate_` is a subclass' own: a weight that is remembered is replaced by the next."""
+        return type(self).compensate_ is WeightedResidual.compensate_
+
     def weight(self, error: Tensor, name: str) -> Tensor:
         """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
         known = self._weights.pop(name, None)

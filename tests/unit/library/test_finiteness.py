@@ -12,6 +12,8 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import NonFiniteGradient, UsageError
 from resireduce.finiteness import Finiteness
+from resireduce.grouping import Grouping
+from resireduce.kernels.native import SWITCH, library
 from resireduce.optimizer import DistributedOptimizer
 from tests.worlds import Net, loss_of, same, seeded, train
 
@@ -117,3 +119,68 @@ def test_a_step_that_is_given_up_leaves_no_error_behind(monkeypatch: pytest.Monk
     loss_of(model, torch.Generator().manual_seed(1)).backward()
     optimizer.step()
     assert optimizer.steps == 2
+
+
+SUMS = [
+    {"scheme": scheme, "residual_dtype": kind}
+    for scheme, kind in (
+        *(("baseline", kind) for kind in (None, "bfloat16", "int8", "int4")),
+        *((scheme, None) for scheme in ("a", "w", "d", "2d")),
+        ("w", "int8"),
+    )
+]
+"""Schemes and precisions, most of which form the sum in the gradient's memory, and look at it in one pass."""
+
+
+def pipeline(shape: tuple[int, ...], **options: object) -> DistributedOptimizer:
+    """Return what compresses gradients of two layers of this shape, which share a residual where a scheme has such."""
+    model = nn.Module()
+    model.layers = nn.ModuleList([nn.Linear(shape[1], shape[0], bias=False) for _ in range(2)])
+    shares = set(options.get("scheme", "").split("+")) & {"a", "w"}
+    names = ("layers.0.weight", "layers.1.weight")
+    groups = Grouping(groups=(names,)) if shares else Grouping(specific=names)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    return resireduce.distribute(model, wrapped, backend="local", density=0.01, groups=groups, **options)
+
+
+@pytest.mark.parametrize("switch", ["1", "0"], ids=["compiled", "plain"])
+@pytest.mark.parametrize("shape", [(100, 101), (700, 500)], ids=str)
+@pytest.mark.parametrize("options", SUMS, ids=str)
+def test_a_gradient_that_is_refused_leaves_no_trace(
+    options: dict[str, str | None], shape: tuple[int, int], switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Payloads and residuals of those after it are those of a pipeline that has never seen it."""
+    monkeypatch.setenv(SWITCH, switch)
+    library.cache_clear()
+    given = {key: value for key, value in options.items() if value is not None}
+    optimizers = [pipeline(shape, **given) for _ in range(2)]
+    tried, spared = (one.feedback for one in optimizers)
+    names, drawn = ["layers.1.weight", "layers.0.weight"], torch.Generator().manual_seed(1)
+    last = shape[0] * shape[1] - 1
+    for step, places in enumerate(([0], [last], [last // 2], range(last), range(0, last, 7))):
+        for name in names:
+            grad = torch.randn(shape, generator=drawn)
+            for value in (torch.nan, torch.inf, -torch.inf):
+                spoilt = grad.clone()
+                spoilt.view(-1)[torch.tensor(places)] = value
+                with pytest.raises(NonFiniteGradient, match=rf"'{name}' holds NaN or infinity; its residual is unch"):
+                    tried.compress(spoilt, name, step)
+            payloads = [one.compress(grad.clone(), name, step) for one in (tried, spared)]
+            assert torch.equal(payloads[0].buffer, payloads[1].buffer)
+        for one in (tried, spared):
+            one.residual.end_step(step)
+        states = [one.residual.tensors() for one in (tried, spared)]
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[1])
+    library.cache_clear()
+
+
+def test_a_sum_that_overflows_is_refused_where_the_residual_would_keep_infinity() -> None:
+    optimizer = pipeline((700, 500), scheme="a")
+    feedback = optimizer.feedback
+    for name in ("layers.1.weight", "layers.0.weight"):
+        feedback.compress(torch.full((700, 500), 1.5e38), name, 0)
+    before = {name: tensor.clone() for name, tensor in feedback.residual.tensors().items()}
+    with pytest.raises(NonFiniteGradient):
+        feedback.compress(torch.full((700, 500), 3e38), "layers.1.weight", 1)
+    after = feedback.residual.tensors()
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
