@@ -110,8 +110,9 @@ class ErrorFeedback(Messenger):
             return go_on(name, self._rounds(grad, name, step))
         sums = self.residual.addends(grad, name) if self._adds(name) else None
         if sums is not None:
-            payload = self.compressor_of(name).compress_sum_(*sums)
-            return self._keep_error(sums[0], payload, name, step)
+            payload = self.compressor_of(name).take_from_sum_(*sums)
+            self.residual.update(name, lambda: sums[0], step)
+            return payload
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
     def _adds(self, name: str) -> bool:

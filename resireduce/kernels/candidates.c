@@ -173,3 +173,49 @@ int64_t resireduce_keep(float *magnitudes, int32_t *places, int64_t count, int64
     }
     return kept;
 }
+
+/* Return the k-th largest of `count` magnitudes, at least k, by their bits: these are in the order of the numbers. */
+static float kth_largest(const float *magnitudes, int64_t count, int64_t k)
+{
+    const number *bits = (const number *)magnitudes;
+    number found = 0, known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int64_t counts[256] = {0};
+        for (int64_t i = 0; i < count; i++)
+            counts[bits[i] >> shift & 255] += (bits[i] & known) == found;
+        int bin = 255;
+        for (; bin > 0 && counts[bin] < k; bin--)
+            k -= counts[bin];
+        found |= (number)bin << shift;
+        known |= (number)255 << shift;
+    }
+    float magnitude;
+    memcpy(&magnitude, &found, sizeof magnitude);
+    return magnitude;
+}
+
+/* Add to x[0..n), if anything is `added`; then write values and indices of the k largest magnitudes, from the first to
+ * the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border. Return
+ * 1; 0, with the sums complete and nothing else, if fewer than k reach it, or more than there is room for. `scratch` has
+ * that of three numbers and a byte for each of `room` candidates, and of a number for each element of the sample. */
+int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64_t step, int64_t wanted, int64_t room,
+                       int takes, float *scratch, float *values, int32_t *indices)
+{
+    int64_t size = 0;
+    for (int64_t i = 0; i < n; i += step)
+        scratch[size++] = fabsf(added ? x[i] + added[i] : x[i]);
+    const float border = kth_largest(scratch, size, wanted);
+    float *magnitudes = scratch, *free = scratch + 2 * room;
+    int32_t *places = (int32_t *)(scratch + room), *counts = (int32_t *)(scratch + 3 * room);
+    const int64_t count = resireduce_look(x, added, n, border, 1, room, magnitudes, places, free, counts);
+    if (count < k)
+        return 0;
+    resireduce_keep(magnitudes, places, count, k, kth_largest(magnitudes, count, k));
+    for (int64_t i = 0; i < k; i++) {
+        const int32_t place = indices[i] = places[k - 1 - i];
+        values[i] = x[place];
+        if (takes)
+            x[place] = 0;
+    }
+    return 1;
+}

@@ -20,6 +20,11 @@ def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
     return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
 
 
+def room_for(n: int, k: int, piece: int) -> int:
+    """Return how many candidates for the `k` largest of `n` there is room for, with `piece` elements at a time."""
+    return min(n, k + max(k // 4, piece))
+
+
 class Candidates:
     """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
 
@@ -34,7 +39,7 @@ class Candidates:
 
     def __init__(self, flat: Tensor, k: int, piece: int):
         n = flat.numel()
-        self.k, self.count, self.room = k, 0, min(n, k + max(k // 4, piece))
+        self.k, self.count, self.room = k, 0, room_for(n, k, piece)
         self._flat, self._size = flat, min(n, piece)
         exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
         self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
