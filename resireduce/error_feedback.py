@@ -105,7 +105,7 @@ class ErrorFeedback(Messenger):
         not asked at once, it takes zeros in the place of such a gradient.
         """
         if self._adds(name):
-            return self._compress_sum(grad, name, step)
+            return self._take_from_sum(grad, name, step)
         self.finiteness.check_(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
@@ -113,7 +113,7 @@ class ErrorFeedback(Messenger):
             return go_on(name, self._rounds(grad, name, step))
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
-    def _compress_sum(self, grad: Tensor, name: str, step: int) -> Payload:
+    def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
         """As `compress`, where the compressor adds, and looks whether all is finite, while it reads the elements.
 
         It can look only where the sum is not formed in the residual's memory, which would hold NaN before it is found.
@@ -123,10 +123,11 @@ class ErrorFeedback(Messenger):
             self.finiteness.check_(grad, name)
         dense, added = self.residual.addends(grad, name) or (self.residual.compensate_(grad, name), None)
         try:
-            payload = self.compressor_of(name).compress_sum_(dense, added, looks)
+            payload = self.compressor_of(name).take_from_sum_(dense, added, looks)
         except FloatingPointError:
             raise NonFiniteGradient(refused(name)) from None
-        return self._keep_error(dense, payload, name, step)
+        self.residual.update(name, lambda: dense, step)
+        return payload
 
     def _adds(self, name: str) -> bool:
         """Whether the compressor may add what the residual would. A stand-in for one of them, which hands on what it

@@ -94,14 +94,14 @@ class Compressor(ABC):
 
     @property
     def adds(self) -> bool:
-        """Whether `compress_sum_` does what an addition and `compress` do, and nothing is remembered."""
+        """Whether `take_from_sum_` does what an addition, `compress` and `error_` do, and nothing is remembered."""
         return False
 
-    def compress_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
+    def take_from_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
         """Add `added`, if any, to `dense`, in place, contiguous, of one shape and dtype; return the payload of the sum.
 
-        As `compress` makes it. With `check`, FloatingPointError is raised if the sum holds NaN or infinity.
-        NotImplementedError unless the compressor `adds`.
+        As `compress` makes it, and in `dense` is left what `error_` leaves. With `check`, FloatingPointError is raised
+        if the sum holds NaN or infinity. NotImplementedError unless the compressor `adds`.
         """
         raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")
 

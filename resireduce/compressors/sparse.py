@@ -8,6 +8,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Compressor
 from resireduce.kernels.on_gpu import in_triton
+from resireduce.kernels.sent import LAYOUT, add_sent_
 from resireduce.payload import Payload
 
 LARGEST_HALF = torch.finfo(torch.float16).max
@@ -58,6 +59,8 @@ class SparseCompressor(Compressor):
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the values to their places in `dense`, in any order, as no index repeats; return `dense`."""
+        if self._added(dense, payload, 0, scale, whole=True):
+            return dense
         values, indices = payload.parts()
         dense.view(-1).index_add_(0, indices, values.to(dense.dtype), alpha=scale)
         return dense
@@ -67,6 +70,8 @@ class SparseCompressor(Compressor):
 
         Without storage nobody knows which these are: it is reckoned with indices that are spread evenly.
         """
+        if self._added(part, payload, start, scale, whole=False):
+            return part
         values, indices = payload.parts()
         if indices.is_meta:
             chosen = slice(-(-indices.numel() * part.numel() // payload.shape.numel()))
@@ -74,6 +79,11 @@ class SparseCompressor(Compressor):
             borders = torch.tensor([start, start + part.numel()], dtype=indices.dtype, device=indices.device)
             chosen = slice(*torch.searchsorted(indices, borders).tolist())
         return part.index_add_(0, indices[chosen] - start, values[chosen].to(part.dtype), alpha=scale)
+
+    def _added(self, part: Tensor, payload: Payload, start: int, scale: float, whole: bool) -> bool:
+        """Whether compiled code has added what lies in `part`, or `whole`: of float32, in the form of `packed`."""
+        (values, count), (indices, _) = payload.layout
+        return (values, indices) == LAYOUT and add_sent_(part, start, payload.buffer, count, scale, whole)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Take off `grad` what was sent; return it. Zeros are left there, or what rounding took."""

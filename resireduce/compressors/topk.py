@@ -8,6 +8,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
+from resireduce.kernels.packed_largest import packed_largest
 from resireduce.payload import Payload
 from resireduce.share import share
 
@@ -19,25 +20,42 @@ class TopK(Selecting, SparseCompressor):
     def selects_from_parts(self, like: Tensor) -> bool:
         """Whether a gradient is not float64 on a GPU, whose keys have no room for places; False for subclasses."""
         exact = like.device.type in ("cpu", "meta") or (like.dtype != torch.float64 and like.numel() <= 1 << 32)
-        return type(self) is TopK and exact and share(self.density, like.numel()) < like.numel()
+        return type(self) is TopK and exact and self._count(like) < like.numel()
 
     def selection(self, like: Tensor) -> LargestOfParts:
         """Return what selects the k largest magnitudes of the parts of a gradient `like` this one."""
-        return LargestOfParts(like, share(self.density, like.numel()))
+        return LargestOfParts(like, self._count(like))
 
     @property
     def adds(self) -> bool:
         """Whether `select` is the one here: False for subclasses."""
         return type(self) is TopK
 
-    def compress_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
-        """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, in one pass.
+    def compress(self, grad: Tensor, name: str, step: int) -> Payload:
+        """As of all sparse compressors; on a CPU by one call of compiled code, where that pays."""
+        packed = None if self.half or not self.adds else packed_largest(grad.view(-1), self._count(grad))
+        return super().compress(grad, name, step) if packed is None else self._payload(grad, packed)
 
-        check: FloatingPointError is raised if the sum is not finite.
+    def take_from_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
+        """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, and leave the rest.
+
+        Each element is read once. check: FloatingPointError is raised if the sum is not finite.
         """
-        k, flat = share(self.density, dense.numel()), None if added is None else added.view(-1)
-        return self.packed(dense, largest_of_sum_(dense.view(-1), flat, k, check))
+        k, flat, addend = self._count(dense), dense.view(-1), None if added is None else added.view(-1)
+        packed = None if self.half else packed_largest(flat, k, addend, takes=True, check=check)
+        if packed is not None:
+            return self._payload(dense, packed)
+        payload = self.packed(dense, largest_of_sum_(flat, addend, k, check))
+        self.error_(dense, payload)
+        return payload
+
+    def _count(self, grad: Tensor) -> int:
+        return share(self.density, grad.numel())
+
+    def _payload(self, grad: Tensor, packed: Tensor) -> Payload:
+        k = self._count(grad)
+        return Payload(packed, ((torch.float32, k), (torch.int32, k)), grad.shape, grad.dtype)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest magnitudes: int64, ascending."""
-        return largest_magnitudes(flat, share(self.density, flat.numel()))
+        return largest_magnitudes(flat, self._count(flat))

@@ -1,12 +1,13 @@
 /* Inner loops of candidates.py for float32, the same results as its loops in NumPy, a piece at a time. */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "threads.h"
 
-enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16 };
+enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1, NOT_FINITE = -2 };
 typedef uint32_t __attribute__((may_alias)) number;
 
 struct search {
@@ -16,13 +17,14 @@ struct search {
     float border;
     int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
     int64_t room;
+    int checks; /* whether it ends at NaN and infinity; else NaN is passed over */
     float *magnitudes;
     int32_t *places;
-    int32_t *counts; /* of candidates in each group; -1: too many */
+    int32_t *counts; /* of candidates in each group, or why there are none */
 };
 
 /* Add to `count` elements of x from number `at` on; set hits[i] to 1 for those that then reach the border, and for NaN,
- * else to 0. */
+ * to 0 for others. */
 static inline __attribute__((always_inline)) void add_and_compare(const struct search *search, int64_t at,
                                                                   int64_t count, int adds, uint8_t *restrict hits)
 {
@@ -38,7 +40,7 @@ static inline __attribute__((always_inline)) void add_and_compare(const struct s
 }
 
 /* Write magnitude and place of the elements with a hit, of the chunk from number `at` on, behind `count` others, as
- * long as these are fewer than `stop`. Return how many there are then; -1, if there is no room for them. */
+ * long as these are fewer than `stop`. Return how many there are then; NO_ROOM or NOT_FINITE, if it was given up. */
 static inline __attribute__((always_inline)) int64_t take(const struct search *search, int64_t at, const uint8_t *hits,
                                                           int64_t count, int64_t stop)
 {
@@ -48,12 +50,16 @@ static inline __attribute__((always_inline)) int64_t take(const struct search *s
         if (!(eights[0] | eights[1] | eights[2] | eights[3]))
             continue;
         if (stop - count < BLOCK)
-            return -1;
+            return NO_ROOM;
         for (int e = 0; e < BLOCK / 8; e++) /* a product of ones in eight bytes has them as eight bits on top */
             for (uint32_t left = eights[e] * 0x0102040810204080u >> 56; left; left &= left - 1) {
                 const int64_t i = block + 8 * e + __builtin_ctz(left);
-                search->magnitudes[count] = fabsf(search->x[i]);
-                search->places[count++] = (int32_t)i;
+                const float magnitude = fabsf(search->x[i]);
+                if (search->checks && !(magnitude <= FLT_MAX))
+                    return NOT_FINITE;
+                search->magnitudes[count] = magnitude;
+                search->places[count] = (int32_t)i;
+                count += magnitude == magnitude;
             }
     }
     return count;
@@ -72,7 +78,7 @@ static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct 
     } else {
         add_and_compare(search, at, CHUNK, 0, hits);
     }
-    return count < 0 ? -1 : take(search, at, hits, count, stop);
+    return count < 0 ? count : take(search, at, hits, count, stop);
 }
 
 FOR_EACH_PROCESSOR
@@ -85,7 +91,7 @@ static void look(const void *task, int64_t lane, int64_t stop)
         const int64_t before = count;
         for (int64_t at = group * GROUP; at < search->n && at < (group + 1) * GROUP; at += CHUNK)
             count = look_at_chunk(search, at, count, end);
-        search->counts[group] = count < 0 ? -1 : (int32_t)(count - before);
+        search->counts[group] = (int32_t)(count < 0 ? count : count - before);
     }
 }
 
@@ -105,18 +111,19 @@ static void put_in_order(const struct search *search, number *values, int64_t to
 }
 
 /* Add to x[0..n), if anything is `added`; then write magnitude and place of the elements that reach `border`, from the
- * last to the first: the same in any number of threads; NaN reaches any border. `counts` has room for each group, `free` for `room` numbers.
- * Return how many; -1, with the sums complete, if there is not the room. */
-int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room,
+ * last to the first: the same in any number of threads. `counts` has room for each group, `free` for `room` numbers.
+ * Return how many; with the sums complete NO_ROOM, if there is not the room, and NOT_FINITE, if NaN or infinity was met
+ * before and it `checks`: there is none, if it returns a number. */
+int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room, int checks,
                         float *magnitudes, int32_t *places, float *free, int32_t *counts)
 {
     const int lanes = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    const struct search search = {x, added, n, border, lanes, room, magnitudes, places, counts};
+    const struct search search = {x, added, n, border, lanes, room, checks, magnitudes, places, counts};
     in_threads(look, &search, lanes, 1, lanes);
     int64_t total = 0;
     for (int64_t group = 0; group * GROUP < n; group++) {
         if (counts[group] < 0)
-            return -1;
+            return counts[group];
         total += counts[group];
     }
     put_in_order(&search, (number *)magnitudes, total, (number *)free);
@@ -173,4 +180,51 @@ int64_t resireduce_keep(float *magnitudes, int32_t *places, int64_t count, int64
         kept += at | (magnitude > border);
     }
     return kept;
+}
+
+/* Return the k-th largest of `count` magnitudes, at least k, by their bits: these are in the order of the numbers. */
+static float kth_largest(const float *magnitudes, int64_t count, int64_t k)
+{
+    const number *bits = (const number *)magnitudes;
+    number found = 0, known = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int64_t counts[256] = {0};
+        for (int64_t i = 0; i < count; i++)
+            counts[bits[i] >> shift & 255] += (bits[i] & known) == found;
+        int bin = 255;
+        for (; bin > 0 && counts[bin] < k; bin--)
+            k -= counts[bin];
+        found |= (number)bin << shift;
+        known |= (number)255 << shift;
+    }
+    float magnitude;
+    memcpy(&magnitude, &found, sizeof magnitude);
+    return magnitude;
+}
+
+/* Add to x[0..n), if anything is `added`; then write values and indices of the k largest magnitudes, from the first to
+ * the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border. Return
+ * 1; with the sums complete and nothing else 0, if fewer than k reach it, or more than there is room for, and NOT_FINITE,
+ * if NaN or infinity was met before and it `checks`. `scratch` has room for three numbers and a byte for each of `room`
+ * candidates, and for a number for each element of the sample. */
+int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64_t step, int64_t wanted, int64_t room,
+                       int takes, int checks, float *scratch, float *values, int32_t *indices)
+{
+    int64_t size = 0;
+    for (int64_t i = 0; i < n; i += step)
+        scratch[size++] = fabsf(added ? x[i] + added[i] : x[i]);
+    const float border = kth_largest(scratch, size, wanted);
+    float *magnitudes = scratch, *free = scratch + 2 * room;
+    int32_t *places = (int32_t *)(scratch + room), *counts = (int32_t *)(scratch + 3 * room);
+    const int64_t count = resireduce_look(x, added, n, border, 1, room, checks, magnitudes, places, free, counts);
+    if (count < k)
+        return count == NOT_FINITE ? NOT_FINITE : 0;
+    resireduce_keep(magnitudes, places, count, k, kth_largest(magnitudes, count, k));
+    for (int64_t i = 0; i < k; i++) {
+        const int32_t place = indices[i] = places[k - 1 - i];
+        values[i] = x[place];
+        if (takes)
+            x[place] = 0;
+    }
+    return 1;
 }

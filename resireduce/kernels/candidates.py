@@ -21,6 +21,11 @@ def candidates_of(flat: Tensor, k: int, piece: int) -> "Candidates":
     return Candidates(flat, k, piece) if found is None else CompiledCandidates(flat, k, piece, found)
 
 
+def room_for(n: int, k: int, piece: int) -> int:
+    """Return how many candidates for the `k` largest of `n` there is room for, with `piece` elements at a time."""
+    return min(n, k + max(k // 4, piece))
+
+
 class Candidates:
     """Elements of `flat` that may be among its `k` largest, from the last to the first, in memory of fixed size.
 
@@ -35,7 +40,7 @@ class Candidates:
 
     def __init__(self, flat: Tensor, k: int, piece: int):
         n = flat.numel()
-        self.k, self.count, self.room = k, 0, min(n, k + max(k // 4, piece))
+        self.k, self.count, self.room = k, 0, room_for(n, k, piece)
         self._flat, self._size = flat, min(n, piece)
         exact = torch.promote_types(flat.dtype, torch.float32)  # NumPy has no bfloat16
         self._indices = torch.empty(self.room, dtype=torch.int32 if n < 1 << 31 else torch.int64, device=flat.device)
@@ -133,12 +138,10 @@ class CompiledCandidates(Candidates):
         addend = ctypes.c_void_p(None if added is None else added.data_ptr())
         # What is put in order lies where magnitudes are ordered later, and counts where marks are.
         (values, free), counts = addresses(self._flat, self._piece), ctypes.c_void_p(self._marks.ctypes.data)
-        sizes = ctypes.c_int64(n), ctypes.c_float(border), threads(n), ctypes.c_int64(self.room)
+        sizes = ctypes.c_int64(n), ctypes.c_float(border), threads(n), ctypes.c_int64(self.room), ctypes.c_int(check)
         self.count = self._look(values, addend, *sizes, *self._pointers(0), free, counts)
-        if self.count < 0:
+        if self.count < 0:  # there was no room, or something that is not finite
             super().look_through(border, None, check)
-        elif check:  # what is not finite is among the candidates
-            refuse_non_finite(self._held[0][: self.count])
 
     def look_at(self, part: Tensor, first: int) -> None:
         """Look at contiguous 1-D `part`, the elements from number `first` to those looked at before."""

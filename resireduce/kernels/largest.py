@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import slices
-from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into
+from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into, room_for
 from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
 
@@ -41,7 +41,7 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
         return select(flat, k)
     if flat.device.type not in ("cpu", "meta"):
         return by_keys(flat, k, piece or max(PIECE, -(-n // 64)))
-    return by_candidates(flat, k, piece or _piece(n))
+    return by_candidates(flat, k, piece or piece_of(n))
 
 
 def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = False) -> Tensor:
@@ -52,7 +52,7 @@ def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = Fa
     check: FloatingPointError is raised if an element of the sum is NaN or infinite.
     """
     if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
-        return by_candidates(flat, k, _piece(flat.numel()), added, check)
+        return by_candidates(flat, k, piece_of(flat.numel()), added, check)
     if added is not None:
         flat.add_(added)
     if check:
@@ -60,7 +60,7 @@ def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = Fa
     return largest_magnitudes(flat, k)
 
 
-def _piece(n: int) -> int:
+def piece_of(n: int) -> int:
     """Return how many of `n` elements are looked at at once, unless that is said."""
     return min(PIECE, max(SMALLEST, n // PIECES))
 
@@ -78,7 +78,7 @@ class LargestOfParts:
         self._best = torch.empty(0, dtype=torch.int64, device=like.device)
         self._candidates: Candidates | None = None
         if like.device.type in ("cpu", "meta"):
-            self._candidates = candidates_of(like.detach().view(-1), k, _piece(like.numel()))
+            self._candidates = candidates_of(like.detach().view(-1), k, piece_of(like.numel()))
             self._candidates.begin(-1.0)
 
     def add(self, part: Tensor, first: int) -> None:
@@ -101,7 +101,7 @@ def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None,
 
     added: 1-D, what is added to `flat` first. check: as of `largest_of_sum_`.
     """
-    border = _sampled_border(flat, k, added)
+    border = _sampled_border(flat, *sample_of(flat.numel(), k, room_for(flat.numel(), k, piece)), added)
     candidates = candidates_of(flat, k, piece)
     candidates.look_through(border, added, check)
     if candidates.count < k:  # the sample misled: all compete
@@ -109,20 +109,28 @@ def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None,
     return candidates.chosen()
 
 
-def _sampled_border(flat: Tensor, k: int, added: Tensor | None) -> float:
-    """Return a magnitude that the `k` largest reach very probably, and not many others: four standard errors low.
+def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
+    """Return of how many elements one is in the sample of `n`, and at which place in it, from the largest, a border is.
 
-    Of `flat`, with `added`, if there is any. It is -1 where no border can be told.
+    The `k` largest of all reach that very probably, and not many others: four standard errors low. The sample is no
+    larger than what is held for `room` candidates. The place may lie beyond its end: no border can be told.
     """
-    step = max(SPARSEST, flat.numel() // SAMPLES) | 1  # odd: it meets all columns of most matrices
+    step = max(SPARSEST, n // SAMPLES, n // (3 * room) + 1) | 1  # odd: it meets all columns of most matrices
+    expected = k / n * -(-n // step)
+    return step, int(expected + 4 * expected**0.5 + 4)
+
+
+def _sampled_border(flat: Tensor, step: int, wanted: int, added: Tensor | None) -> float:
+    """Return the `wanted`-th largest magnitude of each `step`-th element of `flat`, with `added`, if there is any.
+
+    It is -1 where no border can be told.
+    """
     thinned = flat[::step]
     exact = torch.promote_types(flat.dtype, torch.float32)
     held = torch.empty(thinned.shape, dtype=exact, device=flat.device)
     if held.is_meta:
         return -1.0
     sample = magnitudes_into(held, thinned if added is None else torch.add(thinned, added[::step], out=held))
-    expected = k / flat.numel() * sample.size
-    wanted = int(expected + 4 * expected**0.5 + 4)
     if wanted >= sample.size:
         return -1.0
     sample.partition(sample.size - wanted)

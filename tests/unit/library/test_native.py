@@ -21,7 +21,7 @@ from resireduce.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")
-NAMES = ["candidates", "codes", "norms", "submatrix"]
+NAMES = ["candidates", "codes", "norms", "sent", "submatrix"]
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 
 

@@ -1,0 +1,68 @@
+"""The k largest magnitudes of a tensor, selected and packed by one call of compiled code: small ones cost calls."""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.candidates import GROUP, room_for
+from resireduce.kernels.largest import by_candidates, piece_of, sample_of
+from resireduce.kernels.native import library, threads
+
+BYTES = 8
+"""Of an element that is packed: its value, float32, and its index, int32."""
+
+
+@cache
+def _largest(found: ctypes.CDLL) -> Callable[..., int]:
+    """Return the function, which is told once what it is given: that saves an object for each number."""
+    function = found.resireduce_largest
+    number, place = ctypes.c_int64, ctypes.c_void_p
+    flags = ctypes.c_int, ctypes.c_int
+    function.argtypes = [place, place, number, number, number, number, number, *flags, place, place, place]
+    function.restype = ctypes.c_int
+    return cast(Callable[..., int], function)
+
+
+def packed_largest(
+    flat: Tensor, k: int, added: Tensor | None = None, takes: bool = False, check: bool = False
+) -> Tensor | None:
+    """Return the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` selects them: values, then indices.
+
+    They lie behind one another as float32 and int32 in a 1-D uint8 tensor, each in the order of the indices. With
+    `added`, 1-D, that is added to `flat` first, in place; if it `takes` them, zeros are left in their places. None, and
+    nothing is done, for what is not contiguous float32 of the CPU, or worth several threads, or without a compiler.
+
+    check: FloatingPointError is raised if the sum is not finite.
+    """
+    n = flat.numel()
+    if not (0 < k < n < 1 << 31 and _suits(flat) and (added is None or _suits(added)) and threads(n).value == 1):
+        return None
+    found, piece = library("candidates"), piece_of(n)
+    room = room_for(n, k, piece)
+    step, wanted = sample_of(n, k, room)
+    if found is None or wanted >= -(-n // step) or n > GROUP // 8 * room:
+        return None
+    packed = torch.empty(BYTES * k, dtype=torch.uint8)
+    scratch = torch.empty(13 * room, dtype=torch.uint8)
+    to, addend = packed.data_ptr(), None if added is None else added.data_ptr()
+    sizes = n, k, step, wanted, room, takes, check
+    if _largest(found)(flat.data_ptr(), addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k) == 1:
+        return packed
+    del packed, scratch  # what is held depends on no value
+    return _packed(flat, by_candidates(flat, k, piece, None, check), takes)
+
+
+def _suits(flat: Tensor) -> bool:
+    return flat.dtype == torch.float32 and flat.is_cpu and flat.is_contiguous()
+
+
+def _packed(flat: Tensor, indices: Tensor, takes: bool) -> Tensor:
+    """Do the rest where the sample misled, and the elements at `indices` were found by another look."""
+    packed = torch.cat((flat.index_select(0, indices).view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
+    if takes:
+        flat.index_fill_(0, indices, 0.0)
+    return packed

@@ -1,0 +1,117 @@
+"""What is largest is selected and packed by one call: the elements, bits and memory of one step after the other."""
+
+import os
+import shutil
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from resireduce.compressors.topk import TopK
+from resireduce.kernels import native
+from resireduce.kernels.native import SWITCH, library
+from resireduce.kernels.packed_largest import packed_largest
+from resireduce.memory import LiveBytes
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
+KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    library.cache_clear()
+
+
+def values(n: int, kind: str) -> torch.Tensor:
+    drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
+    if kind == "uneven":  # what is large lies together, and the sample hardly meets it
+        return drawn * 1e-3 + (torch.arange(n) < n // 50) * drawn.sign()
+    scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
+    return drawn.sign() if kind == "ties" else drawn * scales[kind]
+
+
+def same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the bits are the same: zeros have two signs."""
+    return torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [10_240, 70_001])
+@pytest.mark.parametrize("adds", [False, True])
+def test_they_are_the_last_of_a_stable_sort(n: int, kind: str, adds: bool) -> None:
+    flat, added = values(n, kind), values(n, kind).flip(0) if adds else None
+    total = flat if added is None else flat + added
+    order = total.abs().double().sort(stable=True).indices
+    for k in (1, n // 1000, n // 100, n // 10):
+        places = order[-k:].sort().values
+        for takes in (False, True):
+            target = flat.clone()
+            packed = packed_largest(target, k, added, takes)
+            assert packed is not None
+            assert torch.equal(packed[4 * k :].view(torch.int32), places.int())
+            assert same(packed[: 4 * k], total[places])
+            assert same(target, total.index_fill(0, places, 0.0) if takes else total)
+
+
+def test_where_the_sample_misleads_another_look_is_taken() -> None:
+    flat = torch.zeros(100_000)
+    flat[1::17] = values(len(flat[1::17]), "normal")  # what the sample skips: it finds zeros alone, and all reach that
+    places = flat.abs().sort(stable=True).indices[-1000:].sort().values
+    expected, left = flat[places], flat.index_fill(0, places, 0.0)
+    packed = packed_largest(flat, 1000, takes=True)
+    assert packed is not None and same(packed[:4000], expected) and same(flat, left)
+
+
+@pytest.mark.parametrize(
+    ("flat", "k"),
+    [
+        (torch.zeros(10_000, dtype=torch.float64), 10),
+        (torch.zeros(10_000, dtype=torch.bfloat16), 10),
+        (torch.zeros(10_000, device="meta"), 10),
+        (torch.zeros(20_000)[::2], 10),
+        (torch.zeros(10_000), 10_000),
+        (torch.zeros(10_000), 9_000),
+        (torch.zeros(20), 2),
+    ],
+)
+def test_nothing_is_done_to_what_it_is_not_for(flat: torch.Tensor, k: int) -> None:
+    assert packed_largest(flat, k, torch.ones_like(flat), takes=True) is None
+    assert flat.is_meta or not flat.any()
+
+
+def test_nothing_is_done_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    torch.set_num_threads(2)
+    assert packed_largest(torch.ones(10_000), 100) is None
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("n", [999, 10_240, 70_001])
+def test_a_payload_is_the_same_without_a_compiler(monkeypatch: pytest.MonkeyPatch, n: int, half: bool) -> None:
+    def made(switch: str) -> list[torch.Tensor]:
+        monkeypatch.setenv(SWITCH, switch)
+        library.cache_clear()
+        compressor, dense = TopK(0.01, half=half), values(n, "normal")
+        whole = compressor.compress(dense, "w", 0)
+        left = compressor.error_(dense.clone(), whole)
+        of_sum = compressor.take_from_sum_(dense, values(n, "ties"))
+        return [whole.buffer, *whole.parts(), left, of_sum.buffer, *of_sum.parts(), dense]
+
+    for one, other in zip(made("1"), made("0"), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("n", [10_240, 262_144, 1_000_000])
+@pytest.mark.parametrize("density", [0.1, 0.01, 0.001])
+def test_what_it_holds_is_what_a_plan_counts(n: int, density: float) -> None:
+    def held(device: str) -> int:
+        dense, added = (torch.zeros(n, device=device) for _ in range(2))
+        with LiveBytes(lambda tensor: True) as live:
+            TopK(density).take_from_sum_(dense, added)
+        return live.peak_bytes
+
+    assert held("cpu") == held("meta")

@@ -1,0 +1,67 @@
+"""What was sent is added to its places by one call of compiled code, with the bits of torch's own additions."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from resireduce.compressors.topk import TopK
+from resireduce.kernels.native import SWITCH, library
+from resireduce.kernels.sent import add_sent_
+
+pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
+N = 30_000
+CUTS = [0, 1, 64, 10_001, 29_999, N]
+
+
+@pytest.fixture(autouse=True)
+def _found_anew() -> Iterator[None]:
+    library.cache_clear()
+    yield
+    library.cache_clear()
+
+
+def drawn(seed: int) -> torch.Tensor:
+    return torch.randn(N, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1 / 2, 1 / 3, -1 / 7])
+@pytest.mark.parametrize("density", [0.0001, 0.01, 1.0])
+def test_sums_have_the_bits_of_torch(monkeypatch: pytest.MonkeyPatch, density: float, scale: float) -> None:
+    compressor = TopK(density)
+    payload = compressor.compress(drawn(0), "w", 0)
+    expected = drawn(1).index_add_(0, compressor.sent_indices(payload), payload.parts()[0], alpha=scale)
+    for switch in ("1", "0"):
+        monkeypatch.setenv(SWITCH, switch)
+        library.cache_clear()
+        assert torch.equal(compressor.add_(drawn(1), payload, scale), expected)
+        parts = [compressor.add_part_(drawn(1)[start:stop], payload, start, scale) for start, stop in pairwise(CUTS)]
+        assert torch.equal(torch.cat(parts), expected)
+
+
+@pytest.mark.parametrize("index", [-1, N, 2**31 - 1])
+def test_a_message_with_a_place_that_is_not_there_is_refused(index: int) -> None:
+    compressor = TopK(0.01)
+    payload = compressor.compress(drawn(0), "w", 0)
+    spoilt = replace(payload, buffer=payload.buffer.clone())
+    spoilt.parts()[1][7] = index
+    with pytest.raises((IndexError, RuntimeError)):
+        compressor.add_(drawn(1), spoilt)
+
+
+@pytest.mark.parametrize(
+    "part", [torch.zeros(N, dtype=torch.float64), torch.zeros(2 * N)[::2], torch.zeros(N).to("meta")]
+)
+def test_nothing_is_done_to_what_it_is_not_for(part: torch.Tensor) -> None:
+    packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
+    assert not add_sent_(part, 0, packed, N // 100, 1.0, whole=True)
+    assert part.is_meta or not part.any()
+
+
+def test_nothing_is_read_behind_the_end_of_a_message() -> None:
+    packed = TopK(0.01).compress(drawn(0), "w", 0).buffer
+    assert not add_sent_(torch.zeros(N), 0, packed[:-8], N // 100, 1.0, whole=True)
