@@ -64,13 +64,16 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
 
 
 def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Records that one training left under several names: no two take as long, step by step."""
-    alike = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
+    """Records that one training left under several names: no two take as long, in any step or in any phase."""
+    steps = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
+    phases = grouped((tuple(sorted(one.phase_seconds.items())), cell) for cell, one in results.items())
+    by_phase = [cells for key, cells in phases.items() if sum(seconds > 0 for _, seconds in key) > 1]
     texts: dict[Cell, str] = {}
-    for cells in alike.values():
-        names = " and ".join(sorted(cell.name for cell in cells))
-        text = f"{names} took the same seconds in every step: one training, not {len(cells)}"
-        texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
+    for kind, alike in (("phase", by_phase), ("step", [*steps.values()])):
+        for cells in alike:
+            names = " and ".join(sorted(cell.name for cell in cells))
+            text = f"{names} took the same seconds in every {kind}: one training, not {len(cells)}"
+            texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
     return texts
 
 
