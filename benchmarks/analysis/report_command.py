@@ -1,8 +1,10 @@
 """Make a run's tables, figures and page from its records; or show the tables on the screen."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.analysis.claims.evidence import doubts
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.show import to_csv as claims_csv
 from benchmarks.analysis.claims.show import to_json
@@ -25,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the report, or show the tables; what is missing is said, and is no error here."""
     run = load_run(args.run, to_stderr)
+    run = replace(run, notes=[*run.notes, *doubts(run)])
     print(screen_text(run) if args.show else f"Report: {write_report(run)}")
     return 0
 

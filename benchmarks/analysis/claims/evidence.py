@@ -10,6 +10,9 @@ from benchmarks.analysis.load_run import Hole, Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
 
+MOST = 5
+"""Records that are named in the notes of a run."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -48,6 +51,15 @@ def gather(runs: Sequence[Run]) -> Evidence:
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
+
+
+def doubts(run: Run) -> list[str]:
+    """Return in one line each which records of a run its tables show, and its ledger does not take as they are."""
+    evidence = gather([run])
+    broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
+    found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
+    more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
+    return [f"{text}. Tables show it, the ledger does not count it." for text in (*found[:MOST], *more)]
 
 
 def _when(record: tuple[str, CellResult]) -> tuple[str, str, str]:
