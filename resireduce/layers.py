@@ -147,6 +147,14 @@ def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
     return by_rows + parameter.sum() if whole else by_rows
 
 
+def _weight_of(layer: nn.Module) -> Any:
+    """The parameter `weight` of `layer`; None if a parametrization has taken its place since.
+
+    To ask for `layer.weight` then would compute it once more, which spectral_norm, for one, counts.
+    """
+    return layer._parameters.get("weight")
+
+
 def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:
     """Who takes the gradient of `weight` in slices, if plain autograd keeps the graph of this call with `inputs`."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
@@ -160,34 +168,38 @@ def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:
 
 
 def _linear(self: nn.Linear, input: Tensor) -> Tensor:
-    taker = _taker_of(self.weight, input)
-    if taker is None or input.dim() < 2 or input.dtype != self.weight.dtype:
+    weight = _weight_of(self)
+    taker = _taker_of(weight, input)
+    if taker is None or input.dim() < 2 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
-    flat = _Linear.apply(input.reshape(-1, input.shape[-1]), self.weight, self.bias, taker)
-    return flat if input.dim() == 2 else flat.view(*input.shape[:-1], len(self.weight))
+    flat = _Linear.apply(input.reshape(-1, input.shape[-1]), weight, self.bias, taker)
+    return flat if input.dim() == 2 else flat.view(*input.shape[:-1], len(weight))
 
 
 def _transposed(self: Any, x: Tensor) -> Tensor:
-    taker = _taker_of(self.weight, x)
-    if taker is None or x.dtype != self.weight.dtype:
+    weight = _weight_of(self)
+    taker = _taker_of(weight, x)
+    if taker is None or x.dtype != weight.dtype:
         return cast(Tensor, type(self).forward(self, x))
-    flat = _Transposed.apply(x.reshape(-1, x.shape[-1]), self.weight, self.bias, taker)
-    return cast(Tensor, flat.view(*x.shape[:-1], self.weight.shape[1]))
+    flat = _Transposed.apply(x.reshape(-1, x.shape[-1]), weight, self.bias, taker)
+    return cast(Tensor, flat.view(*x.shape[:-1], weight.shape[1]))
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
-    taker = _taker_of(self.weight, input)
+    weight = _weight_of(self)
+    taker = _taker_of(weight, input)
     if taker is None or not input.numel():
         return type(self).forward(self, input)
     padding = -1 if self.padding_idx is None else self.padding_idx
-    return _Embedding.apply(input.reshape(-1), self.weight, padding, taker).view(*input.shape, -1)
+    return _Embedding.apply(input.reshape(-1), weight, padding, taker).view(*input.shape, -1)
 
 
 def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
-    taker = _taker_of(self.weight, input)
-    if taker is None or input.dim() != 4 or input.dtype != self.weight.dtype:
+    weight = _weight_of(self)
+    taker = _taker_of(weight, input)
+    if taker is None or input.dim() != 4 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
-    return _Convolution.apply(input, self.weight, self.bias, (self.stride, self.padding, self.dilation), taker)
+    return _Convolution.apply(input, weight, self.bias, (self.stride, self.padding, self.dilation), taker)
 
 
 _FORWARD: dict[type[nn.Module], Callable[..., Tensor]] = {

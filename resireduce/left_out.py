@@ -2,30 +2,46 @@
 
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Mapping
 
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
 
+FIRST_STEPS, INTERVAL = 8, 61
+"""The model is looked through at each of the first steps, and then once in so many: an odd number, so that it meets
+both halves of training that alternates."""
+
 
 class Outside:
-    """The parameters of `model` that are trained and are none of `held`, by name; held weakly."""
+    """The parameters of `model` that are trained and are none of `held`, which are given by name.
 
-    def __init__(self, model: nn.Module, held: Collection[str]):
-        others = ((name, one) for name, one in model.named_parameters() if one.requires_grad and name not in held)
-        self._parameters = [(name, weakref.ref(one)) for name, one in others]
+    Parameters may be unfrozen, and layers added or replaced, at any time. The model is held weakly.
+    """
+
+    def __init__(self, model: nn.Module, held: Mapping[str, nn.Parameter]):
+        self._model = weakref.ref(model)
+        self._held = {id(one) for one in held.values()}
+        self._told = WeakTensorKeyDictionary()
+        self._steps = 0
 
     def warn(self) -> None:
-        """Warn once of those that have a gradient by now, and that no other optimizer of the library averages."""
-        found = [(name, reference()) for name, reference in self._parameters]
-        names = [name for name, one in found if one is not None and one.grad is not None and not is_distributed(one)]
-        self._parameters = []
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            warnings.warn(
-                f"{names[0]!r}{more}: trained, but not by the optimizer given to resireduce.distribute(...), so that "
-                "each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
-                "yourself",
-                stacklevel=3,
-            )
+        """Warn once of each that has a gradient by now, and that no other optimizer of the library averages."""
+        self._steps += 1
+        model = self._model()
+        if model is None or (self._steps > FIRST_STEPS and self._steps % INTERVAL):
+            return
+        others = [(name, one) for name, one in model.named_parameters() if id(one) not in self._held]
+        with_gradient = {name: one for name, one in others if one.grad is not None and not is_distributed(one)}
+        found = {name: one for name, one in with_gradient.items() if one not in self._told}
+        if not found:
+            return
+        self._told.update(dict.fromkeys(found.values(), True))
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        warnings.warn(
+            f"{next(iter(found))!r}{more}: trained, but not by the optimizer given to resireduce.distribute(...), so "
+            "that each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
+            "yourself",
+            stacklevel=3,
+        )

@@ -1,8 +1,10 @@
 """Make a run's tables, figures and page from its records; or show the tables on the screen."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
+from benchmarks.analysis.claims.evidence import doubts
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.show import to_csv as claims_csv
 from benchmarks.analysis.claims.show import to_json
@@ -34,6 +36,7 @@ def write_report(run: Run) -> Path:
     from benchmarks.analysis.charts import draw
     from benchmarks.analysis.page.page import render_page
 
+    run = _noted(run)
     tables = [make(run) for make in all_tables().values()]
     for table in tables:
         save_text(to_csv(table), run.folder / f"tables/{table.name}.csv")
@@ -58,9 +61,14 @@ def write_claims(run: Run, found: list[LedgerRow]) -> None:
 
 def screen_text(run: Run) -> str:
     """Return the tables that fit a screen, what is missing, the ledger, and where the page is."""
+    run = _noted(run)
     parts = [to_screen(TABLES[name](run)) for name in ON_SCREEN]
     parts += [f"Note: {note}" for note in run.notes]
     parts += [to_list(list(run.holes.values()))] if run.holes else []
     parts += [f"CLAIMS\n{claims_screen(ledger(run))}"]
     parts += [f"All of it: {run.folder / 'tables/claims.md'}\nReport: {run.folder / 'report.html'}"]
     return "\n\n".join(parts)
+
+
+def _noted(run: Run) -> Run:
+    return replace(run, notes=[*run.notes, *doubts(run)])

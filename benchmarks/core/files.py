@@ -1,10 +1,12 @@
 """JSON files that are never half written and never hold NaN."""
 
+import errno
 import fcntl
 import hashlib
 import json
 import math
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +16,9 @@ from typing import Any, BinaryIO
 
 from benchmarks.core.checks import first_twice
 from resireduce.errors import ConfigError
+
+LARGEST_FILE = 2_000_000_000
+"""Bytes of JSON that are read: a record of many ranks and steps has a hundredth of it."""
 
 
 def finite(value: Any) -> Any:
@@ -102,7 +107,13 @@ def writable(field: str, path: Path) -> None:
 
 
 def load_json(path: Path) -> Any:
-    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a key twice."""
+    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a key twice.
+
+    OSError also for a pipe or a device, which might never end, and for more than LARGEST_FILE bytes.
+    """
+    status = path.stat()
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST_FILE:
+        raise OSError(errno.EINVAL, f"it is no file of up to {LARGEST_FILE:,} bytes", str(path))
     try:
         return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=once)
     except RecursionError:

@@ -10,6 +10,9 @@ from benchmarks.analysis.load_run import Hole, Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
 
+MOST = 5
+"""Records that are named in the notes of a run."""
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -50,6 +53,15 @@ def gather(runs: Sequence[Run]) -> Evidence:
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
 
 
+def doubts(run: Run) -> list[str]:
+    """Return in one line each which records of a run its tables show, and its ledger does not take as they are."""
+    evidence = gather([run])
+    broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
+    found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
+    more = [f"{len(found) - MOST} more records like these"] if len(found) > MOST else []
+    return [f"{text}. Tables show it, the ledger does not count it." for text in (*found[:MOST], *more)]
+
+
 def _when(record: tuple[str, CellResult]) -> tuple[str, str, str]:
     name, result = record
     return str(result.provenance.get("date")), name, repr(result.step_seconds)
@@ -64,13 +76,16 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
 
 
 def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Records that one training left under several names: no two take as long, step by step."""
-    alike = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
+    """Records that one training left under several names: no two take as long, in any step or in any phase."""
+    steps = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
+    phases = grouped((tuple(sorted(one.phase_seconds.items())), cell) for cell, one in results.items())
+    by_phase = [cells for key, cells in phases.items() if sum(seconds > 0 for _, seconds in key) > 1]
     texts: dict[Cell, str] = {}
-    for cells in alike.values():
-        names = " and ".join(sorted(cell.name for cell in cells))
-        text = f"{names} took the same seconds in every step: one training, not {len(cells)}"
-        texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
+    for kind, alike in (("phase", by_phase), ("step", [*steps.values()])):
+        for cells in alike:
+            names = " and ".join(sorted(cell.name for cell in cells))
+            text = f"{names} took the same seconds in every {kind}: one training, not {len(cells)}"
+            texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
     return texts
 
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from statistics import median
 
+from benchmarks.analysis.claims.contradictions import contradictions
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
@@ -119,7 +120,7 @@ ITEMISED = "model_state_itemised"
 
 def unsound(record: CellResult) -> str | None:
     """Return why a finished record cannot have been measured, in one line; None if it can."""
-    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, _wrong_times)
+    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, _wrong_times, contradictions)
     return next((problem for check in checks for problem in check(record)), None)
 
 

@@ -39,6 +39,21 @@ def cell_of(scheme: str = "w+2d", seed: int = 1, **fields: Any) -> Cell:
     return Cell(model="vgg-digits", scheme=scheme, seed=seed, **fields)
 
 
+def test_a_record_that_the_ledger_does_not_count_is_named_beside_the_tables(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "--run", str(folder), "--show"]) == 0
+    assert "the ledger does not count it" not in capsys.readouterr().out
+    made = make(cell_of())
+    content = {"cell": cell_of("baseline").to_dict()}
+    replace(made, provenance={**made.provenance, "content": content}).save(path_of(folder, cell_of()))
+    assert main(["report", "--run", str(folder), "--show"]) == 0
+    said = (
+        "it was measured for vgg-digits.topk.baseline.kept.d0.01.s1, and is called vgg-digits.topk.w+2d.kept.d0.01.s1"
+    )
+    assert f"provenance: {said}. Tables show it, the ledger does not count it." in capsys.readouterr().out
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))

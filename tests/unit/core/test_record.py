@@ -1,10 +1,13 @@
 import dataclasses
 import json
 import math
+import os
+from pathlib import Path
 
 import pytest
 
 from benchmarks.core.cell import CELL_FIELDS, Cell
+from benchmarks.core.files import LARGEST_FILE
 from benchmarks.core.matrix import expand_parts
 from benchmarks.core.record import ADDED, BYTE_FIELDS, CellResult, RecordError, expand
 from benchmarks.core.scheme_options import CHECKS
@@ -289,3 +292,17 @@ def test_the_schema_knows_the_same_fields():
 
     schema = json.loads((Path(__file__).parents[3] / "benchmarks/config/schema/run.schema.json").read_text())
     assert set(schema["$defs"]["entry"]["properties"]) == set(CELL_FIELDS)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
+def test_what_is_no_file_is_not_waited_for(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.touch()
+        os.truncate(path, LARGEST_FILE + 1)  # a hole, which takes no room
+    with pytest.raises(RecordError, match=r"x\.json: it is no file of up to 2,000,000,000 bytes"):
+        CellResult.load(path)

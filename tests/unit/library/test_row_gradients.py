@@ -409,6 +409,27 @@ def test_a_hook_that_is_registered_later_gets_the_whole_gradient() -> None:
     optimizer.step()
 
 
+def test_a_parametrization_that_comes_later_is_computed_once_a_pass() -> None:
+    class Counted(nn.Module):
+        calls = 0
+
+        def forward(self, weight: Tensor) -> Tensor:
+            self.calls += 1
+            return weight * 0.5
+
+    model, optimizer = toy()
+    halves = [Counted() for _ in range(4)]
+    layers = (model.embedding, model.second, model.up, model.down)
+    for layer, half in zip(layers, halves, strict=True):
+        torch.nn.utils.parametrize.register_parametrization(layer, "weight", half)
+        half.calls = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        model(tokens(0)).backward()
+    assert [half.calls for half in halves] == [1, 1, 1, 1]
+    optimizer.step()
+
+
 def test_steps_of_warm_up_are_as_ever() -> None:
     (model, cut), (other, whole) = toy(warm_up_steps=2), toy(warm_up_steps=2, slices=None)
     for step in range(3):

@@ -1,6 +1,7 @@
 """What scripts of others do around an optimizer: it comes out as in plain torch, or is refused by name."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -99,6 +100,45 @@ def test_trained_parameters_that_nobody_averages(gradients: str, recwarn: pytest
                 optimizer.zero_grad()
         said = [str(one.message) for one in recwarn.list if "each rank has its own gradient" in str(one.message)]
         assert [text.partition(":")[0] for text in said] == (["'2.weight' and 1 more"])
+
+
+@pytest.mark.parametrize("change", ["unfrozen", "used later", "replaced"])
+def test_parameters_that_nobody_averages_come_later(change: str) -> None:
+    model = net()
+    head = model[2]
+    head.requires_grad_(change != "unfrozen")
+    optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
+
+    def train(whole: bool) -> None:
+        optimizer.zero_grad()
+        model.zero_grad()
+        (loss_of(model, 0) if whole else model[0](torch.ones(2, 6)).square().mean()).backward()
+        optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            train(whole=False)
+    head.requires_grad_(True)
+    if change == "replaced":
+        model[2] = nn.Linear(head.in_features, head.out_features)
+    with pytest.warns(UserWarning, match=r"'2.weight' and 1 more: trained, but not by the optimizer"):
+        train(whole=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(whole=True)
+
+
+def test_parameters_that_nobody_averages_are_looked_for_for_ever() -> None:
+    model = net()
+    optimizer = distributed(model, LocalCommunicator(), optimizer=torch.optim.SGD(model[0].parameters(), 0.1))
+    for _ in range(20):
+        optimizer.step()
+    with pytest.warns(UserWarning, match="each rank has its own gradient"):
+        for _ in range(61):
+            optimizer.zero_grad()
+            loss_of(model, 0).backward()
+            optimizer.step()
 
 
 def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_said() -> None:
