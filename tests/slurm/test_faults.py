@@ -13,8 +13,8 @@ from tests.slurm.watch import Watcher
 LONG = Cell(model="vgg-digits", steps=1500, world_size=2)
 """Too long for its first job, of less than a minute, in which one step is made to take `STEP_SECONDS` besides."""
 STEP_SECONDS = 15
-WIDE = Cell(model="vgg-digits", steps=250, world_size=2, nodes=2)
-"""On two nodes, one of which will crash."""
+WIDE = Cell(model="vgg-digits", steps=400, world_size=2, nodes=2)
+"""On two nodes, one of which will crash, long before its last step."""
 SHORT = Cell(model="vgg-digits", steps=250, world_size=1)
 
 
