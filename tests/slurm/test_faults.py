@@ -15,7 +15,6 @@ LONG = Cell(model="vgg-digits", steps=1500, world_size=2)
 STEP_SECONDS = 15
 WIDE = Cell(model="vgg-digits", steps=400, world_size=2, nodes=2)
 """On two nodes, one of which will crash, long before its last step."""
-SHORT = Cell(model="vgg-digits", steps=250, world_size=1)
 
 
 def fields(cell: Cell) -> dict[str, object]:
