@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.core.cell import Cell
+from benchmarks.core.cell import ELEMENTWISE, Cell
 from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
 
 MEMORY_STEPS = 5
@@ -17,18 +17,22 @@ DENSITIES = {"bert-large": 0.001}
 """Densities of the models of which the released scripts do not send one percent."""
 GLOO_MODEL = "bert-base"
 """The model that runs once more on two ranks, which share the GPU."""
-SETTINGS = (
-    ("topk", "baseline", "kept", None),
-    ("topk", "w+2d", "streamed", None),
-    ("topk", "baseline", "streamed", None),
-    ("topk", "w+2d", "kept", None),
-    ("topk", "baseline", "streamed", "int4"),
-    ("none", "none", "streamed", None),
+Setting = tuple[str, str, str, str | None, bool | None]
+SETTINGS: tuple[Setting, ...] = (
+    ("topk", "baseline", "kept", None, None),
+    ("topk", "w+2d", "streamed", None, None),
+    ("topk", "baseline", "streamed", None, None),
+    ("topk", "w+2d", "streamed", None, True),
+    ("topk", "w+2d", "kept", None, None),
+    ("topk", "baseline", "streamed", "int4", None),
+    ("topk", "baseline", "streamed", "int4", True),
+    ("none", "none", "streamed", None, None),
 )
-"""What is measured of each model: compressor, scheme, gradients and residual dtype.
+"""What is measured of each model: compressor, scheme, gradients, residual dtype and slices.
 
 The first setting is the one that all others are compared with; the most telling come next.
 """
+NAMES = ("compressor", "scheme", "gradients", "residual_dtype", "slices")
 APART = ("gpt2-large",)
 """Models of which only two at a time fit beside each other, to be timed in turn."""
 
@@ -48,16 +52,20 @@ UNKNOWN = (2.0, 0.5)
 
 
 def memory_cells(models: Sequence[str] = MODELS, steps: int = MEMORY_STEPS) -> Iterator[Cell]:
-    """Yield the cells whose memory is measured: the most telling setting of all models, then the next."""
+    """Yield the cells whose memory is measured: the most telling setting of all models, then the next.
+
+    Slices are for models whose optimizer treats each element by itself.
+    """
     for setting in SETTINGS:
-        yield from (make_cell(model, steps, setting) for model in models)
+        taken = (model for model in models if not setting[-1] or WORKLOADS[model].optimizer in ELEMENTWISE)
+        yield from (make_cell(model, steps, setting) for model in taken)
     if GLOO_MODEL in models:
-        yield make_cell(GLOO_MODEL, steps, ("topk", "w+2d", "streamed", None), world_size=2)
+        yield make_cell(GLOO_MODEL, steps, SETTINGS[1], world_size=2)
 
 
-def make_cell(model: str, steps: int, setting: tuple[str, str, str, str | None], world_size: int = 1) -> Cell:
+def make_cell(model: str, steps: int, setting: Setting, world_size: int = 1) -> Cell:
     """Return a cell of a setting in SETTINGS' form, on random inputs if the model's data are not at hand."""
-    fields: dict[str, Any] = dict(zip(("compressor", "scheme", "gradients", "residual_dtype"), setting, strict=True))
+    fields: dict[str, Any] = dict(zip(NAMES, setting, strict=True))
     return Cell(
         model=model,
         **fields,

@@ -176,7 +176,7 @@ def _texts(row: dict[str, Any]) -> list[str]:
     return [
         row["model"],
         ("no compression" if row["compressor"] == "none" else f"{row['compressor']}, {row['scheme']}") + ranks,
-        row["gradients"],
+        row["gradients"] + (", in slices" if row.get("slices") else ""),
         ABSENT if row["compressor"] == "none" else row["residual_dtype"] or "float32",
         mebibytes(row["total_bytes"]),
         percent(row["saved"]),
