@@ -179,8 +179,8 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
     """Backward passes that hand over one gradient after the other, last layer first, and a step.
 
     Autograd holds the gradient of a tied parameter from its last use in the model to its first: from the start here.
-    A compiled graph so holds every gradient. Batches are taken to be large: what a use of a tied parameter was given is
-    not kept for it.
+    There it adds up the two in a third. A compiled graph so holds every gradient. Batches are taken to be large: what a
+    use of a tied parameter was given is not kept for it.
     """
     with_aliases = [p for _, p in model.named_parameters(remove_duplicate=False)]
     tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}
@@ -190,6 +190,10 @@ def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> 
         whole = [p for p in trainable if not is_by_rows(p) or id(p) in tied & twice]
         waiting = {id(p): torch.empty_like(p) for p in whole if compiled or id(p) in tied}
         for parameter in reversed(trainable):
-            was_waiting = waiting.pop(id(parameter), None) is not None
+            waited = waiting.pop(id(parameter), None)
+            was_waiting = waited is not None
+            if waited is not None and id(parameter) in tied - twice:
+                torch.add(waited, torch.empty_like(waited))
+            del waited
             planned_use(parameter, was_waiting).backward()
     optimizer.step()

@@ -36,7 +36,7 @@ READING = (
     "at a step boundary; by plan: what `python -m resireduce plan` says, marked ≠ where any state differs by a byte. "
     "Allocated: by torch's allocator at the boundary, in brackets after zero_grad(set_to_none=True). "
     "Allocated / itemised: what the allocator has given out at the boundary, of what the tensors known to be there add "
-    "up to (model states, buffers, cuBLAS's workspaces). Inputs are random."
+    "up to (model states, buffers, cuBLAS's workspaces, what the allocator rounds up by). Inputs are random."
 )
 
 
