@@ -1,6 +1,7 @@
 """How the wrapped optimizer's `step()` is called: once, or, where that is known to be the same, in slices."""
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
@@ -75,10 +76,18 @@ class WrappedStep:
         step_in_rows(self.optimizer, step, parameter, averages)
 
     def some(self) -> None:
-        """Update the parameters that have a gradient, as a part of a step: without its hooks."""
-        step = type(self.optimizer).step
+        """Update the parameters that have a gradient, as a part of a step: without its hooks.
+
+        They are taken away meanwhile: a step that calls that of its base class would run them there.
+        """
+        step, optimizer = type(self.optimizer).step, self.optimizer
         bare: Callable[..., object] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
-        bare(self.optimizer)
+        hooks = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+        try:
+            bare(optimizer)
+        finally:
+            optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks = hooks
 
     def part(self, groups: list[dict[str, Any]], stand_ins: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Update some parameters, as a part of a step: by `groups` in the place of the optimizer's own.

@@ -216,3 +216,25 @@ def test_averages_lie_in_memory_as_parameters_do(optimizer: type[torch.optim.Opt
             trained(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
             one.step()
     assert same(model, plain)
+
+
+class Renamed(torch.optim.AdamW):
+    """A subclass whose step is that of its base class."""
+
+    step_is_separable = True
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+
+
+@pytest.mark.parametrize("update", ["in_step", "in_backward"])
+def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
+    models = []
+    for kind in (torch.optim.AdamW, Renamed):  # the first object of a class gives its step what runs hooks
+        model = seeded(Net)
+        wrapped = kind(model.parameters(), 0.01)
+        optimizer = resireduce.distribute(model, wrapped, compressor="none", backend="local", update=update)
+        for seed in range(3):
+            step(model, optimizer, seed)
+        models.append(model)
+    assert same(*models)
