@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -17,6 +18,8 @@ DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 IMAGE_FILE = Path("/etc/resireduce-image.json")
 """Left in an image by its build; `digest` is that of the image."""
 MAPS = Path("/proc/self/maps")
+TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
+"""Underlines and colours, which nvidia-smi writes to files too."""
 CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
 """What changes a result if it is changed; configs need not be in it, since every cell tells all its fields."""
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
@@ -91,7 +94,7 @@ def _output(*command: str) -> str | None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return TERMINAL.sub("", done.stdout).strip()
 
 
 def installed_version(package: str) -> str | None:

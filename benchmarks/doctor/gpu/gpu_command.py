@@ -7,11 +7,11 @@ from pathlib import Path
 from benchmarks.core.checks import seconds
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import writable
+from benchmarks.doctor.gpu.agreement import disagreement
 from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, schedule
 from benchmarks.doctor.gpu.summary import merge
-from benchmarks.doctor.gpu.work import disagreement
 from resireduce.errors import choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--only", metavar="GROUP", nargs="+", help=f"those of some groups: {', '.join(GROUPS)}")
     text = f"merge what stretches left in these folders into OUTPUT/<device> (default there: {REFERENCE}), with tables"
     what.add_argument("--summary", metavar="DIR", nargs="+", type=Path, help=text)
+    text = "with --summary: compare memory with what this code plans, not with what was planned when it was measured"
+    parser.add_argument("--replan", action="store_true", help=text)
     limit = f"how long a stretch may take (default: {LIMIT_SECONDS:g})"
     parser.add_argument("--seconds", metavar="S", default=LIMIT_SECONDS, help=limit)
     parser.add_argument("--device", default="cuda", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Do the steps of a stretch, list them, or merge results. 0, also if steps failed: that is in the files."""
     if args.summary is not None:
-        for text in merge(args.summary, args.output or REFERENCE):
+        for text in merge(args.summary, args.output or REFERENCE, args.replan):
             print(text, end="")
         return 0
     choose("device", args.device, DEVICES)

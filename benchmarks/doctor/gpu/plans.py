@@ -13,9 +13,12 @@ from typing import Any
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_json
+from benchmarks.doctor.gpu.agreement import compare
 from resireduce.scheme import load
 
 POLL_SECONDS = 0.2
+FAILED = "failed"
+"""In the place of a plan: why there is none."""
 
 
 @dataclass
@@ -40,6 +43,8 @@ class Plans:
                 raise RuntimeError(f"no plan of {cell.name}; python -m resireduce plan makes one")
             time.sleep(POLL_SECONDS)
         planned: dict[str, Any] = load_json(path)
+        if FAILED in planned:
+            raise RuntimeError(f"no plan of {cell.name}: {planned[FAILED]}")
         return planned
 
     def stop(self) -> None:
@@ -56,4 +61,17 @@ def _file(folder: Path, cell: Cell) -> Path:
 def _plan(folder: Path, cells: Sequence[Cell], on_gpu: bool) -> None:
     plan_of = load("benchmarks.training.plan_of_cell:plan_of")
     for cell in cells:
-        save_json(plan_of(cell, on_gpu=on_gpu), _file(folder, cell))
+        try:
+            save_json(plan_of(cell, on_gpu=on_gpu), _file(folder, cell))
+        except Exception as error:  # the others have plans
+            save_json({FAILED: f"{type(error).__name__}: {error}"}, _file(folder, cell))
+
+
+def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a cell's `record`, measured by other code or without a plan, beside what this code plans.
+
+    What was measured stays. It imports torch, and takes a few seconds for the largest models.
+    """
+    plan_of = load("benchmarks.training.plan_of_cell:plan_of")
+    planned = plan_of(Cell(**record["cell"]), on_gpu=record["device"] is not None)
+    return record | {"planned": planned, "agreement": [compare(rank, planned) for rank in record["ranks"]]}

@@ -10,11 +10,12 @@ from benchmarks.analysis.table import BASELINE, Table
 from benchmarks.analysis.write import to_markdown
 from benchmarks.core.files import finite, save_json, save_text
 from benchmarks.core.provenance import provenance
+from benchmarks.doctor.gpu.agreement import ALLOCATED, rung_bytes
 from benchmarks.doctor.gpu.cases import MODELS
 from benchmarks.doctor.gpu.gpu_tables import other_tables
+from benchmarks.doctor.gpu.plans import plan_anew
 from benchmarks.doctor.gpu.steps import GROUPS
 from benchmarks.doctor.gpu.stretch import FINISHED, code_of, read_files
-from benchmarks.doctor.gpu.work import ALLOCATED, rung_bytes
 from resireduce.errors import ConfigError
 
 PEAK, FREED = "peak_allocated", "allocated_without_gradients"
@@ -40,11 +41,12 @@ READING = (
 )
 
 
-def merge(folders: Sequence[Path], output: Path) -> Iterator[str]:
+def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterator[str]:
     """Merge what stretches have left below `folders` into a folder of `output` for each device; yield their tables.
 
     Of a step that is in several the last that ended well counts, or else the last. Beside the groups' files there are
-    summary.json and summary.md. Raises ConfigError, one line, if there are no results, or if they are damaged.
+    summary.json and summary.md. `replan`: compare memory with what this code plans, not with what was planned when it
+    was measured. Raises ConfigError, one line, if there are no results, or if they are damaged.
     """
     names = sorted({path.parent.name for one in folders for group in GROUPS for path in one.glob(f"*/{group}.json")})
     if not names:
@@ -55,6 +57,8 @@ def merge(folders: Sequence[Path], output: Path) -> Iterator[str]:
     for name in names:
         groups = _groups([one / name for one in folders])
         try:
+            if replan and "memory" in groups:
+                groups["memory"]["cases"] = [_planned(case) for case in groups["memory"]["cases"]]
             values, text = _summary(groups)
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             raise ConfigError(
@@ -109,6 +113,10 @@ def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
     return {"memory": rows, "missing": missing, "provenance": sources}, "\n".join(texts)
 
 
+def _planned(case: dict[str, Any]) -> dict[str, Any]:
+    return plan_anew(case) if case["status"] == "ok" else case
+
+
 def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
     """What a case is compared with: same model and length of run, top-k, full residual, kept, float32, one rank."""
     wanted = BASELINE | {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
@@ -124,7 +132,9 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
         return row
     own, first = _measures(record), _measures(baseline) if baseline else {}
     row |= {**own, "saved": _saved(own, first, "total_bytes")}
-    row |= {"planned_saved": 1 - record["planned"]["normalised"], "planned_bytes": record["planned"]["total"]}
+    planned = record["planned"]
+    row |= {"planned_saved": 1 - planned["normalised"] if planned else None}
+    row |= {"planned_bytes": planned["total"] if planned else None}
     row |= {"peak_allocated_saved": _saved(own, first, "peak_allocated_bytes")}
     return row | {"agreement": record["agreement"]}
 
@@ -172,7 +182,7 @@ def _table(rows: list[dict[str, Any]], sources: list[dict[str, Any]]) -> Table:
 def _texts(row: dict[str, Any]) -> list[str]:
     ranks = f", {row['world_size']} ranks" if row["world_size"] > 1 else ""
     states = all(one["agrees"] for rank in row["agreement"] for one in rank["states"].values())
-    allocated = row["agreement"][0].get("allocated")
+    allocated = row["agreement"][0].get("allocated") if row["agreement"] else None
     return [
         row["model"],
         ("no compression" if row["compressor"] == "none" else f"{row['compressor']}, {row['scheme']}") + ranks,

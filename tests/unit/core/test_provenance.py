@@ -54,3 +54,11 @@ def test_the_default_site_holds_until_there_is_one(checkout: Path) -> None:
     assert site_file(checkout) == checkout / DEFAULT_FILE and Site.load(site_file(checkout)) == Site()
     (checkout / SITE_FILE).write_text("partitions: {}\nsite: {minutes: 7}")
     assert Site.load(site_file(checkout)).minutes == 7
+
+
+def test_what_a_program_underlines_is_recorded_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\nprintf '\\033[4mGPU0\\tCPU Affinity\\033[0m\\nGPU0\\t X\\n'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert provenance.provenance()["topology"] == "GPU0\tCPU Affinity\nGPU0\t X"

@@ -6,17 +6,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.analysis import labels
 from benchmarks.core.cell import Cell
 from benchmarks.core.outcome import Outcome
 from benchmarks.core.workloads import WORKLOADS
 from benchmarks.doctor.gpu import work
+from benchmarks.doctor.gpu.agreement import STATES, compare
 from benchmarks.doctor.gpu.cases import MODELS, SETTINGS, memory_cells
 from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.gpu_command import table
@@ -24,7 +28,6 @@ from benchmarks.doctor.gpu.plans import Plans
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, MARGIN_SECONDS, Stretch, schedule
 from benchmarks.doctor.gpu.summary import merge
-from benchmarks.doctor.gpu.work import STATES, compare
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
@@ -42,6 +45,7 @@ def outcome(allocated: int | None = 130, **more: Any) -> dict[str, Any]:
     memory: dict[str, Any] = {f"{name}_bytes": value for name, value in PLANNED.items() if name != "normalised"}
     memory["ladder"] = [{"name": "allocated", "bytes": allocated}, {"name": "peak_allocated", "bytes": 300}]
     memory["difference"] = {"baseline_bytes": 10, "states_bytes": 100, "buffers_bytes": 4, "workspaces_bytes": 16}
+    memory["difference"] |= {"rounding_bytes": 0}
     ended = {"status": "ok", "reason": None, "memory": memory, "step_seconds": [9.0, 0.5], "steps": 2}
     return {**ended, "steps_per_second": 2.0, "units_per_second": 64.0, **more}
 
@@ -291,9 +295,9 @@ def test_agreement_is_to_the_byte_for_states_and_near_for_the_rest():
 def test_the_plan_is_that_of_the_command_but_for_the_optimizers_temporaries():
     cell = Cell(model="gpt2-bytes", scheme="w+2d", gradients="kept", world_size=1, backend="local")
     settings = {"scheme": "w+2d", "gradients": "kept", "overlap": True, "density": cell.density, "world_size": 1}
-    planned = plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
-    assert plan_of(cell) == planned
-    fused = plan_of(cell, on_gpu=True)
+    assert plan_of(cell) == plan(find_builder("gpt2-bytes"), optimizer="adamw", **settings)
+    # At the fullest moment of gpt2-bytes the two gradients of its tied weight are added up, on a GPU too.
+    planned, fused = (plan_of(replace(cell, model="bert-questions"), on_gpu=on_gpu) for on_gpu in (False, True))
     assert {name: fused[name] for name in STATES} == {name: planned[name] for name in STATES}
     assert planned["total"] < fused["peak_states"] < planned["peak_states"]
 
@@ -316,6 +320,23 @@ def test_the_summary_compares_with_the_kept_baseline_and_lists_what_is_missing(m
     assert rows[2]["status"] == "oom" and f"{CELLS[2].name}: oom, full" in text
     assert (folder / "summary.md").read_text() == text and (folder / "memory.json").is_file()
     assert "50.0 %" in text and "37.5 %" in text and "≠" in text.split("50.0 %")[1].splitlines()[0]
+
+
+def test_a_case_without_a_plan_is_measured_and_planned_anew_when_asked(make_stretch, tmp_path, monkeypatch):
+    stretch = make_stretch(steps=STEPS[:1])
+    monkeypatch.setattr(Plans, "wait", Mock(side_effect=RuntimeError("no plan of it")))
+    stretch.run()
+    (case,) = saved(stretch)["cases"]
+    assert (case["status"], case["reason"], case["planned"], case["agreement"]) == ("ok", "no plan of it", None, [])
+    assert work.line(case).endswith("no plan of it")
+    (text,) = merge([tmp_path / "run"], tmp_path / "without")
+    cells = [part.strip() for part in next(line for line in text.splitlines() if "resnet-digits" in line).split("|")]
+    assert (cells[7], cells[9]) == (labels.ABSENT, labels.ABSENT), "by plan, allocated / itemised"
+    merge_again = ["gpu-check", "--summary", str(tmp_path / "run"), "--replan", "--output", str(tmp_path / "with")]
+    assert main(merge_again) == 0
+    again = json.loads((tmp_path / "with/nvidia-h200/memory.json").read_text())["cases"][0]
+    assert again["planned"] == plan_of(CELLS[0], on_gpu=True) and again["ranks"] == case["ranks"]
+    assert not again["agreement"][0]["agrees"], "what was measured here is not of that model"
 
 
 def test_two_folders_are_merged_and_what_ended_well_counts(make_stretch, tmp_path):
