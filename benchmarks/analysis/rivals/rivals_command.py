@@ -8,8 +8,9 @@ from typing import Any
 from benchmarks.analysis import labels
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
+from benchmarks.analysis.rivals.rivals_add import Row, Sources, add_rows, add_sources
 from benchmarks.analysis.rivals.rivals_rows import rivals_rows
-from benchmarks.core.files import save_json, writable
+from benchmarks.core.files import load_json, save_json, writable
 from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS
 
@@ -21,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--run", type=Path, default=Path("results/runs/rivals"), help="a run of config/rivals.yaml")
     parser.add_argument("--output", type=Path, help="JSON file (default: rivals.json in the run's folder)")
+    text = "keep what the file has of other models and seeds: a comparison may be measured in several runs"
+    parser.add_argument("--add", action="store_true", help=text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,13 +34,27 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=rivals")
     output = args.output or args.run / "rivals.json"
     writable("output", output)
-    save_json({"rows": rows, "measured": dict(provenance_rows(run.results.values()))}, output)
+    sources = dict(provenance_rows(run.results.values()))
+    if args.add and output.exists():
+        rows, sources = _added(output, rows, sources)
+    save_json({"rows": rows, "measured": sources}, output)
     for model in dict.fromkeys(row["model"] for row in rows):
         print(rivals_table([row for row in rows if row["model"] == model]))
     if run.holes:
         print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells")
     print(output)
     return 0
+
+
+def _added(path: Path, rows: list[Row], sources: Sources) -> tuple[list[Row], Sources]:
+    try:
+        before = load_json(path)
+        return add_rows(before["rows"], rows), add_sources(before["measured"], sources)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"add: {path} is no file of rivals ({problem}); leave out --add to write it anew") from None
 
 
 def rivals_table(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -45,14 +45,18 @@ def _setting(setting: Cell) -> dict[str, Any]:
 
 
 def _metric(results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
-    metrics, sign = by_seed(results), 1 if results[0].higher_is_better else -1
-    value = interval(list(metrics.values()))
+    first = results[0]
+    names = {"metric_name": first.metric_name, "higher_is_better": first.higher_is_better}
+    return names | compared(by_seed(results), dense, first.higher_is_better)
+
+
+def compared(metrics: dict[int, float], dense: dict[int, float], higher_is_better: bool | None) -> dict[str, Any]:
+    """Return what a row has of its metrics, by seed: those, their mean, and what is lost against those of `dense`."""
+    value, sign = interval(list(metrics.values())), 1 if higher_is_better else -1
     lost = interval([sign * one for one in paired(dense, metrics)]) or Interval(float("nan"), None, 0)
     assert value is not None
     return {
         "seeds": len(metrics),
-        "metric_name": results[0].metric_name,
-        "higher_is_better": results[0].higher_is_better,
         "metrics": metrics,
         "metric_mean": value.mean,
         "metric_half_width": value.half_width,
