@@ -25,12 +25,15 @@ from resireduce.errors import ConfigError, choose
 
 Setting = tuple[str, str]
 """Scheme and gradients."""
+DENSE: Setting = ("none", "kept")
+"""Without a compressor."""
 BASELINE: Setting = ("baseline", "kept")
 SHARED: Setting = ("w+2d", "kept")
 PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "each": ((BASELINE, ("baseline", "streamed")), (SHARED, ("w+2d", "streamed"))),
     "streaming": ((BASELINE, ("baseline", "streamed")),),
     "sharing": ((BASELINE, SHARED),),
+    "compression": ((DENSE, BASELINE),),
     "both": ((BASELINE, ("baseline", "streamed"), SHARED),),
 }
 """What is timed in the same processes: the first of some settings, and those that are compared with it."""
@@ -43,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help=text)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
-    text = "streaming or sharing against the baseline, both of them, or streaming of each scheme (default: %(default)s)"
+    text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, both; "
+    text += "or compression, of the baseline against none"
     parser.add_argument("--pairs", default="each", help=text)
     parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
@@ -86,7 +90,7 @@ def compare(cell: Cell, settings: Sequence[Setting], rounds: int, steps: int) ->
 
     A row has those of each round, their mean, half its 95 % interval, and the step's least seconds in both settings.
     """
-    cells = [replace(cell, scheme=scheme, gradients=gradients) for scheme, gradients in settings]
+    cells = [_in_setting(cell, setting) for setting in settings]
     first, *others = _times(cells, rounds, steps)
     reference = {"scheme": cells[0].scheme, "gradients": cells[0].gradients, "step_seconds": min(first) / steps}
     rows = []
@@ -103,6 +107,12 @@ def compare(cell: Cell, settings: Sequence[Setting], rounds: int, steps: int) ->
         row |= {"pairs": found.n, "ratio": found.mean, "half_width": found.half_width}
         rows.append({**row, "step_seconds": min(seconds) / steps, "ratios": ratios})
     return rows
+
+
+def _in_setting(cell: Cell, setting: Setting) -> Cell:
+    scheme, gradients = setting
+    compressor = "none" if setting == DENSE else cell.compressor
+    return replace(cell, scheme=scheme, gradients=gradients, compressor=compressor)
 
 
 def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:

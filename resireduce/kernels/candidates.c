@@ -182,20 +182,31 @@ int64_t resireduce_keep(float *magnitudes, int32_t *places, int64_t count, int64
     return kept;
 }
 
-/* Return the k-th largest of `count` magnitudes, at least k, by their bits: these are in the order of the numbers. */
-static float kth_largest(const float *magnitudes, int64_t count, int64_t k)
+/* Return the k-th largest of `count` magnitudes, at least k, by their bits: these are in the order of the numbers. Only
+ * those that may still be it are looked at again: `magnitudes` are lost. Neighbours are counted apart, since mostly they
+ * are alike, and one addition to a count would wait for the other. */
+static float kth_largest(float *magnitudes, int64_t count, int64_t k)
 {
-    const number *bits = (const number *)magnitudes;
-    number found = 0, known = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int64_t counts[256] = {0};
+    static const int shifts[] = {23, 15, 7, 0};
+    number *bits = (number *)magnitudes, found = 0;
+    for (int digit = 0; digit < 4; digit++) {
+        const int shift = shifts[digit];
+        int64_t counts[4][256] = {{0}}, of_bin = 0, left = 0;
         for (int64_t i = 0; i < count; i++)
-            counts[bits[i] >> shift & 255] += (bits[i] & known) == found;
-        int bin = 255;
-        for (; bin > 0 && counts[bin] < k; bin--)
-            k -= counts[bin];
+            counts[i & 3][bits[i] >> shift & 255]++;
+        int bin = 256;
+        do {
+            bin--;
+            k -= of_bin;
+            of_bin = counts[0][bin] + counts[1][bin] + counts[2][bin] + counts[3][bin];
+        } while (of_bin < k && bin > 0);
+        for (int64_t i = 0; i < count; i++) {
+            const number one = bits[i];
+            bits[left] = one;
+            left += (int)(one >> shift & 255) == bin;
+        }
+        count = left;
         found |= (number)bin << shift;
-        known |= (number)255 << shift;
     }
     float magnitude;
     memcpy(&magnitude, &found, sizeof magnitude);
@@ -219,7 +230,8 @@ int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64
     const int64_t count = resireduce_look(x, added, n, border, 1, room, checks, magnitudes, places, free, counts);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;
-    resireduce_keep(magnitudes, places, count, k, kth_largest(magnitudes, count, k));
+    memcpy(free, magnitudes, count * sizeof *free);
+    resireduce_keep(magnitudes, places, count, k, kth_largest(free, count, k));
     for (int64_t i = 0; i < k; i++) {
         const int32_t place = indices[i] = places[k - 1 - i];
         values[i] = x[place];

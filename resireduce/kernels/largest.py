@@ -4,6 +4,8 @@ On a CPU two looks at the elements are enough in nearly all cases: at a sample, 
 and at all, of which only those that reach it are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 """
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -109,15 +111,30 @@ def by_candidates(flat: Tensor, k: int, piece: int, added: Tensor | None = None,
     return candidates.chosen()
 
 
+@cache
 def sample_of(n: int, k: int, room: int) -> tuple[int, int]:
     """Return of how many elements one is in the sample of `n`, and at which place in it, from the largest, a border is.
 
-    The `k` largest of all reach that very probably, and not many others: four standard errors low. The sample is no
-    larger than what is held for `room` candidates. The place may lie beyond its end: no border can be told.
+    The `k` largest of all reach that very probably, and not many others: four standard errors low. The sample is as
+    sparse as `room` for what then reaches it allows, and no sparser than pays: each of its elements is read for itself,
+    and so is each that reaches the border. The place may lie beyond its end: no border can be told.
     """
     step = max(SPARSEST, n // SAMPLES, n // (3 * room) + 1) | 1  # odd: it meets all columns of most matrices
-    expected = k / n * -(-n // step)
-    return step, int(expected + 4 * expected**0.5 + 4)
+    while n // step > max(2048, 4 * (k * step) ** 0.5) and _most_reaching(k, (step + step // 4) | 1) <= room:
+        step = (step + step // 4) | 1
+    return step, _place(k / n * -(-n // step))
+
+
+def _place(expected: float) -> int:
+    """Return where in a sample a border is, of which `expected` elements are among the largest."""
+    return int(expected + 4 * expected**0.5 + 4)
+
+
+def _most_reaching(k: int, step: int) -> float:
+    """Return how many reach the border that a sample of each `step`-th element gives, at the very most."""
+    place = _place(k / step)
+    most: float = step * (place + 4 * place**0.5)
+    return most
 
 
 def _sampled_border(flat: Tensor, step: int, wanted: int, added: Tensor | None) -> float:

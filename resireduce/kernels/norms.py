@@ -1,6 +1,7 @@
 """Norms of tensors, and of the rows and columns of a matrix."""
 
 import ctypes
+from cmath import isfinite
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ def is_finite(x: Tensor) -> bool:
 
     A finite sum proves it, and is cheaper than the largest magnitude, which is asked for if the sum is not.
     """
-    return x.is_meta or bool(torch.isfinite(x.sum()) or torch.isfinite(torch.linalg.vector_norm(x, torch.inf)))
+    return x.is_meta or isfinite(x.sum().item()) or isfinite(torch.linalg.vector_norm(x, torch.inf).item())
 
 
 def refuse_non_finite(x: Tensor) -> None:

@@ -40,6 +40,15 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
 
 
+def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "pace.json"
+    options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
+    assert main(["pace", "--pairs", "compression", *options]) == 0
+    (row,) = json.loads(output.read_text())["rows"]
+    assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
+    assert "vgg-digits, baseline, kept, against none, kept: " in capsys.readouterr().out
+
+
 def test_without_a_file_given_no_committed_one_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
