@@ -46,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=20, help=text)
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
-    text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, both; "
-    text += "or compression, of the baseline against none"
+    text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
+    text += "both, or against no compression: compression"
     parser.add_argument("--pairs", default="each", help=text)
     parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")

@@ -10,13 +10,16 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, finite, select, take_out
+from resireduce.kernels.gpu import blocks, finite, near, select, take_out
 from resireduce.kernels.gpu.language import EXACT
 
 KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
-HALF_KEYS = KEYS | {"values": "*i16"}
-SIZES = {"n": "i32", "k": "i32", "blocks": "i32"}
-WHOLE = {"BITS": 31, "TILE": select.TILE}
+KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
+HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16"}
+SIZES = {"n": "i32", "k": "i32", "room": "i32", "blocks": "i32"}
+LOOK = {"BITS": 31, "TILE": select.TILE}
+WHOLE = LOOK | {"NEAR": False}
+NEAR = LOOK | {"NEAR": True}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
 KERNELS = {
@@ -26,6 +29,11 @@ KERNELS = {
     "settle": (select._settle, KEYS, {"BITS": 31, "ROWS": 4}),
     "count": (select._count, KEYS, WHOLE),
     "write": (select._write, HALF_KEYS, WHOLE | {"BITS": 15}),
+    "the first bits of those near": (select._histogram, KEYS, NEAR | {"ROW": 0, "TILES": select.TILES}),
+    "count those near": (select._count, HALF_KEYS, NEAR | {"BITS": 15}),
+    "write those near": (select._write, KEYS, NEAR),
+    "find how many are near": (near._count_near, KEYS, LOOK),
+    "find those near": (near._write_near, HALF_KEYS, LOOK | {"BITS": 15}),
     "look": (finite._look, {"gradient": "*fp32", "finite": "*u8"}, {"TILE": finite.TILE}),
     "look at bfloat16": (finite._look, {"gradient": "*bf16", "finite": "*u8"}, {"TILE": finite.TILE}),
     "zero": (finite._zero, {"gradient": "*fp16", "finite": "*u8"}, {"TILE": finite.TILE}),

@@ -19,7 +19,7 @@ from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, finite, self_check, take_out
+from resireduce.kernels.gpu import blocks, finite, near, self_check, take_out
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
@@ -100,6 +100,59 @@ def test_neither_tiles_nor_calls_change_what_is_chosen() -> None:
     flat = drawn(1500).mul_(3).round_()
     first = select(flat, 500, tile=512, tiles=1)
     assert torch.equal(first, select(flat, 500, tile=4096, tiles=2))
+
+
+@pytest.fixture
+def narrowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Samples are taken of small tensors; returned is, for each, how many were near, and for how many was room."""
+    found: list[tuple[int, int]] = []
+
+    def find(*given: Any) -> near.Near:
+        made = near.find_near(*given)
+        found.append((int(made.total), made.keys.numel()))
+        return made
+
+    monkeypatch.setattr(near, "NARROW", 1000)
+    monkeypatch.setattr(near, "SAMPLES", 256)
+    monkeypatch.setattr(select_, "find_near", find)
+    return found
+
+
+@pytest.mark.parametrize("kind", kinds(300, torch.float32))
+def test_a_selection_of_those_near_is_that_of_all(kind: str, narrowed: list[tuple[int, int]]) -> None:
+    flat = kinds(4097, torch.float32)[kind]
+    assert select(flat, 60, **TILE).tolist() == last_of_a_stable_sort(flat, 60)
+    ((count, room),) = narrowed
+    enough = 60 <= count <= room
+    assert enough == (kind in ("normal", "denormal")), "the others show what is done if the sample misled"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("k", [1, 33, 60])
+def test_a_selection_of_those_near_in_half_precision(
+    dtype: torch.dtype, k: int, narrowed: list[tuple[int, int]]
+) -> None:
+    flat = drawn(3000, dtype)
+    assert select(flat, k, **TILE).tolist() == last_of_a_stable_sort(flat, k)
+    assert all(k <= count <= room for count, room in narrowed) and narrowed
+
+
+@pytest.mark.usefixtures("narrowed")
+@pytest.mark.parametrize("left", [0, 1])
+def test_those_near_are_all_that_are_chosen_or_just_too_few(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What decides is how many reach the border: exactly k, k - 1, exactly as many as there is room for, one more."""
+    flat = torch.zeros(2000)
+    flat[::20] = torch.arange(1.0, 101.0)
+    expected = last_of_a_stable_sort(flat, 50)
+    find, found = select_._find_border, iter([51.0 + left, 50.0 - left])
+
+    def find_border(values: Tensor, given: near.Near | None, *others: Any) -> Tensor:
+        return torch.tensor([next(found)]).view(torch.int32) if given is None else find(values, given, *others)
+
+    monkeypatch.setattr(select_, "_find_border", find_border)
+    monkeypatch.setattr(select_, "sample_of", lambda n, k: (9, 5, 50 + left))
+    for _ in range(2):
+        assert select(flat, 50, **TILE).tolist() == expected
 
 
 # --- one pass each ---
@@ -261,12 +314,14 @@ def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype) -> None:
+def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype, narrowed: list[tuple[int, int]]) -> None:
     assert self_check.differing(CPU, dtype, 700) == []
+    assert len(narrowed) == 2, "of many, for two k"
 
 
 PLACES = {
     "select": "select",
+    "select of many": "select",
     "finite": "zero_unless_finite_",
     "take out": "take_out_",
     "8 bits": "encode",
@@ -274,6 +329,7 @@ PLACES = {
 }
 
 
+@pytest.mark.usefixtures("narrowed")
 @pytest.mark.parametrize("kernel", PLACES)
 def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = getattr(self_check, PLACES[kernel])
@@ -281,7 +337,7 @@ def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeyp
     def wrong(first: Tensor, *others: Any) -> object:
         """One element of what is written is another."""
         result = right(first, *others)
-        changed = result if kernel == "select" else others[1] if kernel == "8 bits" else first
+        changed = result if kernel.startswith("select") else others[1] if kernel == "8 bits" else first
         changed.view(-1)[0] += 1
         return result
 

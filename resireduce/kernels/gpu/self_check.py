@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from resireduce.kernels.gpu import near
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
@@ -34,8 +35,17 @@ def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
 
 
 def _selects(flat: Tensor) -> bool:
+    return _selects_each(flat, {1, flat.numel() // 100 + 1, flat.numel() // 2, flat.numel() - 1})
+
+
+def _selects_of_many(flat: Tensor) -> bool:
+    """Of so many that a sample is taken; all are there several times."""
+    many = flat.repeat(-(-near.NARROW // flat.numel()))
+    return _selects_each(many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
+
+
+def _selects_each(flat: Tensor, ks: set[int]) -> bool:
     order = flat.abs().sort(stable=True).indices
-    ks = {1, flat.numel() // 100 + 1, flat.numel() // 2, flat.numel() - 1}
     return all(torch.equal(select(flat, k), order[-k:].sort().values) for k in ks)
 
 
@@ -93,6 +103,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select": _selects,
+    "select of many": _selects_of_many,
     "finite": _zeroes,
     "take out": _takes_out,
     "8 bits": _codes(8),

@@ -1,0 +1,109 @@
+"""The elements of a large tensor that may be among its largest, apart: a sample says which, without asking the device.
+
+Whatever goes through the elements afterwards goes through these few instead, if they are enough and there was room for
+all: that is decided on the device, and what is chosen depends on neither.
+"""
+
+from dataclasses import dataclass
+from math import sqrt
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.gpu.language import EXACT, jit, tl
+
+NARROW = 1 << 22
+"""Elements of a tensor for which it is worth the launches: not measured on a GPU."""
+SAMPLES = 1 << 17
+"""About how many elements are in a sample."""
+
+
+@dataclass(frozen=True)
+class Near:
+    """Those of a tensor that reach a border, in the order of their places, as far as there is room."""
+
+    keys: Tensor
+    """Their bits, int32 or int16."""
+    places: Tensor
+    """Which elements they are: int32."""
+    total: Tensor
+    """How many there are, also if that is more than there is room for: one number, int32."""
+
+
+@jit
+def size_of(total, n, k, room, NEAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return how many elements are gone through, and whether these are the near ones.
+
+    total: where it stands how many are near; n: how many there are in all; k: how many are wanted; room: for so many
+    near ones; NEAR: False, where none were looked for.
+    """
+    size, few = n, False
+    if NEAR:
+        count = tl.load(total)
+        few = (count >= k) & (count <= room)
+        size = tl.where(few, count, n)
+    return size, few
+
+
+@jit
+def keys_at(values, near, at, size, few, BITS: tl.constexpr, NEAR: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the magnitudes of elements as numbers of BITS bits: without the sign.
+
+    values, near: bits of all elements, and of the near ones; at: which; size, few: as of `size_of`; NEAR: as there.
+    """
+    if NEAR:
+        key = tl.load(values + at, mask=(at < size) & (few == 0), other=0)
+        key += tl.load(near + at, mask=(at < size) & few, other=0)
+    else:
+        key = tl.load(values + at, mask=at < size, other=0)
+    return key.to(tl.int32) & ((1 << BITS) - 1)
+
+
+@jit
+def _count_near(values, border, found, n, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write how many elements of each block reach the border."""
+    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    key = keys_at(values, values, at, n, False, BITS, False)
+    tl.store(found + tl.program_id(0), tl.sum(((at < n) & (key >= tl.load(border))).to(tl.int32)))
+
+
+@jit
+def _write_near(values, border, until, keys, places, n, room, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write the bits and the places of those that reach the border, as far as there is room."""
+    block = tl.program_id(0)
+    at = block * TILE + tl.arange(0, TILE)
+    key = keys_at(values, values, at, n, False, BITS, False)
+    reach = (at < n) & (key >= tl.load(border))
+    number = tl.load(until + block - 1, mask=block > 0, other=0) + tl.cumsum(reach.to(tl.int32), 0) - 1
+    fits = reach & (number < room)
+    tl.store(keys + number, key.to(keys.dtype.element_ty), mask=fits)
+    tl.store(places + number, at, mask=fits)
+
+
+def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
+    """Return of how many of `n` elements one is in a sample, where in it the border is, and how many there is room for.
+
+    That place is counted from the largest: where the `k`-th largest of all is expected, four standard errors lower.
+    There is room for five more than then are expected near. None of too few elements, and where too many would be near.
+    """
+    step = n // SAMPLES | 1  # odd: it meets all columns of most matrices
+    expected = k / step
+    place = int(expected + 4 * sqrt(expected) + 4)
+    room = int(step * (place + 5 * sqrt(place)))
+    return None if n < NARROW or room > n // 4 else (step, place, room)
+
+
+def find_near(values: Tensor, border: Tensor, room: int, bits: int, tile: int) -> Near:
+    """Return those of 1-D `values`, numbers whose lower `bits` are magnitudes, that reach `border`, one number.
+
+    room: how many are kept. tile: how many are looked at at once, a power of two.
+    """
+    n = values.numel()
+    blocks = -(-n // tile)
+    found = torch.empty(blocks, dtype=torch.int32, device=values.device)
+    keys = torch.empty(room, dtype=values.dtype, device=values.device)
+    places = torch.empty(room, dtype=torch.int32, device=values.device)
+    _count_near[(blocks,)](values, border, found, n, bits, tile, **EXACT)
+    until = found.cumsum(0, dtype=torch.int32)
+    _write_near[(blocks,)](values, border, until, keys, places, n, room, bits, tile, **EXACT)
+    return Near(keys, places, until[-1:])
