@@ -28,64 +28,65 @@ def parser() -> argparse.ArgumentParser:
     root = argparse.ArgumentParser(prog="python -m resireduce", description=__doc__)
     commands = root.add_subparsers(dest="command", required=True)
     model = argparse.ArgumentParser(add_help=False)
-    model.add_argument(
-        "--model",
-        required=True,
-        help="a known name, module:callable that returns the model, or config.json of a Hugging Face model",
-    )
-    model.add_argument(
-        "--arg", action="append", default=[], metavar="NAME=VALUE", help="of the model, in JSON, e.g. layers=12"
-    )
+    _add_model(model)
+    text = "reusable groups, specific layers, and what schemes save by them"
+    commands.add_parser("groups", parents=[model], help=text)
+    plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
+    _add_training(plan)
+    _add_residuals(plan)
+    _add_ranks(plan)
+    plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
+    return root
+
+
+def _add_model(model: argparse.ArgumentParser) -> None:
+    text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
+    model.add_argument("--model", required=True, help=text)
+    text = "of the model, in JSON, e.g. layers=12"
+    model.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
     model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
     model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
     model.add_argument("--json", action="store_true", help="print JSON, in bytes")
-    commands.add_parser(
-        "groups", parents=[model], help="reusable groups, specific layers, and what schemes save by them"
-    )
-    plan = commands.add_parser("plan", parents=[model], help="bytes of every model state")
-    plan.add_argument(
-        "--optimizer",
-        default="sgd",
-        help="sgd (with momentum), adamw, or module:callable, e.g. torch.optim:Adagrad (default: %(default)s)",
-    )
-    plan.add_argument(
-        "--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help="of the optimizer, e.g. lr=0.01"
-    )
-    plan.add_argument("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
-    plan.add_argument(
-        "--gradients", default=DEFAULTS.gradients, help=f"{' or '.join(GRADIENTS)} (default: %(default)s)"
-    )
+
+
+def _add_training(plan: argparse.ArgumentParser) -> None:
+    """Add what is said of optimizer and gradients."""
+    text = "sgd (with momentum), adamw, or module:callable, e.g. torch.optim:Adagrad (default: %(default)s)"
+    plan.add_argument("--optimizer", default="sgd", help=text)
+    text = "of the optimizer, e.g. lr=0.01"
+    plan.add_argument("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
+    text = f"{' or '.join(GRADIENTS)} (default: %(default)s)"
+    plan.add_argument("--gradients", default=DEFAULTS.gradients, help=text)
     plan.add_argument("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
-    plan.add_argument(
-        "--overlap", action="store_true", default=None, help="kept gradients are sent in the backward pass"
-    )
+    text = "kept gradients are sent in the backward pass"
+    plan.add_argument("--overlap", action="store_true", default=None, help=text)
+    text = "added up (default: %(default)s)"
+    plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
+    text = "of large tensors (streamed gradients)"
+    plan.add_argument("--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help=text)
+    plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
+
+
+def _add_residuals(plan: argparse.ArgumentParser) -> None:
+    """Add what is said of compression and of what it leaves."""
+    plan.add_argument("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
+    text = "of the scheme, e.g. row_ratio=0.25"
+    plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
     plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
-    plan.add_argument(
-        "--compressor", default=DEFAULTS.compressor, help=f"{', '.join(COMPRESSORS)} (default: %(default)s)"
-    )
-    plan.add_argument(
-        "--density", default=DEFAULTS.density, type=as_number, help="share of elements sent (default: %(default)s)"
-    )
-    plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
-    plan.add_argument(
-        "--hierarchy", default=DEFAULTS.hierarchy, help=f"{' or '.join(HIERARCHIES)} (default: %(default)s)"
-    )
-    plan.add_argument("--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many share one")
-    plan.add_argument(
-        "--backward-passes-per-step", metavar="N", default=1, type=as_count, help="added up (default: %(default)s)"
-    )
-    plan.add_argument(
-        "--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help="of large tensors (streamed gradients)"
-    )
+    text = f"{', '.join(COMPRESSORS)} (default: %(default)s)"
+    plan.add_argument("--compressor", default=DEFAULTS.compressor, help=text)
+    text = "share of elements sent (default: %(default)s)"
+    plan.add_argument("--density", default=DEFAULTS.density, type=as_number, help=text)
     text = "compressed tensors that travel together: one, hybrid or a number of bytes (default: none)"
     plan.add_argument("--merge", metavar="WAY", type=as_count, help=text)
-    plan.add_argument("--items", dest="itemised", action="store_true", help="list every tensor, in bytes")
-    plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
-    plan.add_argument(
-        "--option", action="append", default=[], metavar="NAME=VALUE", help="of the scheme, e.g. row_ratio=0.25"
-    )
-    return root
+
+
+def _add_ranks(plan: argparse.ArgumentParser) -> None:
+    plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
+    text = f"{' or '.join(HIERARCHIES)} (default: %(default)s)"
+    plan.add_argument("--hierarchy", default=DEFAULTS.hierarchy, help=text)
+    plan.add_argument("--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many share one")
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:

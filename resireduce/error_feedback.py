@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
-from resireduce.compressors.sparse import SentParts
 from resireduce.errors import NonFiniteGradient
-from resireduce.finiteness import Finiteness, check_finite, refused
+from resireduce.finiteness import Finiteness, refused
+from resireduce.gradient_parts import payload_of_parts
 from resireduce.message import Round, go_on
 from resireduce.messenger import Messenger
 from resireduce.momentum import MomentumCorrection
@@ -187,39 +186,11 @@ class ErrorFeedback(Messenger):
     def compress_parts(
         self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
     ) -> Payload:
-        """As `compress` of a gradient that is made in parts, all of them twice, and is never there as a whole.
+        """As `compress` of a gradient that is made in parts, twice or three times: `payload_of_parts`.
 
-        To see what is to be sent, from the last to the first; and to take it out, and leave the rest to the residual,
-        from the first to the last, twice where that looks first. Raises NonFiniteGradient before that is touched.
-
-        Args:
-            gradient: returns that of some rows, a new contiguous tensor with the same bits each time.
-            rows: all of the tensor, each part beginning with a multiple of 64 elements.
-            like: has the shape, dtype and device of tensor `name`.
+        Raises NonFiniteGradient before the residual is touched.
         """
-        compressor, width = self.compressor_of(name), like.shape[1:].numel()
-        selection = compressor.selection(like)
-        for part in reversed(rows):
-            grad = gradient(part)
-            check_finite(grad, name)
-            selection.add(self.residual.compensate_part_(grad, name, part.start * width).view(-1), part.start * width)
-            del grad
-        indices = selection.indices()
-        del selection
-        source = self.residual.source(name, like, step)
-
-        def go_through(use: Callable[[Tensor, str, int], None]) -> SentParts:
-            sent = SentParts(indices, like)
-            for part in rows:
-                left = self.residual.compensate_part_(gradient(part), name, part.start * width)
-                use(sent.take_out(left, part.start * width, compressor), name, part.start * width)
-                del left
-            return sent
-
-        if self.residual.looks_first(name):
-            go_through(self.residual.look_at_part)
-            self.residual.end_look(name, like, step)
-        return go_through(partial(self.residual.update_part, source=source)).payload()
+        return payload_of_parts(self.compressor_of(name), self.residual, gradient, rows, like, name, step)
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:

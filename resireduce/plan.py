@@ -70,27 +70,9 @@ def plan(
         (`resireduce.slice_price.SlicePrice`). itemised, also items: every
         `resireduce.item.Item` of parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
-    if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
-        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
-    if unknown := settings.keys() & set(UNPLANNED):
-        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
-    nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
-    given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
-    check_passes(given.backward_passes_per_step)
-    if isinstance(given.merge, str) and given.merge in TIMED:
-        raise ConfigError(
-            f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
-            "of names that optimizer.messages had then"
-        )
+    given = _settings(settings, world_size, ranks_per_node)
     model = _build(build)
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not trainable:
-        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
-    arguments = dict(optimizer_args or {})
-    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
-    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
-        arguments = {"momentum": 0.0} | arguments
-    wrapped = make_optimizer(optimizer, trainable, arguments)
+    wrapped = _optimizer(model, optimizer, dict(optimizer_args or {}), given)
     # From the third on, passes find what the second has found.
     passes = min(given.backward_passes_per_step, 2)
     with warnings.catch_warnings():
@@ -111,16 +93,44 @@ def plan(
         "in_flight": peak - states.total,
         "waiting": waiting,
         "peak_normalised": peak / baseline,
-        **(
-            {
-                "whole_gradients": distributed.whole_gradients,
-                "twice_gradients": distributed.twice_gradients,
-                "slice_price": asdict(price_of_slices(distributed, given.slices)),
-            }
-            if given.slices
-            else {}
-        ),
+        **(_of_slices(distributed, given) if given.slices else {}),
         **({"items": items} if itemised else {}),
+    }
+
+
+def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | None) -> Settings:
+    """Return what `distribute` is to be given, with ranks that are pretended. Raises ConfigError, or TypeError."""
+    if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
+        raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
+    if unknown := settings.keys() & set(UNPLANNED):
+        raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
+    nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
+    given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)
+    check_passes(given.backward_passes_per_step)
+    if isinstance(given.merge, str) and given.merge in TIMED:
+        raise ConfigError(
+            f"merge: {given.merge!r} is not known before training, since it merges by what steps take; give the lists "
+            "of names that optimizer.messages had then"
+        )
+    return given
+
+
+def _optimizer(model: nn.Module, optimizer: Any, arguments: dict[str, Any], given: Settings) -> torch.optim.Optimizer:
+    """Return the optimizer of `model`; torch's SGD without momentum, where the compressor has that."""
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trainable:
+        raise ConfigError(f"model: {type(model).__name__} has no trainable parameter; give one that trains")
+    listed = COMPRESSORS.get(given.compressor) if isinstance(given.compressor, str) else None
+    if optimizer == "sgd" and listed is not None and listed.corrects_momentum:
+        arguments = {"momentum": 0.0} | arguments
+    return make_optimizer(optimizer, trainable, arguments)
+
+
+def _of_slices(optimizer: DistributedOptimizer, given: Settings) -> dict[str, Any]:
+    return {
+        "whole_gradients": optimizer.whole_gradients,
+        "twice_gradients": optimizer.twice_gradients,
+        "slice_price": asdict(price_of_slices(optimizer, given.slices)),
     }
 
 

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from torch import Tensor
 
 from resireduce.draw import generator, one_of_each
-from resireduce.residuals.base import Ratio, Residual, named
+from resireduce.residuals.base import Residual, named
+from resireduce.residuals.choosing import Ratio
 from resireduce.residuals.stored import Stored
 from resireduce.share import share
 

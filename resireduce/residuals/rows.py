@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import choose
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
+from resireduce.residuals.base import Residual, named, norm_dtype
+from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
 from resireduce.residuals.stored import Plain, Stored
 from resireduce.share import share

@@ -9,7 +9,8 @@ from torch import Tensor
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing
-from resireduce.residuals.base import CHOICES, NORMS, Ratio, Residual, matrix_shape, named, norm_dtype, select
+from resireduce.residuals.base import Residual, named, norm_dtype
+from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
 from resireduce.residuals.stored import Plain, Stored
 from resireduce.share import share

@@ -5,7 +5,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm
 from resireduce.residuals.average import AverageResidual
-from resireduce.residuals.base import NORMS
+from resireduce.residuals.choosing import NORMS
 
 
 class WeightedResidual(AverageResidual):

@@ -8,7 +8,8 @@ from torch import nn
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
-from resireduce.residuals.base import Residual, select
+from resireduce.residuals.base import Residual
+from resireduce.residuals.choosing import select
 from resireduce.residuals.member import MemberResidual
 from resireduce.residuals.partial import PartialResidual
 from resireduce.residuals.rows import RowsResidual

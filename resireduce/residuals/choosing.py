@@ -1,0 +1,59 @@
+"""How much of a tensor is stored, and which of its rows and columns: shares by name, and a choice by norms."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from resireduce.errors import ConfigError, check_share
+
+NORMS = ("residual", "compensated")
+"""What norms are taken of: what is left after sending (the paper), or what was compressed (the released code)."""
+CHOICES = ("largest", "softmax")
+"""How rows and columns are chosen: those of the largest norms (the paper), or drawn (the released code)."""
+
+
+class Ratio:
+    """A share of each tensor that is stored, in (0, 1]: one for all, or by name.
+
+    Args:
+        field: the option's name, for messages.
+        value: a share, or {shell pattern of tensor names: share}, of which the first match counts. Raises ConfigError
+            for anything else.
+    """
+
+    def __init__(self, field: str, value: object):
+        self.field = field
+        by_pattern = value if isinstance(value, Mapping) else {"*": value}
+        self._shares = {pattern: check_share(field, one) for pattern, one in by_pattern.items()}
+
+    def of(self, name: str) -> float:
+        """Return the share of tensor `name`. Raises ConfigError if no pattern matches it."""
+        for pattern, value in self._shares.items():
+            if fnmatchcase(name, pattern):
+                return value
+        raise ConfigError(f"{self.field}: no pattern matches {name!r}; give one for '*', for all others")
+
+
+def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
+    """Return which `count` of the 1-D `norms` to keep: int32, ascending.
+
+    choice: "largest"; or "softmax", drawn from `source` without replacement with the softmax of the norms as
+    probabilities. The draw takes the largest of norm + Gumbel noise, which is the same and works where probabilities
+    underflow.
+    """
+    if choice == "softmax":
+        uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
+        norms = norms - uniform.clamp(min=1e-300).log().neg().log()
+    return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
+
+
+def matrix_shape(name: str, tensor: Tensor) -> tuple[int, int]:
+    """Return rows and columns of tensor `name`: its first dimension and all others. Raises ConfigError if it is 1-D."""
+    if tensor.dim() < 2:
+        raise ConfigError(
+            f"scheme: rows of {name!r} cannot be stored, since its slice has none: it has fewer rows than a node has "
+            "ranks; leave it out of the specific layers (groups=...), or give hierarchy='flat'"
+        )
+    return tensor.shape[0], tensor.shape[1:].numel()
