@@ -38,7 +38,7 @@ def lost_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
     """Return the figure of `rivals_rows`: how much of the metric is lost, by what a step sends; None without any."""
     shown = list(_points(rows, "lost_mean", "metric lost"))
     upwards = alt.Scale(type="symlog", constant=1, padding=look.NEAR, nice=False)  # some lose nearly all
-    return _figure(shown, f"{rows[0]['metric_name']} lost against no compression", upwards) if shown else None
+    return _figure(shown, "metric lost against no compression", upwards) if shown else None
 
 
 def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Specification:
@@ -68,14 +68,19 @@ def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Speci
 
 
 def _points(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterator[look.Row]:
-    drawn = sorted((row for row in rows if row[column] is not None), key=lambda row: (row["sent_bytes"], row[column]))
-    for place, row in enumerate(drawn):
+    for model in dict.fromkeys(row["model"] for row in rows):
+        known = (row for row in rows if row["model"] == model and row[column] is not None)
+        yield from _points_of_model(sorted(known, key=lambda row: (row["sent_bytes"], row[column])), column, what)
+
+
+def _points_of_model(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterator[look.Row]:
+    for place, row in enumerate(rows):
         name, selects = row["compressor"], COMPRESSORS[row["compressor"]].selects
         label = f"{name} {row['density']:.2g}" if selects else name
         half = row["lost_half_width"] if column == "lost_mean" else None
         yield {
             "model": row["model"],
-            "panel": row["model"],
+            "panel": f"{row['model']}, {row['metric_name']}",
             "kind": CURVE if (name, row["scheme"]) == ("topk", "baseline") else SELECTS if selects else ALL,
             "bytes": row["sent_bytes"],
             "value": row[column],

@@ -154,3 +154,13 @@ def test_pictures_have_a_point_for_each_row_that_knows_its_value(folder: Path) -
         texts = drawn("rivals", specification).svg
         assert "topk 0.1<" in texts and "qsgd<" in texts
     assert contraction_chart([]) is lost_chart([]) is None
+
+
+def test_pictures_have_a_panel_for_each_model_with_its_metric(folder: Path) -> None:
+    rows = rivals_rows(load_run(folder))
+    texts = [row | {"model": "gpt2-bytes", "metric_name": "perplexity"} for row in rows]
+    specification = lost_chart([*rows, *texts])
+    assert specification is not None
+    (values,) = specification["datasets"].values()
+    assert list(dict.fromkeys(one["panel"] for one in values)) == ["vgg-digits, accuracy", "gpt2-bytes, perplexity"]
+    assert [one["value"] for one in values[:4]] == [one["value"] for one in values[4:]]
