@@ -61,6 +61,14 @@ MALLOC: Mapping[str, str] = {
 anew takes time, which malloc would have learned too. torch's: tensors of 2 MiB and more have huge pages where the
 kernel has some, since to make them anew for each gradient takes time. Other C libraries and systems take no notice."""
 
+MALLOC_THAT_KEEPS: Mapping[str, str] = {
+    THRESHOLD: str(1 << 34),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
+    "MALLOC_TOP_PAD_": "0",
+}
+"""Where time is measured and memory is not: what is freed is used again, since new pages from the system take ten times
+as long."""
+
 
 def with_malloc(variables: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """Return `variables` with those of malloc that neither they nor the environment `given` set.

@@ -15,7 +15,7 @@ from benchmarks.core.checks import integer
 from benchmarks.core.devices import DEVICES
 from benchmarks.core.files import load_json, save_json, save_text, writable
 from benchmarks.core.provenance import provenance
-from benchmarks.launching.processes import start_here
+from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
 from resireduce.errors import ConfigError, check_share, choose
 
 SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
@@ -23,8 +23,6 @@ SMALLEST, LARGEST, ROW, MOST_THREADS = 1 << 14, 1 << 30, 1024, 1024
 COPY, NAIVE = "copy", "naive"
 PASSES = 1.5
 """Reading the gradient, reading and writing the residual: times the bytes of a copy, which reads and writes."""
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 34), "MALLOC_TRIM_THRESHOLD_": str(1 << 36), "MALLOC_TOP_PAD_": "0"}
-"""Freed memory is used again: pages from the system take ten times as long, and plain torch needs the most."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 READING = (
     "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, {threads}. Naive: the sum, "
@@ -65,7 +63,9 @@ def main(args: argparse.Namespace) -> int:
     rows, averages = compared(times["rows"]), times["averages"]
     here = provenance()
     measured = {name: here[name] for name in FACTS}
-    save_json({**settings, "malloc": MALLOC, "rows": rows, "averages": averages, "measured": measured}, args.output)
+    save_json(
+        {**settings, "malloc": MALLOC_THAT_KEEPS, "rows": rows, "averages": averages, "measured": measured}, args.output
+    )
     text = f"{table(rows, settings['rounds'], settings['threads'])}\n{averages_table(averages)}"
     save_text(text, args.output.with_suffix(".md"))
     _draw(rows, args.output.with_suffix(".svg"))
@@ -98,7 +98,7 @@ def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="resireduce-micro-") as name:
         save_json(settings, Path(name) / "settings.json")
         line = ["-m", "benchmarks.training.compress_speed", name]
-        with start_here(line, MALLOC | {"OMP_NUM_THREADS": str(settings["threads"])}) as process:
+        with start_here(line, {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}) as process:
             if process.wait():
                 raise ConfigError("micro: the cases could not be timed; the lines above say why")
         found: dict[str, list[dict[str, Any]]] = load_json(Path(name) / "rows.json")

@@ -19,7 +19,7 @@ from benchmarks.core.devices import DEVICE_VARIABLE, DEVICES
 from benchmarks.core.files import load_json, save_json, writable
 from benchmarks.core.provenance import provenance
 from benchmarks.core.workloads import SMALL, WORKLOADS
-from benchmarks.launching.processes import start_here
+from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
 from benchmarks.launching.ranks import rank_variables
 from resireduce.errors import ConfigError, choose
 
@@ -121,7 +121,8 @@ def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:
         folder, first = Path(name), cells[0]
         save_json([cell.to_dict() for cell in cells], folder / "cells.json")
         line = ["-m", "benchmarks.training.pace_rank", str(folder), str(rounds), str(steps)]
-        ranks = [stack.enter_context(start_here(line, rank_variables(first, rank))) for rank in range(first.world_size)]
+        places = [{**rank_variables(first, rank), **MALLOC_THAT_KEEPS} for rank in range(first.world_size)]
+        ranks = [stack.enter_context(start_here(line, place)) for place in places]
         if {rank.wait() for rank in ranks} != {0}:
             raise ConfigError(f"{first.name}: could not be timed; its ranks say above why")
         values: list[list[float]] = load_json(folder / "seconds.json")
