@@ -8,7 +8,7 @@ from resireduce.errors import ConfigError
 
 SETTING = ("model", "compressor", "scheme", "density")
 MEANS = ("sent_bytes", "step_seconds", *SEEN.values())
-"""Of which a row has the mean over its seeds."""
+"""Columns of a row that hold a mean over its seeds."""
 DATE = "Measured"
 Row = dict[str, Any]
 Sources = dict[str, list[str]]

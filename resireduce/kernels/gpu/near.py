@@ -20,7 +20,7 @@ SAMPLES = 1 << 17
 
 @dataclass(frozen=True)
 class Near:
-    """Those of a tensor that reach a border, in the order of their places, as far as there is room."""
+    """The elements of a tensor that reach a border, in the order of their places, as far as there is room."""
 
     keys: Tensor
     """Their bits, int32 or int16."""

@@ -39,7 +39,7 @@ def _selects(flat: Tensor) -> bool:
 
 
 def _selects_of_many(flat: Tensor) -> bool:
-    """Of so many that a sample is taken; all are there several times."""
+    """Say whether the right ones are selected of so many that a sample is taken; each is there several times."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
 
