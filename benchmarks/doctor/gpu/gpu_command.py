@@ -12,7 +12,7 @@ from benchmarks.doctor.gpu.device import find_device, folder_name
 from benchmarks.doctor.gpu.steps import GROUPS, Step, list_steps
 from benchmarks.doctor.gpu.stretch import LIMIT_SECONDS, Stretch, schedule
 from benchmarks.doctor.gpu.summary import merge
-from resireduce.errors import choose
+from resireduce.errors import ConfigError, choose
 
 OUTPUT, REFERENCE = Path("results/runs/gpu-check"), Path("results/reference")
 _say = partial(print, flush=True)
@@ -42,6 +42,8 @@ def main(args: argparse.Namespace) -> int:
         for text in merge(args.summary, args.output or REFERENCE, args.replan):
             print(text, end="")
         return 0
+    if args.replan:
+        raise ConfigError("replan: it means nothing to a stretch; give it with --summary")
     choose("device", args.device, DEVICES)
     limit = seconds("seconds", args.seconds)
     groups = [choose("only", group, GROUPS) for group in args.only or GROUPS]

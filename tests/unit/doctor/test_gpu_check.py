@@ -157,6 +157,7 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
         (["--only", "memry"], "only: 'memry' is not known (did you mean 'memory'?)"),
         (["--everything", "--device", "gpu"], "device: 'gpu' is not known"),
         (["--summary", "nowhere"], "summary: nowhere holds no results of a device"),
+        (["--everything", "--dry-run", "--replan"], "replan: it means nothing to a stretch; give it with --summary"),
     ],
 )
 def test_bad_options_are_named(monkeypatch, tmp_path, capsys, options, message):
