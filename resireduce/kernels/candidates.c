@@ -219,7 +219,7 @@ static float kth_largest(float *magnitudes, int64_t count, int64_t k)
  * if NaN or infinity was met before and it `checks`. `scratch` has room for three numbers and a byte for each of `room`
  * candidates, and for a number for each element of the sample. */
 int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64_t step, int64_t wanted, int64_t room,
-                       int takes, int checks, float *scratch, float *values, int32_t *indices)
+                       int threads, int takes, int checks, float *scratch, float *values, int32_t *indices)
 {
     int64_t size = 0;
     for (int64_t i = 0; i < n; i += step)
@@ -227,7 +227,7 @@ int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64
     const float border = kth_largest(scratch, size, wanted);
     float *magnitudes = scratch, *free = scratch + 2 * room;
     int32_t *places = (int32_t *)(scratch + room), *counts = (int32_t *)(scratch + 3 * room);
-    const int64_t count = resireduce_look(x, added, n, border, 1, room, checks, magnitudes, places, free, counts);
+    const int64_t count = resireduce_look(x, added, n, border, threads, room, checks, magnitudes, places, free, counts);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;
     memcpy(free, magnitudes, count * sizeof *free);

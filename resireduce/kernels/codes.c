@@ -2,18 +2,20 @@
 
 #include <math.h>
 #include <float.h>
+#include <sched.h>
 #include <stdint.h>
 #include <string.h>
 
 #include "threads.h"
 
-enum { BLOCK = 64, WORDS = 624, AHEAD = 397 };
+enum { BLOCK = 64, WORDS = 624, AHEAD = 397, STATES = 16, CHUNK = STATES * WORDS }; /* a chunk has whole blocks */
 
-/* The generator of torch on a CPU: Matsumoto and Nishimura, "Mersenne twister", TOMACS 1998, seeded with 32 bits. */
+/* The generator of torch on a CPU: Matsumoto and Nishimura, "Mersenne twister", TOMACS 1998, seeded with 32 bits. One
+ * thread after the other takes the next chunk of its states, so that none is made twice. */
 struct twister {
     uint32_t state[WORDS];
-    float numbers[WORDS]; /* what was drawn from the state: uniform on [0, 1), 24 bits each */
-    int used;
+    int64_t chunk; /* the next */
+    int taken;     /* by a thread, for a moment */
 };
 
 static uint32_t twisted(uint32_t high, uint32_t low)
@@ -23,29 +25,13 @@ static uint32_t twisted(uint32_t high, uint32_t low)
 }
 
 FOR_EACH_PROCESSOR
-static void twist(uint32_t *s)
+static void twist(const uint32_t *restrict from, uint32_t *restrict to)
 {
     for (int i = 0; i < WORDS - AHEAD; i++)
-        s[i] = s[i + AHEAD] ^ twisted(s[i], s[i + 1]);
+        to[i] = from[i + AHEAD] ^ twisted(from[i], from[i + 1]);
     for (int i = WORDS - AHEAD; i < WORDS - 1; i++)
-        s[i] = s[i + AHEAD - WORDS] ^ twisted(s[i], s[i + 1]);
-    s[WORDS - 1] = s[AHEAD - 1] ^ twisted(s[WORDS - 1], s[0]);
-}
-
-FOR_EACH_PROCESSOR
-static void draw_all(struct twister *from)
-{
-    const uint32_t *s = from->state;
-    twist(from->state);
-    for (int i = 0; i < WORDS; i++) {
-        uint32_t word = s[i];
-        word ^= word >> 11;
-        word ^= (word << 7) & 0x9d2c5680u;
-        word ^= (word << 15) & 0xefc60000u;
-        word ^= word >> 18;
-        from->numbers[i] = (float)(int32_t)(word & 0xffffffu) * 0x1p-24f;
-    }
-    from->used = 0;
+        to[i] = to[i + AHEAD - WORDS] ^ twisted(from[i], from[i + 1]);
+    to[WORDS - 1] = to[AHEAD - 1] ^ twisted(from[WORDS - 1], to[0]);
 }
 
 static void seed(struct twister *from, uint32_t number)
@@ -53,36 +39,38 @@ static void seed(struct twister *from, uint32_t number)
     from->state[0] = number;
     for (uint32_t i = 1; i < WORDS; i++)
         from->state[i] = 1812433253u * (from->state[i - 1] ^ (from->state[i - 1] >> 30)) + i;
-    from->used = WORDS;
+    from->chunk = from->taken = 0;
 }
 
-/* Go on to number `count` of those drawn after the seed: states before it are made without their numbers. */
-static void skip(struct twister *from, int64_t count)
+/* Make the states of the next chunk, each of the one before it; return its number, which is `chunks` if there are no more. */
+static int64_t take_chunk(struct twister *from, int64_t chunks, uint32_t *words)
 {
-    for (int64_t states = count / WORDS; states > 0; states--)
-        twist(from->state);
-    if (count % WORDS) {
-        draw_all(from);
-        from->used = (int)(count % WORDS);
+    while (__atomic_exchange_n(&from->taken, 1, __ATOMIC_ACQUIRE))
+        sched_yield();
+    const int64_t chunk = from->chunk;
+    if (chunk < chunks) {
+        const uint32_t *last = from->state;
+        for (int state = 0; state < STATES; state++, last = words, words += WORDS)
+            twist(last, words);
+        memcpy(from->state, last, sizeof from->state);
+        from->chunk++;
     }
+    __atomic_store_n(&from->taken, 0, __ATOMIC_RELEASE);
+    return chunk;
 }
 
-static void draw(struct twister *from, float *numbers, int64_t count)
+/* Return what torch draws from a word of a state: uniform on [0, 1), 24 bits. */
+static inline __attribute__((always_inline)) float drawn_from(uint32_t word)
 {
-    while (count > 0) {
-        if (from->used == WORDS)
-            draw_all(from);
-        const int64_t some = count < WORDS - from->used ? count : WORDS - from->used;
-        memcpy(numbers, from->numbers + from->used, some * sizeof *numbers);
-        numbers += some;
-        count -= some;
-        from->used += (int)some;
-    }
+    word ^= word >> 11;
+    word ^= (word << 7) & 0x9d2c5680u;
+    word ^= (word << 15) & 0xefc60000u;
+    word ^= word >> 18;
+    return (float)(int32_t)(word & 0xffffffu) * 0x1p-24f;
 }
 
-/* Round the `count` numbers of a block, at most BLOCK, to whole multiples of a scale; return the scale. */
-static inline __attribute__((always_inline)) float round_block(const float *x, int64_t count, float largest,
-                                                               const float *drawn, int32_t *codes)
+/* Return the largest of `count` magnitudes. */
+static inline __attribute__((always_inline)) float largest_of(const float *x, int64_t count)
 {
     int32_t top = 0; /* magnitudes are in the order of their bits */
     for (int64_t i = 0; i < count; i++) {
@@ -93,21 +81,29 @@ static inline __attribute__((always_inline)) float round_block(const float *x, i
     }
     float magnitude;
     memcpy(&magnitude, &top, sizeof magnitude);
-    const float scale = magnitude / largest, step = scale > FLT_MIN ? scale : FLT_MIN;
+    return magnitude;
+}
+
+/* Round the `count` numbers of a block, at most BLOCK, to whole multiples of its scale: up with the probability of what
+ * each is above. */
+static inline __attribute__((always_inline)) void round_block(const float *x, int64_t count, float scale, float largest,
+                                                              const uint32_t *words, int32_t *codes)
+{
+    const float step = scale > FLT_MIN ? scale : FLT_MIN;
     for (int64_t i = 0; i < count; i++) {
-        float code = floorf(x[i] / step + drawn[i]);
+        float code = floorf(x[i] / step + drawn_from(words[i]));
         code = code < -largest ? -largest : code;
         codes[i] = (int32_t)(code > largest ? largest : code);
     }
-    return scale;
 }
 
 struct stored {
     float *x; /* only read, where it is stored */
     int bits;
-    uint32_t seed;
     uint8_t *codes;
     float *scales;
+    int64_t n;
+    struct twister *source; /* where it is stored */
 };
 
 /* Write `count` codes, a byte each; or two to a byte, the first below, and zeros above the last of an odd count. */
@@ -128,26 +124,42 @@ static inline __attribute__((always_inline)) void pack(const int32_t *restrict c
 }
 
 static inline __attribute__((always_inline)) void encode_block(const struct stored *to, int64_t start, int64_t count,
-                                                               struct twister *source)
+                                                               float largest, const uint32_t *words)
 {
-    float drawn[BLOCK];
     int32_t codes[BLOCK];
-    draw(source, drawn, count);
-    to->scales[start / BLOCK] = round_block(to->x + start, count, to->bits == 8 ? 127.0f : 7.0f, drawn, codes);
+    round_block(to->x + start, count, to->scales[start / BLOCK], largest, words, codes);
     pack(codes, count, to->bits, to->codes + start * to->bits / 8);
 }
 
+/* Encode the elements from number `first` on, a chunk at most. Scales come first: blocks need not wait for their own. */
 FOR_EACH_PROCESSOR
-static void encode(const void *task, int64_t first, int64_t stop)
+static void encode_chunk(const struct stored *to, int64_t first, const uint32_t *words)
 {
-    struct twister source;
-    seed(&source, ((const struct stored *)task)->seed);
-    skip(&source, first);
-    for (int64_t start = first; start < stop; start += BLOCK)
-        if (stop - start < BLOCK)
-            encode_block(task, start, stop - start, &source);
-        else
-            encode_block(task, start, BLOCK, &source);
+    const float largest = to->bits == 8 ? 127.0f : 7.0f;
+    const int64_t stop = to->n - first < CHUNK ? to->n : first + CHUNK;
+    const int64_t whole = stop - (stop - first) % BLOCK, rest = stop - whole;
+    for (int64_t start = first; start < whole; start += BLOCK)
+        to->scales[start / BLOCK] = largest_of(to->x + start, BLOCK);
+    if (rest)
+        to->scales[whole / BLOCK] = largest_of(to->x + whole, rest);
+    for (int64_t block = first / BLOCK; block < (stop + BLOCK - 1) / BLOCK; block++)
+        to->scales[block] /= largest;
+    for (int64_t start = first; start < whole; start += BLOCK, words += BLOCK)
+        encode_block(to, start, BLOCK, largest, words);
+    if (rest)
+        encode_block(to, whole, rest, largest, words);
+}
+
+/* Encode one chunk after the other, as long as there are some that no other thread has taken. */
+static void encode(const void *task, int64_t lane, int64_t stop)
+{
+    (void)lane, (void)stop;
+    const struct stored *to = task;
+    const int64_t chunks = (to->n + CHUNK - 1) / CHUNK;
+    uint32_t words[CHUNK];
+    int64_t chunk;
+    while ((chunk = take_chunk(to->source, chunks, words)) < chunks)
+        encode_chunk(to, chunk * CHUNK, words);
 }
 
 static inline __attribute__((always_inline)) void decode_block(const struct stored *from, int64_t start, int64_t count)
@@ -176,15 +188,17 @@ static void decode_add(const void *task, int64_t first, int64_t stop)
 }
 
 /* Store x[0..n) as codes of 8 or 4 `bits` and a scale for each block: the same in any number of threads. */
-void resireduce_encode(float *x, int64_t n, int bits, int threads, uint32_t seed, uint8_t *codes, float *scales)
+void resireduce_encode(float *x, int64_t n, int bits, int threads, uint32_t first, uint8_t *codes, float *scales)
 {
-    const struct stored to = {x, bits, seed, codes, scales};
-    in_threads(encode, &to, n, BLOCK, threads);
+    struct twister source;
+    const struct stored to = {x, bits, codes, scales, n, &source};
+    seed(&source, first);
+    in_threads(encode, &to, threads, 1, threads);
 }
 
 /* Add what is stored to x[0..n). */
 void resireduce_decode_add(float *x, int64_t n, int bits, int threads, uint8_t *codes, float *scales)
 {
-    const struct stored from = {x, bits, 0, codes, scales};
+    const struct stored from = {x, bits, codes, scales, n, 0};
     in_threads(decode_add, &from, n, BLOCK, threads);
 }

@@ -7,7 +7,7 @@
 
 #include "threads.h"
 
-enum { ROWS = 16, COLUMNS = 128, LANES = 16, AHEAD = 4096, LINE = 64 / sizeof(int64_t) };
+enum { ROWS = 16, LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128, LINE = 64 / sizeof(int64_t) };
 
 /* Take the elements of a square's first half and of its second in turn: their numbers' bits move up by one. */
 static inline __attribute__((always_inline)) void interleave(const float *restrict from, float *restrict to)
@@ -18,46 +18,46 @@ static inline __attribute__((always_inline)) void interleave(const float *restri
     }
 }
 
-/* Add the magnitudes of a square of ROWS rows to the sums of each: element by element, of all rows side by side. */
-static inline __attribute__((always_inline)) void add_square(const float *square, int64_t columns, float *sums)
+/* Add the magnitudes of a square of ROWS rows to the sums of each row and of each column: element by element, of all rows
+ * side by side, and of all columns. */
+static inline __attribute__((always_inline)) void add_square(const float *square, int64_t columns, float *by_row,
+                                                             float *by_column)
 {
-    float one[ROWS * ROWS], other[ROWS * ROWS];
+    float one[ROWS * ROWS], other[ROWS * ROWS], of_columns[ROWS];
+    memcpy(of_columns, by_column, sizeof of_columns);
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < ROWS; c++)
             one[r * ROWS + c] = fabsf(square[r * columns + c]);
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < ROWS; c++)
+            of_columns[c] += one[r * ROWS + c];
+    memcpy(by_column, of_columns, sizeof of_columns);
     interleave(one, other);
     interleave(other, one);
     interleave(one, other);
     interleave(other, one); /* four bits up: rows are columns now */
     for (int c = 0; c < ROWS; c++)
         for (int r = 0; r < ROWS; r++)
-            sums[r] += one[c * ROWS + r];
+            by_row[r] += one[c * ROWS + r];
 }
 
 /* Add the magnitudes of ROWS rows, `width` elements of each, to the norms of these rows and columns. Each sum goes on
- * element by element: sixteen at a time keep the processor busy, as one alone would wait for each addition. What comes
- * next, from `next` on, is fetched meanwhile. */
+ * element by element: sixteen at a time keep the processor busy, as one alone would wait for each addition. */
 FOR_EACH_PROCESSOR
-static void add_tile(const float *matrix, const float *next, int64_t columns, int64_t width, float *restrict by_row,
-                     float *restrict by_column)
+static void add_band(const float *matrix, int64_t columns, int64_t width, float *by_row, float *by_column)
 {
     float sums[ROWS];
-    for (int r = 0; r < ROWS; r++) {
-        const float *row = matrix + r * columns;
-        for (int64_t c = 0; c < width; c += 64 / sizeof(float))
-            __builtin_prefetch(next + r * columns + c);
-        for (int64_t c = 0; c < width; c++)
-            by_column[c] += fabsf(row[c]);
-        sums[r] = by_row[r];
-    }
+    memcpy(sums, by_row, sizeof sums);
     int64_t c = 0;
     for (; c + ROWS <= width; c += ROWS)
-        add_square(matrix + c, columns, sums);
+        add_square(matrix + c, columns, sums, by_column + c);
     for (; c < width; c++)
-        for (int r = 0; r < ROWS; r++)
-            sums[r] += fabsf(matrix[r * columns + c]);
-    for (int r = 0; r < ROWS; r++)
-        by_row[r] = sums[r];
+        for (int r = 0; r < ROWS; r++) {
+            const float magnitude = fabsf(matrix[r * columns + c]);
+            sums[r] += magnitude;
+            by_column[c] += magnitude;
+        }
+    memcpy(by_row, sums, sizeof sums);
 }
 
 /* Add the magnitudes of fewer than ROWS rows in the same order. */
@@ -81,7 +81,7 @@ struct norms {
 
 static int64_t strip_start(const struct norms *norms, int64_t strip)
 {
-    const int64_t tiles = (norms->columns + COLUMNS - 1) / COLUMNS, start = tiles * strip / norms->strips * COLUMNS;
+    const int64_t squares = (norms->columns + ROWS - 1) / ROWS, start = squares * strip / norms->strips * ROWS;
     return start < norms->columns ? start : norms->columns;
 }
 
@@ -89,21 +89,16 @@ static int64_t strip_start(const struct norms *norms, int64_t strip)
 static void add_strip(const void *task, int64_t strip, int64_t stop)
 {
     const struct norms *norms = task;
-    const int64_t first = strip_start(norms, strip), last = strip_start(norms, stop);
+    const int64_t first = strip_start(norms, strip), width = strip_start(norms, stop) - first;
     for (int64_t r = 0; r < norms->rows; r += ROWS) {
         const int64_t rows = norms->rows - r < ROWS ? norms->rows - r : ROWS;
-        const float *below = norms->matrix + (r + rows) * norms->columns + first;
+        const float *band = norms->matrix + r * norms->columns + first;
         while (strip > 0 && __atomic_load_n(norms->done[strip - 1], __ATOMIC_ACQUIRE) <= r)
             sched_yield();
-        for (int64_t c = first; c < last; c += COLUMNS) {
-            const float *tile = norms->matrix + r * norms->columns + c;
-            const int64_t width = last - c < COLUMNS ? last - c : COLUMNS;
-            if (rows == ROWS)
-                add_tile(tile, c + COLUMNS < last ? tile + COLUMNS : below, norms->columns, width, norms->by_row + r,
-                         norms->by_column + c);
-            else
-                add_rest(tile, norms->columns, rows, width, norms->by_row + r, norms->by_column + c);
-        }
+        if (rows == ROWS)
+            add_band(band, norms->columns, width, norms->by_row + r, norms->by_column + first);
+        else
+            add_rest(band, norms->columns, rows, width, norms->by_row + r, norms->by_column + first);
         __atomic_store_n(norms->done[strip], r + rows, __ATOMIC_RELEASE);
     }
 }
@@ -119,27 +114,79 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int
     in_threads(add_strip, &norms, strips, 1, strips);
 }
 
-/* Add the magnitudes and the squares of x[0..n) to sixteen sums of each, which are zeros at the start: element i to
- * those of number i % 16. */
+/* Sixteen sums of magnitudes and sixteen of squares. */
+struct sums {
+    double magnitudes[LANES], squares[LANES];
+};
+
+/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. */
 FOR_EACH_PROCESSOR
-void resireduce_sums(const float *x, int64_t n, double *magnitudes, double *squares)
+static void add_elements(struct sums *sums, const float *x, int64_t n)
 {
-    double by_magnitude[LANES], by_square[LANES]; /* memory of their own: the compiler knows that x is not changed */
-    memcpy(by_magnitude, magnitudes, sizeof by_magnitude);
-    memcpy(by_square, squares, sizeof by_square);
+    struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
     for (; n >= LANES; n -= LANES, x += LANES) {
         __builtin_prefetch(x + AHEAD);
         for (int lane = 0; lane < LANES; lane++) {
             const double value = x[lane];
-            by_magnitude[lane] += fabs(value);
-            by_square[lane] += value * value;
+            so_far.magnitudes[lane] += fabs(value);
+            so_far.squares[lane] += value * value;
         }
     }
     for (int lane = 0; lane < n; lane++) {
         const double value = x[lane];
-        by_magnitude[lane] += fabs(value);
-        by_square[lane] += value * value;
+        so_far.magnitudes[lane] += fabs(value);
+        so_far.squares[lane] += value * value;
     }
-    memcpy(magnitudes, by_magnitude, sizeof by_magnitude);
-    memcpy(squares, by_square, sizeof by_square);
+    *sums = so_far;
+}
+
+static void add_sums(struct sums *sums, const struct sums *more)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        sums->magnitudes[lane] += more->magnitudes[lane];
+        sums->squares[lane] += more->squares[lane];
+    }
+}
+
+struct pieces {
+    const float *x;
+    struct sums *sums; /* of each piece, zeros at the start */
+};
+
+static void add_pieces(const void *task, int64_t first, int64_t stop)
+{
+    const struct pieces *pieces = task;
+    for (int64_t piece = first; piece < stop; piece++)
+        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE);
+}
+
+/* Add whole pieces to `sums`, one after the other, whatever thread has gone through them. */
+static void add_whole(struct sums *sums, const float *x, int64_t pieces, int threads)
+{
+    struct sums each[AT_ONCE];
+    for (int64_t first = 0; first < pieces; first += AT_ONCE) {
+        const int64_t count = pieces - first < AT_ONCE ? pieces - first : AT_ONCE;
+        memset(each, 0, count * sizeof *each);
+        const struct pieces task = {x + first * PIECE, each};
+        in_threads(add_pieces, &task, count, 1, threads);
+        for (int64_t i = 0; i < count; i++)
+            add_sums(sums, each + i);
+    }
+}
+
+/* Go on with x[0..n), the elements from number `before` on. `sums` has first those of all whole pieces, each formed for
+ * itself from zero on and then added, and second those of the piece that is not complete: the same in any number of
+ * threads, and whatever the parts in which the elements come, but for the last each of a multiple of sixteen. */
+void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
+{
+    const int64_t open = before % PIECE, rest = open ? PIECE - open : 0, head = rest < n ? rest : n;
+    add_elements(sums + 1, x, head);
+    if (open && head == rest) {
+        add_sums(sums, sums + 1);
+        memset(sums + 1, 0, sizeof *sums);
+    }
+    const int64_t whole = (n - head) / PIECE;
+    add_whole(sums, x + head, whole, threads);
+    const int64_t done = head + whole * PIECE;
+    add_elements(sums + 1, x + done, n - done);
 }

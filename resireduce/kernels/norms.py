@@ -7,11 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from resireduce.blocks import slices
 from resireduce.kernels.native import addresses, library, threads
 
 LANES, PIECE = 16, 1 << 16
-"""How many sums go on side by side, and of how many elements a piece is in which NumPy adds to them."""
+"""How many sums go on side by side, and of how many elements a piece is, whose sums are formed for themselves."""
 
 
 def is_finite(x: Tensor) -> bool:
@@ -50,7 +49,7 @@ class NormsOfParts:
         self._dtype = torch.promote_types(like.dtype, torch.float32)
         self._norms: list[tuple[Tensor, Tensor]] | None = None if like.device.type in ("cpu", "meta") else []
         where = like.device if self._norms is None else "cpu"
-        self._magnitudes, self._squares = (torch.zeros(LANES, dtype=torch.float64, device=where) for _ in range(2))
+        self._sums, self._before = torch.zeros(2, 2, LANES, dtype=torch.float64, device=where), 0
 
     def add(self, part: Tensor) -> None:
         """Go on with `part`, the next elements."""
@@ -58,32 +57,42 @@ class NormsOfParts:
             l1, l2 = (torch.linalg.vector_norm(part, order, dtype=self._dtype) for order in (1, 2))
             self._norms.append((l1, l2))
         elif not part.is_meta:
-            _sum_into(self._magnitudes, self._squares, part.detach().reshape(-1))
+            _sum_into(self._sums, part.detach().reshape(-1), self._before)
+            self._before += part.numel()
 
     def norms(self) -> tuple[Tensor, Tensor]:
         """Return the L1 and the L2 norm, 0-D, in float32 at least."""
         if self._norms is None:
-            return self._magnitudes.sum().to(self._dtype), self._squares.sum().sqrt().to(self._dtype)
+            magnitudes, squares = self._sums.sum(0).sum(1)
+            return magnitudes.to(self._dtype), squares.sqrt().to(self._dtype)
         if len(self._norms) == 1:
             return self._norms[0]
         l1, l2 = (torch.stack(norms) for norms in zip(*self._norms, strict=True))
         return l1.sum(), torch.linalg.vector_norm(l2)
 
 
-def _sum_into(magnitudes: Tensor, squares: Tensor, flat: Tensor) -> None:
-    """Add magnitudes and squares of `flat` to the sixteen sums of each: element i to those of number i % 16."""
+def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
+    """Add magnitudes and squares of `flat`, elements from number `before` on, to `sums`: whole pieces or not, 2, lanes.
+
+    Element i counts in lane i % 16. Of each piece sums are formed for themselves, which is what threads can do, and
+    added to those of whole pieces when it is complete.
+    """
     compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
-        compiled.resireduce_sums(*addresses(flat), ctypes.c_int64(flat.numel()), *addresses(magnitudes, squares))
+        sizes = ctypes.c_int64(flat.numel()), ctypes.c_int64(before), threads(flat.numel())
+        compiled.resireduce_sums(*addresses(flat), *sizes, *addresses(sums))
         return
-    sums = np.stack([magnitudes.numpy(), squares.numpy()])
-    for piece in slices(flat.numel(), PIECE):
-        part = np.abs(_array(flat[piece]), dtype=np.float64)
+    whole, open_one = sums.numpy()
+    start = 0
+    while start < flat.numel():
+        part = np.abs(_array(flat[start : start + PIECE - (before + start) % PIECE]), dtype=np.float64)
         rows = np.pad(part, (0, -part.size % LANES)).reshape(-1, LANES)
-        sums = np.stack(
-            [np.vstack((so_far, more)).sum(0) for so_far, more in zip(sums, (rows, rows * rows), strict=True)]
-        )
-    magnitudes.numpy()[:], squares.numpy()[:] = sums
+        for so_far, more in zip(open_one, (rows, rows * rows), strict=True):
+            so_far[:] = np.vstack((so_far, more)).sum(0)
+        start += part.size
+        if (before + start) % PIECE == 0:
+            whole += open_one
+            open_one[:] = 0
 
 
 def _array(flat: Tensor) -> np.ndarray:

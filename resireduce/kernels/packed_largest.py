@@ -21,7 +21,7 @@ def _largest(found: ctypes.CDLL) -> Callable[..., int]:
     """Return the function, which is told once what it is given: that saves an object for each number."""
     function = found.resireduce_largest
     number, place = ctypes.c_int64, ctypes.c_void_p
-    flags = ctypes.c_int, ctypes.c_int
+    flags = ctypes.c_int, ctypes.c_int, ctypes.c_int
     function.argtypes = [place, place, number, number, number, number, number, *flags, place, place, place]
     function.restype = ctypes.c_int
     return cast(Callable[..., int], function)
@@ -39,7 +39,7 @@ def packed_largest(
     check: FloatingPointError is raised if the sum is not finite.
     """
     n = flat.numel()
-    if not (0 < k < n < 1 << 31 and _suits(flat) and (added is None or _suits(added)) and threads(n).value == 1):
+    if not (0 < k < n < 1 << 31 and _suits(flat) and (added is None or _suits(added))):
         return None
     found, piece = library("candidates"), piece_of(n)
     room = room_for(n, k, piece)
@@ -49,7 +49,7 @@ def packed_largest(
     packed = torch.empty(BYTES * k, dtype=torch.uint8)
     scratch = torch.empty(13 * room, dtype=torch.uint8)
     to, addend = packed.data_ptr(), None if added is None else added.data_ptr()
-    sizes = n, k, step, wanted, room, takes, check
+    sizes = n, k, step, wanted, room, threads(n), takes, check
     if _largest(found)(flat.data_ptr(), addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k) == 1:
         return packed
     del packed, scratch  # what is held depends on no value

@@ -15,7 +15,7 @@ from resireduce.draw import generator
 from resireduce.kernels import native
 from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.norms import l1_and_l2_norm, l1_norms
+from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
@@ -194,6 +194,22 @@ def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list
 def test_norms_of_tensors_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     for one, other in both(monkeypatch, lambda: list(l1_and_l2_norm(values(n, "normal")))):
         assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_norms_are_the_same_in_any_number_of_threads_and_parts(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    monkeypatch.setenv(SWITCH, switch)
+    x = values(9 * 65_536 + 1003, "normal")
+    whole = [float(norm) for norm in l1_and_l2_norm(x)]
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        for size in (len(x), 400_000, 131_072, 65_536, 1008):
+            sums = NormsOfParts(x)
+            for part in x.split(size):
+                sums.add(part)
+            assert [float(norm) for norm in sums.norms()] == whole
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -83,10 +83,19 @@ def test_nothing_is_done_to_what_it_is_not_for(flat: torch.Tensor, k: int) -> No
     assert flat.is_meta or not flat.any()
 
 
-def test_nothing_is_done_in_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [70_001, 300_000])
+def test_any_number_of_threads_selects_the_same(monkeypatch: pytest.MonkeyPatch, n: int, kind: str) -> None:
     monkeypatch.setattr(native, "SMALLEST", 1)
-    torch.set_num_threads(2)
-    assert packed_largest(torch.ones(10_000), 100) is None
+    for k in (n // 1000, n // 20):
+        found = []
+        for count in (1, 2, 3, 8):
+            torch.set_num_threads(count)
+            target = values(n, kind)
+            packed = packed_largest(target, k, values(n, kind).flip(0), takes=True)
+            assert packed is not None
+            found.append((packed, target))
+        assert all(same(one[0], found[0][0]) and same(one[1], found[0][1]) for one in found)
 
 
 @pytest.mark.parametrize("half", [False, True])
