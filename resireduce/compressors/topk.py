@@ -7,6 +7,7 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
+from resireduce.kernels.codes import Coded
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
 from resireduce.kernels.packed_largest import packed_largest
 from resireduce.payload import Payload
@@ -36,15 +37,18 @@ class TopK(Selecting, SparseCompressor):
         packed = None if self.half or not self.adds else packed_largest(grad.view(-1), self._count(grad))
         return super().compress(grad, name, step) if packed is None else self._payload(grad, packed)
 
-    def take_from_sum_(self, dense: Tensor, added: Tensor | None, check: bool = False) -> Payload:
+    def take_from_sum_(self, dense: Tensor, added: Tensor | Coded | None, check: bool = False) -> Payload:
         """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, and leave the rest.
 
         Each element is read once. check: FloatingPointError is raised if the sum is not finite.
         """
-        k, flat, addend = self._count(dense), dense.view(-1), None if added is None else added.view(-1)
+        k, flat, addend = self._count(dense), dense.view(-1), added.view(-1) if isinstance(added, Tensor) else added
         packed = None if self.half else packed_largest(flat, k, addend, takes=True, check=check)
         if packed is not None:
             return self._payload(dense, packed)
+        if not (addend is None or isinstance(addend, Tensor)):
+            addend.add_to_(dense)
+            addend = None
         payload = self.packed(dense, largest_of_sum_(flat, addend, k, check))
         self.error_(dense, payload)
         return payload

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "decode.h"
 #include "threads.h"
 
 enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1, NOT_FINITE = -2 };
@@ -13,6 +14,7 @@ typedef uint32_t __attribute__((may_alias)) number;
 struct search {
     float *x;
     const float *added; /* to x on the way; 0: nothing is */
+    struct codes codes; /* what is added as well */
     int64_t n;
     float border;
     int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
@@ -70,6 +72,8 @@ static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct 
                                                                    int64_t count, int64_t stop)
 {
     uint8_t hits[CHUNK];
+    if (search->codes.bits)
+        add_decoded(&search->codes, at, search->n - at < CHUNK ? search->n : at + CHUNK, search->x + at);
     if (search->n - at < CHUNK) {
         memset(hits, 0, sizeof hits);
         add_and_compare(search, at, search->n - at, search->added != 0, hits);
@@ -110,6 +114,26 @@ static void put_in_order(const struct search *search, number *values, int64_t to
     memcpy(values, free, total * sizeof *values);
 }
 
+/* Look at all elements; bring what was found into one order. Return how many, or why there are none. */
+static int64_t look_through(const struct search *search, float *free)
+{
+    in_threads(look, search, search->lanes, 1, search->lanes);
+    int64_t total = 0;
+    for (int64_t group = 0; group * GROUP < search->n; group++) {
+        if (search->counts[group] < 0)
+            return search->counts[group];
+        total += search->counts[group];
+    }
+    put_in_order(search, (number *)search->magnitudes, total, (number *)free);
+    put_in_order(search, (number *)search->places, total, (number *)free);
+    return total;
+}
+
+static int lanes_of(int threads)
+{
+    return threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
+}
+
 /* Add to x[0..n), if anything is `added`; then write magnitude and place of the elements that reach `border`, from the
  * last to the first: the same in any number of threads. `counts` has room for each group, `free` for `room` numbers.
  * Return how many; with the sums complete NO_ROOM, if there is not the room, and NOT_FINITE, if NaN or infinity was met
@@ -117,18 +141,9 @@ static void put_in_order(const struct search *search, number *values, int64_t to
 int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room, int checks,
                         float *magnitudes, int32_t *places, float *free, int32_t *counts)
 {
-    const int lanes = threads < 1 ? 1 : threads > MOST_THREADS ? MOST_THREADS : threads;
-    const struct search search = {x, added, n, border, lanes, room, checks, magnitudes, places, counts};
-    in_threads(look, &search, lanes, 1, lanes);
-    int64_t total = 0;
-    for (int64_t group = 0; group * GROUP < n; group++) {
-        if (counts[group] < 0)
-            return counts[group];
-        total += counts[group];
-    }
-    put_in_order(&search, (number *)magnitudes, total, (number *)free);
-    put_in_order(&search, (number *)places, total, (number *)free);
-    return total;
+    const struct search search = {x,    added,  {0},        n,      border, lanes_of(threads),
+                                  room, checks, magnitudes, places, counts};
+    return look_through(&search, free);
 }
 
 /* Write magnitude and place (counted from `first`) of the elements of x[0..*left) whose magnitude reaches `border`, from
@@ -213,27 +228,30 @@ static float kth_largest(float *magnitudes, int64_t count, int64_t k)
     return magnitude;
 }
 
-/* Add to x[0..n), if anything is `added`; then write values and indices of the k largest magnitudes, from the first to
- * the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each `step`-th element is a border. Return
- * 1; with the sums complete and nothing else 0, if fewer than k reach it, or more than there is room for, and NOT_FINITE,
- * if NaN or infinity was met before and it `checks`. `scratch` has room for three numbers and a byte for each of `room`
- * candidates, and for a number for each element of the sample. */
-int resireduce_largest(float *x, const float *added, int64_t n, int64_t k, int64_t step, int64_t wanted, int64_t room,
-                       int threads, int takes, int checks, float *scratch, float *values, int32_t *indices)
+/* Add to x[0..n), if anything is `added`, or if codes are (of no bits: none are); then write values and indices of the k
+ * largest magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each
+ * `step`-th element is a border. Return 1; with the sums complete and nothing else 0, if fewer than k reach it, or more
+ * than there is room for, and NOT_FINITE, if NaN or infinity was met before and it `checks`. `scratch` has room for three
+ * numbers and a byte for each of `room` candidates, and for a number for each element of the sample. */
+int resireduce_largest(float *x, const float *added, const uint8_t *codes, const float *scales, int bits, int64_t n,
+                       int64_t k, int64_t step, int64_t wanted, int64_t room, int threads, int takes, int checks,
+                       float *scratch, float *values, int32_t *indices)
 {
+    struct search search = {x,    added,  {codes, scales, bits}, n, 0, lanes_of(threads),
+                            room, checks, scratch,               0, 0};
+    float *free = scratch + 2 * room;
     int64_t size = 0;
     for (int64_t i = 0; i < n; i += step)
-        scratch[size++] = fabsf(added ? x[i] + added[i] : x[i]);
-    const float border = kth_largest(scratch, size, wanted);
-    float *magnitudes = scratch, *free = scratch + 2 * room;
-    int32_t *places = (int32_t *)(scratch + room), *counts = (int32_t *)(scratch + 3 * room);
-    const int64_t count = resireduce_look(x, added, n, border, threads, room, checks, magnitudes, places, free, counts);
+        scratch[size++] = fabsf(added ? x[i] + added[i] : bits ? x[i] + decoded_at(&search.codes, i) : x[i]);
+    search.border = kth_largest(scratch, size, wanted);
+    search.places = (int32_t *)(scratch + room), search.counts = (int32_t *)(scratch + 3 * room);
+    const int64_t count = look_through(&search, free);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;
-    memcpy(free, magnitudes, count * sizeof *free);
-    resireduce_keep(magnitudes, places, count, k, kth_largest(free, count, k));
+    memcpy(free, search.magnitudes, count * sizeof *free);
+    resireduce_keep(search.magnitudes, search.places, count, k, kth_largest(free, count, k));
     for (int64_t i = 0; i < k; i++) {
-        const int32_t place = indices[i] = places[k - 1 - i];
+        const int32_t place = indices[i] = search.places[k - 1 - i];
         values[i] = x[place];
         if (takes)
             x[place] = 0;

@@ -6,9 +6,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "decode.h"
 #include "threads.h"
 
-enum { BLOCK = 64, WORDS = 624, AHEAD = 397, STATES = 16, CHUNK = STATES * WORDS }; /* a chunk has whole blocks */
+enum { WORDS = 624, AHEAD = 397, STATES = 16, CHUNK = STATES * WORDS }; /* a chunk has whole blocks */
 
 /* The generator of torch on a CPU: Matsumoto and Nishimura, "Mersenne twister", TOMACS 1998, seeded with 32 bits. One
  * thread after the other takes the next chunk of its states, so that none is made twice. */
@@ -84,7 +85,7 @@ static inline __attribute__((always_inline)) float largest_of(const float *x, in
     return magnitude;
 }
 
-/* Round the `count` numbers of a block, at most BLOCK, to whole multiples of its scale: up with the probability of what
+/* Round the `count` numbers of a block, at most CODED, to whole multiples of its scale: up with the probability of what
  * each is above. */
 static inline __attribute__((always_inline)) void round_block(const float *x, int64_t count, float scale, float largest,
                                                               const uint32_t *words, int32_t *codes)
@@ -97,20 +98,20 @@ static inline __attribute__((always_inline)) void round_block(const float *x, in
     }
 }
 
-struct stored {
-    float *x; /* only read, where it is stored */
+struct encoding {
+    const float *x;
+    int64_t n;
     int bits;
     uint8_t *codes;
     float *scales;
-    int64_t n;
-    struct twister *source; /* where it is stored */
+    struct twister *source;
 };
 
 /* Write `count` codes, a byte each; or two to a byte, the first below, and zeros above the last of an odd count. */
 static inline __attribute__((always_inline)) void pack(const int32_t *restrict codes, int64_t count, int bits,
                                                        uint8_t *restrict bytes)
 {
-    uint8_t halves[BLOCK + 1];
+    uint8_t halves[CODED + 1];
     if (bits == 8)
         for (int64_t i = 0; i < count; i++)
             bytes[i] = (uint8_t)codes[i];
@@ -123,29 +124,29 @@ static inline __attribute__((always_inline)) void pack(const int32_t *restrict c
     }
 }
 
-static inline __attribute__((always_inline)) void encode_block(const struct stored *to, int64_t start, int64_t count,
+static inline __attribute__((always_inline)) void encode_block(const struct encoding *to, int64_t start, int64_t count,
                                                                float largest, const uint32_t *words)
 {
-    int32_t codes[BLOCK];
-    round_block(to->x + start, count, to->scales[start / BLOCK], largest, words, codes);
+    int32_t codes[CODED];
+    round_block(to->x + start, count, to->scales[start / CODED], largest, words, codes);
     pack(codes, count, to->bits, to->codes + start * to->bits / 8);
 }
 
 /* Encode the elements from number `first` on, a chunk at most. Scales come first: blocks need not wait for their own. */
 FOR_EACH_PROCESSOR
-static void encode_chunk(const struct stored *to, int64_t first, const uint32_t *words)
+static void encode_chunk(const struct encoding *to, int64_t first, const uint32_t *words)
 {
     const float largest = to->bits == 8 ? 127.0f : 7.0f;
     const int64_t stop = to->n - first < CHUNK ? to->n : first + CHUNK;
-    const int64_t whole = stop - (stop - first) % BLOCK, rest = stop - whole;
-    for (int64_t start = first; start < whole; start += BLOCK)
-        to->scales[start / BLOCK] = largest_of(to->x + start, BLOCK);
+    const int64_t whole = stop - (stop - first) % CODED, rest = stop - whole;
+    for (int64_t start = first; start < whole; start += CODED)
+        to->scales[start / CODED] = largest_of(to->x + start, CODED);
     if (rest)
-        to->scales[whole / BLOCK] = largest_of(to->x + whole, rest);
-    for (int64_t block = first / BLOCK; block < (stop + BLOCK - 1) / BLOCK; block++)
+        to->scales[whole / CODED] = largest_of(to->x + whole, rest);
+    for (int64_t block = first / CODED; block < (stop + CODED - 1) / CODED; block++)
         to->scales[block] /= largest;
-    for (int64_t start = first; start < whole; start += BLOCK, words += BLOCK)
-        encode_block(to, start, BLOCK, largest, words);
+    for (int64_t start = first; start < whole; start += CODED, words += CODED)
+        encode_block(to, start, CODED, largest, words);
     if (rest)
         encode_block(to, whole, rest, largest, words);
 }
@@ -154,7 +155,7 @@ static void encode_chunk(const struct stored *to, int64_t first, const uint32_t 
 static void encode(const void *task, int64_t lane, int64_t stop)
 {
     (void)lane, (void)stop;
-    const struct stored *to = task;
+    const struct encoding *to = task;
     const int64_t chunks = (to->n + CHUNK - 1) / CHUNK;
     uint32_t words[CHUNK];
     int64_t chunk;
@@ -162,43 +163,30 @@ static void encode(const void *task, int64_t lane, int64_t stop)
         encode_chunk(to, chunk * CHUNK, words);
 }
 
-static inline __attribute__((always_inline)) void decode_block(const struct stored *from, int64_t start, int64_t count)
-{
-    const uint8_t *codes = from->codes + start * from->bits / 8;
-    const float scale = from->scales[start / BLOCK];
-    float *restrict x = from->x + start;
-    float decoded[BLOCK];
-    if (from->bits == 8)
-        for (int64_t i = 0; i < count; i++)
-            decoded[i] = (float)(int8_t)codes[i];
-    else
-        for (int64_t i = 0; i < (count + 1) / 2; i++) {
-            decoded[2 * i] = (float)((codes[i] & 15) - 8);
-            decoded[2 * i + 1] = (float)((codes[i] >> 4) - 8);
-        }
-    for (int64_t i = 0; i < count; i++)
-        x[i] += decoded[i] * scale;
-}
+struct decoding {
+    struct codes from;
+    float *x;
+};
 
 FOR_EACH_PROCESSOR
 static void decode_add(const void *task, int64_t first, int64_t stop)
 {
-    for (int64_t start = first; start < stop; start += BLOCK)
-        decode_block(task, start, stop - start < BLOCK ? stop - start : BLOCK);
+    const struct decoding *decoding = task;
+    add_decoded(&decoding->from, first, stop, decoding->x + first);
 }
 
 /* Store x[0..n) as codes of 8 or 4 `bits` and a scale for each block: the same in any number of threads. */
-void resireduce_encode(float *x, int64_t n, int bits, int threads, uint32_t first, uint8_t *codes, float *scales)
+void resireduce_encode(const float *x, int64_t n, int bits, int threads, uint32_t first, uint8_t *codes, float *scales)
 {
     struct twister source;
-    const struct stored to = {x, bits, codes, scales, n, &source};
+    const struct encoding to = {x, n, bits, codes, scales, &source};
     seed(&source, first);
     in_threads(encode, &to, threads, 1, threads);
 }
 
 /* Add what is stored to x[0..n). */
-void resireduce_decode_add(float *x, int64_t n, int bits, int threads, uint8_t *codes, float *scales)
+void resireduce_decode_add(float *x, int64_t n, int bits, int threads, const uint8_t *codes, const float *scales)
 {
-    const struct stored from = {x, bits, codes, scales, n, 0};
-    in_threads(decode_add, &from, n, BLOCK, threads);
+    const struct decoding from = {{codes, scales, bits}, x};
+    in_threads(decode_add, &from, n, CODED, threads);
 }

@@ -1,6 +1,7 @@
 """Codes of 8 and 4 bits with a scale for each block of 64, by compiled code on a CPU and by Triton's on a GPU."""
 
 import ctypes
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -9,6 +10,25 @@ from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.on_gpu import in_triton
 
 BITS = {"int8": 8, "int4": 4}
+
+
+class Coded(Protocol):
+    """Numbers that are stored in 8 or 4 bits, as float32 of the CPU: `codes` of `kind`, two of int4 in a byte.
+
+    Each block of 64 has a number in `scales`.
+    """
+
+    kind: str
+    codes: Tensor
+    scales: Tensor
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """Add the numbers to contiguous `target`; return it."""
+
+
+def compiled_adds(kind: str, grad: Tensor) -> bool:
+    """Return whether compiled code may add numbers of `kind` to `grad` while it goes through that in any case."""
+    return _compiled(grad, kind) is not None
 
 
 def encoded(flat: Tensor, kind: str, codes: Tensor, scales: Tensor, source: torch.Generator | None) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.candidates import GROUP, room_for
+from resireduce.kernels.codes import BITS, Coded
 from resireduce.kernels.largest import by_candidates, piece_of, sample_of
 from resireduce.kernels.native import library, threads
 
@@ -21,25 +22,25 @@ def _largest(found: ctypes.CDLL) -> Callable[..., int]:
     """Return the function, which is told once what it is given: that saves an object for each number."""
     function = found.resireduce_largest
     number, place = ctypes.c_int64, ctypes.c_void_p
-    flags = ctypes.c_int, ctypes.c_int, ctypes.c_int
-    function.argtypes = [place, place, number, number, number, number, number, *flags, place, place, place]
+    addends, flags = (place, place, place, ctypes.c_int), (ctypes.c_int, ctypes.c_int, ctypes.c_int)
+    function.argtypes = [place, *addends, number, number, number, number, number, *flags, place, place, place]
     function.restype = ctypes.c_int
     return cast(Callable[..., int], function)
 
 
 def packed_largest(
-    flat: Tensor, k: int, added: Tensor | None = None, takes: bool = False, check: bool = False
+    flat: Tensor, k: int, added: Tensor | Coded | None = None, takes: bool = False, check: bool = False
 ) -> Tensor | None:
     """Return the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` selects them: values, then indices.
 
     They lie behind one another as float32 and int32 in a 1-D uint8 tensor, each in the order of the indices. With
-    `added`, 1-D, that is added to `flat` first, in place; if it `takes` them, zeros are left in their places. None, and
-    nothing is done, for what is not contiguous float32 of the CPU, or worth several threads, or without a compiler.
+    `added`, 1-D or as many numbers in few bits, that is added to `flat` first, in place; if it `takes` them, zeros are
+    left in their places. None, and nothing is done, for all but contiguous float32 of a CPU, or without compiler.
 
     check: FloatingPointError is raised if the sum is not finite.
     """
     n = flat.numel()
-    if not (0 < k < n < 1 << 31 and _suits(flat) and (added is None or _suits(added))):
+    if not (0 < k < n < 1 << 31 and _suits(flat) and (not isinstance(added, Tensor) or _suits(added))):
         return None
     found, piece = library("candidates"), piece_of(n)
     room = room_for(n, k, piece)
@@ -48,12 +49,19 @@ def packed_largest(
         return None
     packed = torch.empty(BYTES * k, dtype=torch.uint8)
     scratch = torch.empty(13 * room, dtype=torch.uint8)
-    to, addend = packed.data_ptr(), None if added is None else added.data_ptr()
+    to = packed.data_ptr()
     sizes = n, k, step, wanted, room, threads(n), takes, check
-    if _largest(found)(flat.data_ptr(), addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k) == 1:
+    if _largest(found)(flat.data_ptr(), *_addend(added), *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k) == 1:
         return packed
     del packed, scratch  # what is held depends on no value
     return _packed(flat, by_candidates(flat, k, piece, None, check), takes)
+
+
+def _addend(added: Tensor | Coded | None) -> tuple[int | None, int | None, int | None, int]:
+    """Return where numbers lie that are added, and codes and scales of such, and of how many bits codes are."""
+    if added is None or isinstance(added, Tensor):
+        return None if added is None else added.data_ptr(), None, None, 0
+    return None, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind]
 
 
 def _suits(flat: Tensor) -> bool:

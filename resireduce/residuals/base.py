@@ -24,6 +24,13 @@ def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
     return (first, second) if same and first.is_contiguous() and second.is_contiguous() else None
 
 
+def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor | Blocks] | None:
+    """Return `grad` and what is `stored` to be added to it, if who goes through its elements can do that on the way."""
+    if isinstance(stored, Plain):
+        return alike(grad, stored.values)
+    return (grad, stored) if isinstance(stored, Blocks) and stored.adds_to(grad) else None
+
+
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     """What several residuals, `stored` by tensor, hold: by names that begin with `kind`, so are unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
@@ -61,11 +68,11 @@ class Residual(ABC):
         if the result does not share its memory.
         """
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
         """Return two tensors: all that `compensate_(grad, name)` would do is to add the second to the first.
 
-        Contiguous, of one shape and dtype: whoever goes through the elements in any case may add them on the way. None
-        if `compensate_` does anything else, or is a subclass' own.
+        Contiguous, of one shape and dtype, or the second in few bits: whoever goes through the elements in any case may
+        add them on the way. None if `compensate_` does anything else, or is a subclass' own.
         """
         return None
 

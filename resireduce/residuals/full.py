@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, alike, named, norm_dtype
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.base import Residual, addable, alike, named, norm_dtype
+from resireduce.residuals.stored import Blocks, Plain, Stored
 
 
 class FullResidual(Residual):
@@ -35,10 +35,12 @@ class FullResidual(Residual):
             return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; None else."""
-        own = name in self._summing and type(self).compensate_ is FullResidual.compensate_
-        return alike(self._summing[name].values, grad) if own else None
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+        """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; else `grad`, and R."""
+        if type(self).compensate_ is not FullResidual.compensate_:
+            return None
+        summing = self._summing.get(name)
+        return addable(grad, self._stored[name]) if summing is None else alike(summing.values, grad)
 
     def leaves_stored(self, name: str) -> bool:
         """Whether the sum is not formed in R's memory; False if `compensate_` is a subclass' own."""

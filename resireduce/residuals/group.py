@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from resireduce.residuals.base import Residual, alike, named, norm_dtype
-from resireduce.residuals.stored import Plain, Stored
+from resireduce.residuals.base import Residual, addable, named, norm_dtype
+from resireduce.residuals.stored import Blocks, Stored
 
 
 @dataclass
@@ -63,18 +63,14 @@ class GroupResidual(Residual):
         """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._group_of[name].stored.add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        """Return `grad` and what the last step stored for the group of tensor `name`, if their dtype is the same."""
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+        """Return `grad` and what the last step stored for the group of tensor `name`; None, if it must come first."""
         own = type(self).compensate_ is GroupResidual.compensate_
-        return self._grad_and_stored(grad, name) if own else None
+        return addable(grad, self._group_of[name].stored) if own else None
 
     def leaves_stored(self, name: str) -> bool:
         """Return True, unless `compensate_` is a subclass' own."""
         return type(self).compensate_ is GroupResidual.compensate_
-
-    def _grad_and_stored(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
-        stored = self._group_of[name].stored
-        return alike(grad, stored.values) if isinstance(stored, Plain) else None
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Fold this member's error in, if it is its turn; the last one closes the group."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from resireduce.grouping import Grouping
 from resireduce.residuals.base import Residual
-from resireduce.residuals.stored import Stored
+from resireduce.residuals.stored import Blocks, Stored
 
 
 class RoutedResidual(Residual):
@@ -29,7 +29,7 @@ class RoutedResidual(Residual):
         """Return gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_(grad, name)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
         """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
         own = type(self).compensate_ is RoutedResidual.compensate_
         return self._part(name).addends(grad, name) if own else None

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from resireduce.blocks import pieces, spread
-from resireduce.kernels.codes import decoded_into, encode_piece, encoded, encodes_in_one_pass
+from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
 
 BLOCK = 64
 """Elements that share a scale: with float32 scales 0.5 bits an element."""
@@ -144,6 +144,10 @@ class Blocks(Stored):
             values = self._read(piece).mul_(spread(self.scales, BLOCK, piece))
             flat[piece].add_(values.to(flat.dtype))
         return target
+
+    def adds_to(self, grad: Tensor) -> bool:
+        """Return whether compiled code can add what is stored to `grad` while it goes through its elements."""
+        return grad.shape == self.shape and compiled_adds(self.kind, grad)
 
     def read(self, dtype: torch.dtype) -> Tensor:
         """Return the decoded values as a new tensor of `dtype`."""

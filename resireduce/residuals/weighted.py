@@ -5,7 +5,9 @@ from torch import Tensor
 from resireduce.errors import ConfigError, choose, is_number
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm
 from resireduce.residuals.average import AverageResidual
+from resireduce.residuals.base import addable
 from resireduce.residuals.choosing import NORMS
+from resireduce.residuals.stored import Blocks
 
 
 class WeightedResidual(AverageResidual):
@@ -34,10 +36,10 @@ class WeightedResidual(AverageResidual):
             self._weights[name] = self._weigh(compensated)
         return compensated
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
         """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
         own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
-        return self._grad_and_stored(grad, name) if own else None
+        return addable(grad, self._group_of[name].stored) if own else None
 
     def leaves_stored(self, name: str) -> bool:
         """Return True, unless `compensate_` is a subclass' own: a weight that is remembered is replaced by the next."""

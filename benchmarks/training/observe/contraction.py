@@ -124,9 +124,9 @@ class _Residual(_InPlaceOf):
             self._whole[name] = whole.clone()
         return whole
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Any] | None:
         """None in a step that is looked at: `compensate_` is to be called, which sees the sum."""
-        found: tuple[Tensor, Tensor] | None = None if self._watch.looks else self._inner.addends(grad, name)
+        found: tuple[Tensor, Any] | None = None if self._watch.looks else self._inner.addends(grad, name)
         return found
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:

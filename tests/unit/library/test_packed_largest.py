@@ -12,6 +12,7 @@ from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.packed_largest import packed_largest
 from resireduce.memory import LiveBytes
+from resireduce.residuals.stored import Blocks
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"]
@@ -55,6 +56,23 @@ def test_they_are_the_last_of_a_stable_sort(n: int, kind: str, adds: bool) -> No
             assert torch.equal(packed[4 * k :].view(torch.int32), places.int())
             assert same(packed[: 4 * k], total[places])
             assert same(target, total.index_fill(0, places, 0.0) if takes else total)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("n", [10_241, 70_001, 300_000])
+def test_numbers_in_few_bits_are_added_on_the_way(monkeypatch: pytest.MonkeyPatch, n: int, precision: str) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    blocks = Blocks((n,), precision, torch.device("cpu"))
+    blocks.set_(values(n, "normal").flip(0), torch.Generator().manual_seed(1))
+    for kind in KINDS:
+        total = blocks.add_to_(values(n, kind))
+        places = total.abs().double().sort(stable=True).indices[-(n // 100) :].sort().values
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            target = values(n, kind)
+            packed = packed_largest(target, n // 100, blocks)
+            assert packed is not None and same(target, total)
+            assert torch.equal(packed[4 * (n // 100) :].view(torch.int32), places.int())
 
 
 def test_where_the_sample_misleads_another_look_is_taken() -> None:

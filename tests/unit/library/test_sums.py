@@ -54,7 +54,9 @@ def sent(feedback: ErrorFeedback, dtype: torch.dtype, steps: int = 3) -> list[Te
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("kind", ["full", "w", "w of compensated", "bfloat16", "int8", "half of each gradient"])
+@pytest.mark.parametrize(
+    "kind", ["full", "w", "w of compensated", "bfloat16", "int8", "int4", "w in int8", "half of each gradient"]
+)
 def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, dtype: torch.dtype) -> None:
     together = Grouping(groups=(("a", "b"),))
     make = {
@@ -63,6 +65,8 @@ def test_all_that_is_sent_and_stored_is_as_if_they_were_added_first(kind: str, d
         "w of compensated": lambda: WeightedResidual(grouping=together, norms="compensated"),
         "bfloat16": lambda: FullResidual(grouping=together, dtype="bfloat16"),
         "int8": lambda: FullResidual(grouping=together, dtype="int8"),
+        "int4": lambda: FullResidual(grouping=together, dtype="int4"),
+        "w in int8": lambda: WeightedResidual(grouping=together, dtype="int8"),
         "half of each gradient": lambda: Halved(grouping=together),
     }[kind]
     ours, plain = (sent(pipeline(compressor, make(), dtype), dtype) for compressor in (TopK(0.01), InTurn(0.01)))
@@ -97,8 +101,9 @@ def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
     assert residual.compensate_(torch.arange(6.0).view(2, 3).t(), "w").tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-def test_a_gradient_that_is_not_finite_changes_no_residual() -> None:
-    feedback = pipeline(TopK(0.01), FullResidual(grouping=Grouping()), torch.float32)
+@pytest.mark.parametrize("dtype", [None, "int8", "int4"])
+def test_a_gradient_that_is_not_finite_changes_no_residual(dtype: str | None) -> None:
+    feedback = pipeline(TopK(0.01), FullResidual(grouping=Grouping(), dtype=dtype), torch.float32)
     sent(feedback, torch.float32)
     before = {name: tensor.clone() for name, tensor in feedback.residual.tensors().items()}
     grad = torch.ones(SHAPE)
