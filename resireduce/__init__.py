@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from resireduce.api import distribute
-    from resireduce.comm_hook import CompressionHook
-    from resireduce.ddp import compress_ddp
-    from resireduce.fsdp import compress_fsdp
-    from resireduce.fsdp_hook import ShardedCompressionHook
     from resireduce.grad_scaler import GradScaler
     from resireduce.grouping import Grouping, find_groups
-    from resireduce.itemise import itemise_states
-    from resireduce.memory import measure_states
     from resireduce.optimizer import DistributedOptimizer
+    from resireduce.planning.itemise import itemise_states
+    from resireduce.planning.memory import measure_states
     from resireduce.resume import redistribute
+    from resireduce.wrappers.comm_hook import CompressionHook
+    from resireduce.wrappers.ddp import compress_ddp
+    from resireduce.wrappers.fsdp import compress_fsdp
+    from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
 
 _EXPORTS = {
-    "CompressionHook": "resireduce.comm_hook",
+    "CompressionHook": "resireduce.wrappers.comm_hook",
     "DistributedOptimizer": "resireduce.optimizer",
     "GradScaler": "resireduce.grad_scaler",
     "Grouping": "resireduce.grouping",
-    "ShardedCompressionHook": "resireduce.fsdp_hook",
-    "compress_ddp": "resireduce.ddp",
-    "compress_fsdp": "resireduce.fsdp",
+    "ShardedCompressionHook": "resireduce.wrappers.fsdp_hook",
+    "compress_ddp": "resireduce.wrappers.ddp",
+    "compress_fsdp": "resireduce.wrappers.fsdp",
     "distribute": "resireduce.api",
     "find_groups": "resireduce.grouping",
-    "itemise_states": "resireduce.itemise",
-    "measure_states": "resireduce.memory",
+    "itemise_states": "resireduce.planning.itemise",
+    "measure_states": "resireduce.planning.memory",
     "redistribute": "resireduce.resume",
 }
 

@@ -9,10 +9,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from resireduce.errors import ConfigError, UsageError
-from resireduce.item import Item
+from resireduce.planning.item import Item
+from resireduce.planning.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 from resireduce.scheme import COMPRESSORS, GRADIENTS, HIERARCHIES, RESIDUAL_DTYPES, SCHEMES, UPDATES
 from resireduce.settings import Settings
-from resireduce.texts import arguments_in, as_count, as_number, as_pair, patterns_in
 
 if TYPE_CHECKING:
     from torch import nn
@@ -91,7 +91,7 @@ def _add_ranks(plan: argparse.ArgumentParser) -> None:
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
     """Return what builds the model that the command line names, with the arguments that it gives."""
-    from resireduce.zoo import find_builder, is_config_file
+    from resireduce.planning.zoo import find_builder, is_config_file
 
     if is_config_file(args.model):  # a few models would load parts of others that are trained already
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -100,7 +100,7 @@ def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:
 
 def _plan(args: argparse.Namespace) -> str:
     from resireduce.plan import plan
-    from resireduce.slice_choice import advisable, slice_choices
+    from resireduce.planning.slice_choice import advisable, slice_choices
 
     options = {key: value for key, value in vars(args).items() if key not in NOT_OF_PLAN}
     groups, of_scheme = patterns_in(args.patterns), dict(map(as_pair, args.option))
@@ -144,7 +144,7 @@ def _groups(args: argparse.Namespace) -> str:
 
     from resireduce.api import find_grouping
     from resireduce.grouping import compressible
-    from resireduce.savings import residual_bytes, saved_bytes
+    from resireduce.planning.savings import residual_bytes, saved_bytes
 
     with torch.device("meta"):
         model = _builder(args)()

@@ -8,10 +8,10 @@ from torch import nn
 from torch.autograd import Variable
 
 from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
-from resireduce.row_layers import RowLayers
 from resireduce.settings import Settings
+from resireduce.slices.row_gradients import RowGradient
+from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
-from resireduce.step.row_gradients import RowGradient
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage
 

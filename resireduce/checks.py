@@ -15,7 +15,7 @@ from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
 from resireduce.settings import Settings
-from resireduce.slice_checks import check_slices
+from resireduce.slices.slice_checks import check_slices
 from resireduce.wrapped_step import WrappedStep
 
 

@@ -10,13 +10,13 @@ from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.errors import NonFiniteGradient
 from resireduce.finiteness import Finiteness, refused
-from resireduce.gradient_parts import payload_of_parts
-from resireduce.message import Round, go_on
-from resireduce.messenger import Messenger
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.saved_state import check_levels, check_place, check_state
+from resireduce.sending.message import Round, go_on
+from resireduce.sending.messenger import Messenger
+from resireduce.slices.gradient_parts import payload_of_parts
 from resireduce.timeline import timed
 
 

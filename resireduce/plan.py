@@ -12,17 +12,17 @@ from resireduce.api import distribute
 from resireduce.checks import check_passes
 from resireduce.comm.local import PretendCommunicator
 from resireduce.errors import ConfigError, choose, is_count
-from resireduce.item import Item, sums
-from resireduce.itemise import itemise_states
-from resireduce.layers import is_by_rows, planned_use
-from resireduce.memory import ModelStates, baseline_total, track_states, waiting_bytes
 from resireduce.merging.costs import TIMED
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.optimizer_zoo import Maker, make_optimizer, without_storage
+from resireduce.planning.item import Item, sums
+from resireduce.planning.itemise import itemise_states
+from resireduce.planning.memory import ModelStates, baseline_total, track_states, waiting_bytes
+from resireduce.planning.optimizer_zoo import Maker, make_optimizer, without_storage
+from resireduce.planning.slice_price import price_of_slices
+from resireduce.planning.zoo import INSTANCE
 from resireduce.scheme import COMPRESSORS, HIERARCHIES
 from resireduce.settings import Settings
-from resireduce.slice_price import price_of_slices
-from resireduce.zoo import INSTANCE
+from resireduce.slices.layers import is_by_rows, planned_use
 
 UNPLANNED = ("backend", "group", "grad_scaler", "warm_up_steps")
 """Settings that `plan` chooses itself, or that it would say something wrong of."""
@@ -67,8 +67,8 @@ def plan(
         that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
         baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, and
         twice_gradients: why others are made twice, row by row, both by name; and slice_price, what slices cost
-        (`resireduce.slice_price.SlicePrice`). itemised, also items: every
-        `resireduce.item.Item` of parameters, gradients, residuals and optimizer_states, of which these are the sums.
+        (`resireduce.planning.slice_price.SlicePrice`). itemised, also items: every `resireduce.planning.item.Item` of
+        parameters, gradients, residuals and optimizer_states, of which these are the sums.
     """
     given = _settings(settings, world_size, ranks_per_node)
     model = _build(build)

@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from resireduce.comm_hook import CompressionHook
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
-from resireduce.fsdp_hook import ShardedCompressionHook
 from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.saved_state import RANKS_PER_NODE, check_state, told_place
 from resireduce.step.slot import Slot
+from resireduce.wrappers.comm_hook import CompressionHook
+from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
 
 State = Mapping[str, Tensor]
 PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)

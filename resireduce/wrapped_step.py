@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
-from resireduce.row_step import is_elementwise, step_in_rows
+from resireduce.slices.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
     "torch.optim": "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD",

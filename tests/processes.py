@@ -37,7 +37,7 @@ def _check(rank: int, world_size: int, folder: str, checks: Checks) -> None:
 def start(world_size: int, folder: str, checks: Checks) -> mp.ProcessContext:
     """Start `checks`, a function of a module, in `world_size` processes, which meet in `folder`, an empty one."""
     # Ranks are forked off a process that has imported torch and the library, which takes most of a start.
-    multiprocessing.set_forkserver_preload([__name__, "resireduce.ddp", "resireduce.fsdp"])
+    multiprocessing.set_forkserver_preload([__name__, "resireduce.wrappers.ddp", "resireduce.wrappers.fsdp"])
     arguments = (world_size, folder, checks)
     return mp.start_processes(_rank, arguments, nprocs=world_size, join=False, start_method="forkserver")
 

@@ -22,7 +22,7 @@ PRETRAINING = (
 REPORT = (
     "benchmarks/analysis",
     "benchmarks/core",
-    "resireduce/item.py",
+    "resireduce/planning/item.py",
     "results/paper",
     "results/reference/tell.json",
     "docs/deviations.md",

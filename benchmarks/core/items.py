@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from resireduce.errors import is_count
-from resireduce.item import STATES, Item
+from resireduce.planning.item import STATES, Item
 
 
 def pack(items: Iterable[Item]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from benchmarks.core.merge_option import is_plan
 from benchmarks.core.moments import moments_problem
 from benchmarks.core.outcome import Measured
 from resireduce.errors import ConfigError
-from resireduce.item import STATES
+from resireduce.planning.item import STATES
 
 __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "RecordError", "expand"]
 

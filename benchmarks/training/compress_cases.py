@@ -11,9 +11,9 @@ from resireduce.api import build_feedback, find_compressor
 from resireduce.comm.local import LocalCommunicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
-from resireduce.message import Round
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS
+from resireduce.sending.message import Round
 from resireduce.settings import Settings
 from resireduce.share import share
 

@@ -19,8 +19,8 @@ from benchmarks.core.workloads import WORKLOADS
 from benchmarks.training.build import make_task
 from resireduce.api import find_grouping
 from resireduce.grouping import compressible
+from resireduce.planning.zoo import find_builder
 from resireduce.scheme import build_compressor
-from resireduce.zoo import find_builder
 
 Operation = tuple[int, int]
 """Floating-point operations, and bytes that are read and written."""

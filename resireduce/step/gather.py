@@ -7,7 +7,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.message import Message
+from resireduce.sending.message import Message
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 

@@ -9,8 +9,8 @@ from resireduce.clip import clip_factor
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.message import Round
 from resireduce.payload import Payload
+from resireduce.sending.message import Round
 from resireduce.settings import Settings
 from resireduce.step.row_intake import RowIntake
 from resireduce.step.slicing import SliceBytes

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.message import Message, Round
-from resireduce.packing import packed_nbytes
 from resireduce.payload import Payload
+from resireduce.sending.message import Message, Round
+from resireduce.sending.packing import packed_nbytes
 from resireduce.step.buckets import BUCKET_BYTES, arrange, buckets
 from resireduce.step.merge import merged
 from resireduce.step.receive import ReceiveQueue

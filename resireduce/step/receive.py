@@ -9,8 +9,8 @@ from torch import Tensor
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.message import Message
-from resireduce.parts import PartedMessage
+from resireduce.sending.message import Message
+from resireduce.sending.parts import PartedMessage
 from resireduce.step.gather import Gather
 from resireduce.step.slot import Slot, laid_out
 from resireduce.timeline import Timeline, timed

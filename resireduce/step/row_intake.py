@@ -10,7 +10,7 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.finiteness import check_finite
 from resireduce.payload import Payload
 from resireduce.settings import Settings
-from resireduce.step.row_gradients import RowGradient, SumRows
+from resireduce.slices.row_gradients import RowGradient, SumRows
 from resireduce.step.slicing import SliceBytes, rows_of
 from resireduce.step.slot import Slot
 from resireduce.step.stage import Stage

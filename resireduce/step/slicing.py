@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import row_slices
-from resireduce.row_step import footprint
 from resireduce.settings import Settings
+from resireduce.slices.row_step import footprint
 from resireduce.step.slot import Slot
 
 AVERAGES, GRADIENTS = 68, 100

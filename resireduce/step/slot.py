@@ -11,15 +11,15 @@ from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.grouping import is_small
-from resireduce.message import Message, Round
 from resireduce.node_slices import NodeSlices
-from resireduce.parts import PartedMessage
 from resireduce.payload import Payload
+from resireduce.sending.message import Message, Round
+from resireduce.sending.parts import PartedMessage
 from resireduce.step.stage import AFTER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
 if TYPE_CHECKING:
-    from resireduce.step.row_gradients import RowGradient
+    from resireduce.slices.row_gradients import RowGradient
 
 DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "

@@ -13,7 +13,7 @@ from benchmarks.training.horovod import horovod_facts
 from benchmarks.training.place import choose_place
 from benchmarks.training.rank import connect, disconnect
 from benchmarks.training.trainer import Trainer
-from resireduce.memory import measure_states
+from resireduce.planning.memory import measure_states
 from tests.dist.test_interrupted_cells import train
 
 CELLS = (

@@ -13,11 +13,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.threshold import Threshold
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS
+from resireduce.wrappers.comm_hook import CompressionHook
 from tests.processes import all_equal, on_processes
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, sgd_for, train
 

@@ -13,9 +13,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.compressors.threshold import Threshold
-from resireduce.fsdp_hook import ShardedCompressionHook
-from resireduce.fsdp_units import Unit
 from resireduce.grouping import is_small
+from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+from resireduce.wrappers.fsdp_units import Unit
 from tests.dist.fsdp import (
     NONE,
     Sharded,

@@ -67,7 +67,7 @@ def test_a_model_that_is_split_in_other_ways_too(mesh: DeviceMesh) -> None:
 
 def test_a_torch_that_has_no_hook_or_other_units(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     said = r"as torch 2\.9 to 2\.13 have them, and not those of torch .*install one of those"
-    other = patch("resireduce.fsdp_units._check_group", side_effect=AttributeError("mesh_info"))
+    other = patch("resireduce.wrappers.fsdp_units._check_group", side_effect=AttributeError("mesh_info"))
     with other, pytest.raises(ConfigError, match=said):
         compressed(mesh)
     monkeypatch.delattr(FSDPModule, "set_all_reduce_hook")

@@ -16,9 +16,9 @@ from resireduce.api import find_grouping
 from resireduce.comm.base import Communicator
 from resireduce.grouping import Grouping, compressible
 from resireduce.node_slices import NodeSlices
-from resireduce.savings import residual_bytes
+from resireduce.planning.savings import residual_bytes
+from resireduce.planning.zoo import find_builder
 from resireduce.scheme import COMPRESSORS, MERGES, RESIDUAL_DTYPES, SCHEMES, build_compressor, build_residual
-from resireduce.zoo import find_builder
 from tests.dist.test_gloo import on_processes
 from tests.worlds import Net, loss_of, same, seeded
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from resireduce.memory import measure_states
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
 from tests.worlds import OPTIMIZERS, Net, same

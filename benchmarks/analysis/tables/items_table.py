@@ -11,7 +11,7 @@ from benchmarks.analysis.tables.fold_layers import fold
 from benchmarks.core.cell import Cell
 from benchmarks.core.items import unpack
 from benchmarks.core.record import CellResult
-from resireduce.item import STATES
+from resireduce.planning.item import STATES
 
 HEAD = ["Model", "Tensors", "G before", "G after", "R before", "R after", "R saved", "Saved"]
 READING = (

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 import resireduce
 from benchmarks.core.ways import way
 from benchmarks.training.beside.plain_models import Forward
-from resireduce.memory import LiveBytes, held_tensors, track_states
+from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 
 
 @dataclass(frozen=True)

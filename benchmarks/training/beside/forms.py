@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.training.beside.builders import Loop
 from resireduce.grouping import Grouping, compressible, find_groups
-from resireduce.memory import LiveBytes
+from resireduce.planning.memory import LiveBytes
 
 DENSITY = 0.01
 BETA = GAMMA = 1.0

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.core.moments import BANDS
-from resireduce.memory import LiveBytes, counted_states, held_tensors
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.memory import LiveBytes, counted_states, held_tensors
 
 
 class BandTracker(LiveBytes):
-    """Follows the same tensors as `resireduce.memory.track_states`, and remembers each that is made or freed.
+    """Follows the same tensors as `resireduce.planning.memory.track_states`, and remembers each that is made or freed.
 
     Args:
         counts: which new tensors are followed.

@@ -23,8 +23,8 @@ from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.measure.tracker import reset_peak_resident
 from benchmarks.training.place import choose_place
 from resireduce.errors import ConfigError
-from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.memory import held_tensors
 
 TOLERANCE = 0.01
 SMALLEST, LARGEST = 64, 1 << 20

@@ -149,7 +149,7 @@ class Meter:
         """Read after a step and before `zero_grad`.
 
         Args:
-            held: the tensors of the model states, by kind, as resireduce.memory.held_tensors has them.
+            held: the tensors of the model states, by kind, as resireduce.planning.memory.held_tensors has them.
             buffers: the model's.
         """
         tensors = {id(tensor): tensor for kind in held.values() for tensor in kind}.values()

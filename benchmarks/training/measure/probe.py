@@ -19,8 +19,8 @@ from benchmarks.training.measure.rank_facts import gpu_uuid
 from benchmarks.training.measure.rungs import make_ladder
 from benchmarks.training.place import Place
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.memory import held_tensors
 
 OBSERVED_STEPS = 50
 """Steps after warm-up of which phases are timed, at most; of the others nothing is but the whole."""

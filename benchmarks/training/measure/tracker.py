@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from benchmarks.core.items import pack
 from benchmarks.core.moments import pack_moments
 from benchmarks.training.measure.band_tracker import track_bands
-from resireduce.item import sums
-from resireduce.itemise import itemise_states
-from resireduce.memory import held_tensors
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.item import sums
+from resireduce.planning.itemise import itemise_states
+from resireduce.planning.memory import held_tensors
 
 
 def resident_bytes() -> int | None:

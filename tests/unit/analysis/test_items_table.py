@@ -21,8 +21,8 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.items import pack, unpack
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from resireduce.item import STATES, Item, sums
 from resireduce.plan import plan
+from resireduce.planning.item import STATES, Item, sums
 from tests.records import make_result
 from tests.worlds import Net
 

@@ -24,7 +24,7 @@ from benchmarks.launching.outcomes import summary, to_result
 from benchmarks.training.rank import run_rank
 from resireduce.comm.local import LocalCommunicator
 from resireduce.plan import plan
-from resireduce.zoo import find_builder
+from resireduce.planning.zoo import find_builder
 from tests.records import make_result
 
 CELL = Cell(model="vgg-digits", scheme="w", steps=2)

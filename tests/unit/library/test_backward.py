@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import resireduce
-from resireduce.memory import LiveBytes, held_tensors, track_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded
 
 Prepare = Callable[[nn.Module], None]

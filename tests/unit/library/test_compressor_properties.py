@@ -14,8 +14,8 @@ from resireduce.compressors.threshold import Threshold
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
 from resireduce.kernels.largest import largest_magnitudes
-from resireduce.message import Round
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
+from resireduce.sending.message import Round
 from resireduce.share import share
 from tests.tensors import densities, tensors
 

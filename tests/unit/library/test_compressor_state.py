@@ -16,11 +16,11 @@ from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.sidco import SIDCo
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError, NonFiniteGradient
-from resireduce.itemise import itemise_states
-from resireduce.memory import measure_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.payload import Payload
 from resireduce.plan import plan
+from resireduce.planning.itemise import itemise_states
+from resireduce.planning.memory import measure_states
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
 

@@ -15,9 +15,9 @@ from resireduce.compressors.dgc_simple import DGCSimple
 from resireduce.compressors.topk import TopK
 from resireduce.draw import generator
 from resireduce.errors import ConfigError
-from resireduce.memory import measure_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from resireduce.share import share
 from tests.worlds import Net, same, seeded, train, train_world
 

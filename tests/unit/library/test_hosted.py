@@ -5,8 +5,8 @@ import torch
 
 from resireduce.comm.local import LocalCommunicator
 from resireduce.errors import ConfigError
-from resireduce.memory import measure_states
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Blocks, Plain, Stored
 from resireduce.scheme import GRADIENTS, SCHEMES

@@ -11,8 +11,8 @@ from torch import nn
 from benchmarks.core.registry import MODELS
 from resireduce.__main__ import main
 from resireduce.plan import plan
+from resireduce.planning.zoo import find_builder
 from resireduce.scheme import SCHEMES
-from resireduce.zoo import find_builder
 
 BAD_MODELS = [
     ("vgg-digit", "model: 'vgg-digit' is not known (did you mean 'vgg-digits'?); allowed: "),

@@ -13,9 +13,9 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.kernels.largest import largest_magnitudes
-from resireduce.memory import LiveBytes, measure_states, step_bounds, track_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
+from resireduce.planning.memory import LiveBytes, measure_states, step_bounds, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
 from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world

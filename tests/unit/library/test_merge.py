@@ -14,12 +14,12 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError
-from resireduce.memory import measure_states, step_bounds, track_states
 from resireduce.merging.costs import TIMED, Costs, line_through
-from resireduce.packing import Packed, packed_nbytes
 from resireduce.payload import Payload
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states, step_bounds, track_states
 from resireduce.scheme import COMPRESSORS
+from resireduce.sending.packing import Packed, packed_nbytes
 from resireduce.step import profile
 from tests.covering import lifetimes
 from tests.worlds import Net, distributed, same, seeded, train, train_world

@@ -17,7 +17,7 @@ from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing
-from resireduce.memory import LiveBytes
+from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
-from resireduce.memory import measure_states, step_bounds, track_states
 from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states, step_bounds, track_states
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]

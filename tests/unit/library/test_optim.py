@@ -13,9 +13,9 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.dgc import DGC
 from resireduce.errors import ConfigError
-from resireduce.memory import measure_states
 from resireduce.optim import DGCSGD
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from tests.worlds import Net, loss_of, same, seeded
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))

@@ -11,7 +11,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.packed_largest import packed_largest
-from resireduce.memory import LiveBytes
+from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")

@@ -15,9 +15,9 @@ from resireduce.comm.local import LocalWorld
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.topk import TopK
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.parts import Gathered, Parts
 from resireduce.plan import plan
 from resireduce.scheme import build_compressor
+from resireduce.sending.parts import Gathered, Parts
 from tests.worlds import Net, same, seeded, train_world
 
 ROWS, COLUMNS = 150, 90

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import resireduce
 from resireduce.__main__ import main
-from resireduce.memory import measure_states
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from tests.worlds import Net, loss_of, seeded
 
 SCHEMES = ("baseline", "w+2d", "none")

@@ -12,7 +12,7 @@ from torch import Tensor
 from resireduce.compressors.topk import TopK
 from resireduce.draw import generator
 from resireduce.grouping import Grouping
-from resireduce.memory import LiveBytes
+from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import Residual
 from resireduce.residuals.full import FullResidual

@@ -19,10 +19,10 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import NonFiniteGradient, UsageError
-from resireduce.memory import LiveBytes, track_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.step.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows
+from resireduce.planning.memory import LiveBytes, track_states
+from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows
 from tests.worlds import OPTIMIZERS, same, seeded
 
 SLICE = 8192

@@ -11,12 +11,12 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import NonFiniteGradient
-from resireduce.memory import LiveBytes, track_states
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.row_layers import THRICE, TWICE
+from resireduce.planning.memory import LiveBytes, track_states
+from resireduce.planning.slice_price import price_of_slices
 from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme
-from resireduce.slice_price import price_of_slices
+from resireduce.slices.row_layers import THRICE, TWICE
 from tests.worlds import same, seeded
 
 WORDS, WIDTH, SLICE = 640, 64, 8192

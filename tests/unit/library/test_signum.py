@@ -7,8 +7,8 @@ import resireduce
 from resireduce.compressors.signsgd import SignSGD
 from resireduce.compressors.signum import Signum
 from resireduce.errors import ConfigError
-from resireduce.memory import measure_states
 from resireduce.plan import plan
+from resireduce.planning.memory import measure_states
 from resireduce.scheme import build_compressor
 from tests.worlds import Net, same, seeded, train_world
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from resireduce.__main__ import main
 from resireduce.plan import plan
-from resireduce.slice_choice import SliceChoice, advisable, slice_choices
+from resireduce.planning.slice_choice import SliceChoice, advisable, slice_choices
 
 
 class Layers(nn.Sequential):

@@ -13,11 +13,11 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
-from resireduce.memory import LiveBytes, held_tensors
 from resireduce.payload import Payload
 from resireduce.plan import plan
-from resireduce.row_step import footprint
+from resireduce.planning.memory import LiveBytes, held_tensors
 from resireduce.scheme import COMPRESSORS, build_compressor
+from resireduce.slices.row_step import footprint
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 SLICE = 4096

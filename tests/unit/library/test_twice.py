@@ -18,9 +18,9 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes
 from resireduce.kernels.native import SWITCH, library
-from resireduce.memory import LiveBytes
 from resireduce.payload import Payload
 from resireduce.plan import plan
+from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.moving import Moving
 from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme, build_residual
 from tests.worlds import same, seeded

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-import resireduce.zoo
+import resireduce.planning.zoo
 from resireduce.__main__ import main
 from resireduce.errors import ConfigError
 from resireduce.plan import plan
-from resireduce.zoo import find_builder, known_models
+from resireduce.planning.zoo import find_builder, known_models
 
 HERE = "tests.unit.library.test_zoo"
 net = nn.Linear(4, 4)
@@ -44,8 +44,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def offer(monkeypatch: pytest.MonkeyPatch, **targets: str) -> None:
     """Installed packages that offer models: entry point -> what it names."""
-    entries = [EntryPoint(name, target, resireduce.zoo.GROUP) for name, target in targets.items()]
-    monkeypatch.setattr(resireduce.zoo, "entry_points", lambda group: entries)
+    entries = [EntryPoint(name, target, resireduce.planning.zoo.GROUP) for name, target in targets.items()]
+    monkeypatch.setattr(resireduce.planning.zoo, "entry_points", lambda group: entries)
 
 
 # --- arguments of a model ---

@@ -10,7 +10,7 @@ from torch import nn
 import resireduce
 from benchmarks.training.bert_adam import BertAdam
 from resireduce.comm.local import LocalCommunicator
-from resireduce.memory import measure_states
+from resireduce.planning.memory import measure_states
 
 SHAPES = ((30, 20), (7,), (2, 3, 4))
 

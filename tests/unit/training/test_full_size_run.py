@@ -19,7 +19,7 @@ from benchmarks.training.build import make_task
 from benchmarks.training.optimizers import make_optimizer
 from benchmarks.training.tasks.task import to_device
 from resireduce.comm.local import PretendCommunicator
-from resireduce.memory import ModelStates, measure_states
+from resireduce.planning.memory import ModelStates, measure_states
 from resireduce.scheme import load
 
 CONFIG = read_config(Path(__file__).parents[3] / "benchmarks/config/full-size.yaml")

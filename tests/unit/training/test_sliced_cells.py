@@ -11,7 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.training.build import build
 from benchmarks.training.plan_of_cell import plan_of
 from resireduce.comm.local import LocalCommunicator
-from resireduce.memory import track_states
+from resireduce.planning.memory import track_states
 
 DOCS = Path(__file__).parents[3] / "docs"
 PLAIN = {"model": "vgg-digits", "world_size": 1, "backend": "local", "gradients": "streamed", "steps": 2}

@@ -3,8 +3,8 @@
 import torch
 
 from resireduce.errors import ConfigError, is_count
-from resireduce.row_step import ELEMENTWISE
 from resireduce.settings import Settings
+from resireduce.slices.row_step import ELEMENTWISE
 from resireduce.wrapped_step import WrappedStep
 
 SMALLEST = 1 << 10

@@ -13,10 +13,10 @@ from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import ConfigError
-from resireduce.message import Brought, Message, Part, Round, Shared
-from resireduce.packing import FromEach, Packed
-from resireduce.parts import Gathered, PartedMessage, Parts
 from resireduce.payload import Payload
+from resireduce.sending.message import Brought, Message, Part, Round, Shared
+from resireduce.sending.packing import FromEach, Packed
+from resireduce.sending.parts import Gathered, PartedMessage, Parts
 from resireduce.timeline import Timeline, timed
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.row_layers import THRICE
+from resireduce.slices.row_layers import THRICE
 from resireduce.step.slicing import rows_of, slice_bytes
 from resireduce.step.slot import Slot
 

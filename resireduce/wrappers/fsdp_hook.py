@@ -11,12 +11,12 @@ from resireduce.attach import refuse_capture, refuse_compiled_autograd
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError, UsageError
-from resireduce.fsdp_units import Unit, likes
-from resireduce.message import Round
 from resireduce.payload import Payload
+from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
-from resireduce.under_way import UnderWay
+from resireduce.wrappers.fsdp_units import Unit, likes
+from resireduce.wrappers.under_way import UnderWay
 
 SHARD = ("shard_rank", "shard_world_size")
 """What a residual state has beside what others have: the number of this rank's shard, and how many there are."""

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from resireduce.plan import plan
-from resireduce.slice_checks import SMALLEST
+from resireduce.slices.slice_checks import SMALLEST
 
 LARGE = 16
 """Beside True, slices of such a part of the bytes that are trained are planned: few tensors are cut then."""

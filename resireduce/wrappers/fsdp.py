@@ -21,11 +21,11 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError
-from resireduce.fsdp_hook import ShardedCompressionHook
-from resireduce.fsdp_units import READS, Unit, find_units, likes, shard_group
 from resireduce.grouping import Grouping, compressible, is_small
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
+from resireduce.wrappers.fsdp_hook import ShardedCompressionHook
+from resireduce.wrappers.fsdp_units import READS, Unit, find_units, likes, shard_group
 
 
 def compress_fsdp(

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from resireduce.errors import ConfigError, choose
-from resireduce.import_paths import attempt, check_arguments, find_named, first_line, shown
+from resireduce.planning.import_paths import attempt, check_arguments, find_named, first_line, shown
 
 Maker = Callable[..., torch.optim.Optimizer]
 """Called with a list of parameters, and with arguments by name, it returns an optimizer."""

@@ -16,12 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce.api import build_feedback, find_compressor
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.comm_hook import CompressionHook
 from resireduce.compressors.base import Compressor
 from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
+from resireduce.wrappers.comm_hook import CompressionHook
 
 
 def compress_ddp(

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from resireduce.errors import ConfigError, choose
-from resireduce.hugging_face import build_from_config
-from resireduce.import_paths import attempt, check_arguments, find_named, first_line, shown
+from resireduce.planning.hugging_face import build_from_config
+from resireduce.planning.import_paths import attempt, check_arguments, find_named, first_line, shown
 
 GROUP = "resireduce.models"
 """Entry points of this group name dictionaries: model name -> "module:callable"."""

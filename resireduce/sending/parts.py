@@ -9,8 +9,8 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
 from resireduce.compressors.base import Compressor
-from resireduce.message import Shared
 from resireduce.payload import ALIGNMENT, Payload
+from resireduce.sending.message import Shared
 
 BINS = 256
 """In how many ranges of elements ranks count, at once, what they send."""

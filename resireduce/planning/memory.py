@@ -1,4 +1,4 @@
-"""Bytes of the model states, from the tensors that are really held; `resireduce.itemise` has them one by one."""
+"""Bytes of the model states, of the tensors that are really held; `resireduce.planning.itemise` has them one by one."""
 
 import sys
 import weakref
@@ -12,13 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from resireduce.grouping import compressible
-from resireduce.item import STATES, sums
-from resireduce.itemise import held_items, itemise_states
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.item import STATES, sums
+from resireduce.planning.itemise import held_items, itemise_states
 from resireduce.step.apply import largest_layer
 from resireduce.step.merge import planned_payload
 
-ACTIVATIONS = ("resireduce.layers",)
+ACTIVATIONS = ("resireduce.slices.layers",)
 """Modules of the library whose own tensors are activations and their gradients, which are not counted."""
 
 

@@ -12,8 +12,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.layers import TAKERS, Taker, forms
-from resireduce.step.row_gradients import RowGradient
+from resireduce.slices.layers import TAKERS, Taker, forms
+from resireduce.slices.row_gradients import RowGradient
 from resireduce.step.slot import Slot
 
 TWICE = (

@@ -11,12 +11,12 @@ from torch.futures import Future
 
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
-from resireduce.message import Round
 from resireduce.payload import Payload
+from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
 from resireduce.step.stage import Stage
-from resireduce.under_way import UnderWay
+from resireduce.wrappers.under_way import UnderWay
 
 
 class CompressionHook:

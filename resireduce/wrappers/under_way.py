@@ -5,8 +5,8 @@ from collections import deque
 from torch import Tensor
 
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.message import Message, Round
 from resireduce.payload import Payload
+from resireduce.sending.message import Message, Round
 
 
 class UnderWay:

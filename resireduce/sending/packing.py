@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from resireduce.message import Shared
 from resireduce.payload import ALIGNMENT, Payload
+from resireduce.sending.message import Shared
 
 SIZE_BYTES = 8
 """Bytes of the number that says how long a payload is, where ranks' payloads may differ in that."""

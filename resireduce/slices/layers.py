@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from resireduce.step.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
+from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
 
 TAKERS = WeakTensorKeyDictionary()
 """Who takes the gradient of a weight in slices."""

@@ -1,12 +1,12 @@
-"""The model states tensor by tensor: what every total of `resireduce.memory` is the sum of."""
+"""The model states tensor by tensor: what every total of `resireduce.planning.memory` is the sum of."""
 
 from collections.abc import Iterator
 
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from resireduce.item import Item
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.planning.item import Item
 
 
 def itemise_states(optimizer: DistributedOptimizer, model: nn.Module | None = None) -> list[Item]:

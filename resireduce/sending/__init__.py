@@ -1,0 +1,1 @@
+"""What travels between ranks: messages, how payloads are put into them, and how averages are formed of them."""
