@@ -8,9 +8,9 @@ from resireduce.backward import BackwardPasses
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.merging.costs import Costs
+from resireduce.optimizer_wrapper import OptimizerWrapper
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
-from resireduce.wrapper import OptimizerWrapper
 
 
 class OptimizerView(OptimizerWrapper):

@@ -33,7 +33,7 @@ LAYERS = (
     ("sending.packing", "sending.parts", "slices.gradient_parts"),
     ("sending.messenger",),
     ("error_feedback",),
-    ("patterns", "slices.row_gradients", "start", "step.stage", "wrapper", "wrappers.under_way"),
+    ("optimizer_wrapper", "patterns", "slices.row_gradients", "start", "step.stage", "wrappers.under_way"),
     ("step.slot",),
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
