@@ -72,17 +72,18 @@ class NormsOfParts:
 
 
 def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
-    """Add magnitudes and squares of `flat`, elements from number `before` on, to `sums`: whole pieces or not, 2, lanes.
+    """Add magnitudes and squares of `flat`, the elements from number `before` on, to `sums`: (2, 2, 16), float64.
 
-    Element i counts in lane i % 16. Of each piece sums are formed for themselves, which is what threads can do, and
-    added to those of whole pieces when it is complete.
+    The first half has those of all complete pieces of 65,536 elements, the second those of the piece that is not: of
+    each sixteen sums of magnitudes and sixteen of squares, element i in those of number i % 16. Sums of a piece begin
+    with zero, so that threads can share pieces.
     """
     compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
         sizes = ctypes.c_int64(flat.numel()), ctypes.c_int64(before), threads(flat.numel())
         compiled.resireduce_sums(*addresses(flat), *sizes, *addresses(sums))
         return
-    whole, open_one = sums.numpy()
+    complete, open_one = sums.numpy()
     start = 0
     while start < flat.numel():
         part = np.abs(_array(flat[start : start + PIECE - (before + start) % PIECE]), dtype=np.float64)
@@ -91,7 +92,7 @@ def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
             so_far[:] = np.vstack((so_far, more)).sum(0)
         start += part.size
         if (before + start) % PIECE == 0:
-            whole += open_one
+            complete += open_one
             open_one[:] = 0
 
 
