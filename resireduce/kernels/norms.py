@@ -63,7 +63,7 @@ class NormsOfParts:
     def norms(self) -> tuple[Tensor, Tensor]:
         """Return the L1 and the L2 norm, 0-D, in float32 at least."""
         if self._norms is None:
-            magnitudes, squares = self._sums.sum(0).sum(1)
+            magnitudes, squares = self._sums.sum((0, 2))
             return magnitudes.to(self._dtype), squares.sqrt().to(self._dtype)
         if len(self._norms) == 1:
             return self._norms[0]
