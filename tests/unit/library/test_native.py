@@ -312,7 +312,8 @@ assert os.waitpid(child, 0)[1] == 0
 matrix.add_(matrix)
 assert not threads or len(os.listdir("/proc/self/task")) == threads, "torch has started threads of its own"
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    alone = os.environ | {"OMP_NUM_THREADS": "1"}  # other libraries' threads come and go
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, env=alone)
 
 
 @needs_compiler
