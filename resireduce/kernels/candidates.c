@@ -141,8 +141,9 @@ static int lanes_of(int threads)
 int64_t resireduce_look(float *x, const float *added, int64_t n, float border, int threads, int64_t room, int checks,
                         float *magnitudes, int32_t *places, float *free, int32_t *counts)
 {
-    const struct search search = {x,    added,  {0},        n,      border, lanes_of(threads),
-                                  room, checks, magnitudes, places, counts};
+    const struct search search = {.x = x, .added = added, .n = n, .border = border, .lanes = lanes_of(threads),
+                                  .room = room, .checks = checks, .magnitudes = magnitudes, .places = places,
+                                  .counts = counts};
     return look_through(&search, free);
 }
 
@@ -237,14 +238,14 @@ int resireduce_largest(float *x, const float *added, const uint8_t *codes, const
                        int64_t k, int64_t step, int64_t wanted, int64_t room, int threads, int takes, int checks,
                        float *scratch, float *values, int32_t *indices)
 {
-    struct search search = {x,    added,  {codes, scales, bits}, n, 0, lanes_of(threads),
-                            room, checks, scratch,               0, 0};
+    struct search search = {.x = x, .added = added, .codes = {codes, scales, bits}, .n = n, .lanes = lanes_of(threads),
+                            .room = room, .checks = checks, .magnitudes = scratch,
+                            .places = (int32_t *)(scratch + room), .counts = (int32_t *)(scratch + 3 * room)};
     float *free = scratch + 2 * room;
     int64_t size = 0;
     for (int64_t i = 0; i < n; i += step)
         scratch[size++] = fabsf(added ? x[i] + added[i] : bits ? x[i] + decoded_at(&search.codes, i) : x[i]);
     search.border = kth_largest(scratch, size, wanted);
-    search.places = (int32_t *)(scratch + room), search.counts = (int32_t *)(scratch + 3 * room);
     const int64_t count = look_through(&search, free);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;

@@ -13,9 +13,9 @@ BITS = {"int8": 8, "int4": 4}
 
 
 class Coded(Protocol):
-    """Numbers that are stored in 8 or 4 bits, as float32 of the CPU: `codes` of `kind`, two of int4 in a byte.
+    """Numbers stored as `codes` of `kind`, int8 or int4, two of int4 in a byte: each is its code times its scale.
 
-    Each block of 64 has a number in `scales`.
+    `scales` has one float32 number for each block of 64.
     """
 
     kind: str

@@ -28,7 +28,9 @@ def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor | Blocks] | No
     """Return `grad` and what is `stored` to be added to it, if who goes through its elements can do that on the way."""
     if isinstance(stored, Plain):
         return alike(grad, stored.values)
-    return (grad, stored) if isinstance(stored, Blocks) and stored.adds_to(grad) else None
+    if type(stored) is Blocks and stored.adds_to(grad):  # a subclass may add in a way of its own
+        return grad, stored
+    return None
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:

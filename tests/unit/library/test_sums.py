@@ -15,6 +15,7 @@ from resireduce.grouping import Grouping
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
 from resireduce.residuals.full import FullResidual
+from resireduce.residuals.stored import Blocks
 from resireduce.residuals.weighted import WeightedResidual
 
 SHAPE = (300, 257)
@@ -99,6 +100,20 @@ def test_a_gradient_that_does_not_lie_in_a_row_is_added_all_the_same() -> None:
     residual.register("w", torch.zeros(3, 2))
     assert residual.addends(torch.ones(2, 3).t(), "w") is None
     assert residual.compensate_(torch.arange(6.0).view(2, 3).t(), "w").tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+class Doubled(Blocks):
+    """Adds twice what is stored."""
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        return super().add_to_(super().add_to_(target))
+
+
+def test_what_is_stored_in_a_way_of_its_own_is_added_by_itself() -> None:
+    residual = FullResidual(grouping=Grouping(), dtype="int8")
+    residual.register("w", torch.zeros(SHAPE))
+    residual._stored["w"] = Doubled(SHAPE, "int8", torch.device("cpu"))
+    assert residual.addends(torch.ones(SHAPE), "w") is None
 
 
 @pytest.mark.parametrize("dtype", [None, "int8", "int4"])
