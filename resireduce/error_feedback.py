@@ -125,6 +125,7 @@ class ErrorFeedback(Messenger):
             payload = self.compressor_of(name).take_from_sum_(dense, added, looks)
         except FloatingPointError:
             raise NonFiniteGradient(refused(name)) from None
+        del added  # an update may free it before it stores anew
         self.residual.update(name, lambda: dense, step)
         return payload
 

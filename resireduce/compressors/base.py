@@ -10,8 +10,8 @@ from torch import Tensor
 
 from resireduce.compressors.asked import ToAll, ToEach
 from resireduce.errors import check_share
-from resireduce.kernels.codes import Coded
 from resireduce.kernels.largest import LargestOfParts
+from resireduce.kernels.packed_largest import Addend
 from resireduce.payload import Payload
 
 Collective = Literal["all_reduce", "all_gather", "rounds"]
@@ -98,11 +98,12 @@ class Compressor(ABC):
         """Whether `take_from_sum_` does what an addition, `compress` and `error_` do, and nothing is remembered."""
         return False
 
-    def take_from_sum_(self, dense: Tensor, added: Tensor | Coded | None, check: bool = False) -> Payload:
-        """Add `added`, if any, to `dense`, in place, contiguous, of one shape and dtype; return the payload of the sum.
+    def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
+        """Add `added`, if any, to contiguous `dense`, in place; return the payload of the sum.
 
-        Numbers in few bits may be added by their own `add_to_`. The payload is as `compress` makes it, and `dense` then
-        has what `error_` leaves. With `check`, FloatingPointError is raised if the sum holds NaN or infinity.
+        A tensor has the shape and the dtype of `dense`; all else may be added by its own `add_to_`. The payload is as
+        `compress` makes it, and `dense` then has what `error_` leaves. With `check`, FloatingPointError is raised if
+        the sum holds NaN or infinity.
         NotImplementedError unless the compressor `adds`.
         """
         raise NotImplementedError(f"{type(self).__name__} compresses sums that are there")

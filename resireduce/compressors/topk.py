@@ -7,9 +7,8 @@ from torch import Tensor
 
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
-from resireduce.kernels.codes import Coded
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
-from resireduce.kernels.packed_largest import packed_largest
+from resireduce.kernels.packed_largest import Addend, packed_largest
 from resireduce.payload import Payload
 from resireduce.share import share
 
@@ -37,7 +36,7 @@ class TopK(Selecting, SparseCompressor):
         packed = None if self.half or not self.adds else packed_largest(grad.view(-1), self._count(grad))
         return super().compress(grad, name, step) if packed is None else self._payload(grad, packed)
 
-    def take_from_sum_(self, dense: Tensor, added: Tensor | Coded | None, check: bool = False) -> Payload:
+    def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
         """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, and leave the rest.
 
         Each element is read once. check: FloatingPointError is raised if the sum is not finite.

@@ -5,16 +5,18 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "crossing.h"
 #include "decode.h"
 #include "threads.h"
 
-enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1, NOT_FINITE = -2 };
+enum { BLOCK = 32, CHUNK = 1024, GROUP = 1 << 16, NO_ROOM = -1, NOT_FINITE = -2, NOT_DONE = -3 };
 typedef uint32_t __attribute__((may_alias)) number;
 
 struct search {
     float *x;
     const float *added; /* to x on the way; 0: nothing is */
     struct codes codes; /* what is added as well */
+    const struct crossing *crossing; /* and this; 0: nothing is */
     int64_t n;
     float border;
     int lanes; /* lane l has the groups l, l + lanes, ... and as large a part of the room as the others */
@@ -72,8 +74,11 @@ static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct 
                                                                    int64_t count, int64_t stop)
 {
     uint8_t hits[CHUNK];
+    const int64_t end = search->n - at < CHUNK ? search->n : at + CHUNK;
     if (search->codes.bits)
-        add_decoded(&search->codes, at, search->n - at < CHUNK ? search->n : at + CHUNK, search->x + at);
+        add_decoded(&search->codes, at, end, search->x + at);
+    if (search->crossing)
+        add_crossing(search->crossing, at, end, search->x + at);
     if (search->n - at < CHUNK) {
         memset(hits, 0, sizeof hits);
         add_and_compare(search, at, search->n - at, search->added != 0, hits);
@@ -229,23 +234,41 @@ static float kth_largest(float *magnitudes, int64_t count, int64_t k)
     return magnitude;
 }
 
-/* Add to x[0..n), if anything is `added`, or if codes are (of no bits: none are); then write values and indices of the k
- * largest magnitudes, from the first to the last, and set these to 0 if it `takes` them. The `wanted`-th largest of each
- * `step`-th element is a border. Return 1; with the sums complete and nothing else 0, if fewer than k reach it, or more
- * than there is room for, and NOT_FINITE, if NaN or infinity was met before and it `checks`. `scratch` has room for three
- * numbers and a byte for each of `room` candidates, and for a number for each element of the sample. */
-int resireduce_largest(float *x, const float *added, const uint8_t *codes, const float *scales, int bits, int64_t n,
-                       int64_t k, int64_t step, int64_t wanted, int64_t room, int threads, int takes, int checks,
-                       float *scratch, float *values, int32_t *indices)
+/* Return the `wanted`-th largest magnitude of each `step`-th element, with what is added to it; `sample` is room. */
+static float sampled_border(const struct search *search, int64_t step, int64_t wanted, float *sample)
 {
-    struct search search = {.x = x, .added = added, .codes = {codes, scales, bits}, .n = n, .lanes = lanes_of(threads),
-                            .room = room, .checks = checks, .magnitudes = scratch,
+    int64_t size = 0;
+    for (int64_t i = 0; i < search->n; i += step) {
+        const float x = search->x[i];
+        const float sum = search->added         ? x + search->added[i]
+                          : search->codes.bits ? x + decoded_at(&search->codes, i)
+                          : search->crossing   ? x + crossing_at(search->crossing, i)
+                                               : x;
+        sample[size++] = fabsf(sum);
+    }
+    return kth_largest(sample, size, wanted);
+}
+
+/* Add to x[0..n), if anything is `added`, or codes (of no bits: none are), or a crossing (0: none is); then write values
+ * and indices of the k largest magnitudes, from the first to the last, and set these to 0 if it `takes` them. The
+ * `wanted`-th largest of each `step`-th element is a border. Return 1; with the sums complete and nothing else 0, if fewer
+ * than k reach it, or more than there is room for, and NOT_FINITE, if NaN or infinity was met before and it `checks`;
+ * NOT_DONE, if there is no such crossing. `scratch` has room for three numbers and a byte for each of `room` candidates,
+ * and for a number for each element of the sample. */
+int resireduce_largest(float *x, const float *added, const uint8_t *codes, const float *scales, int bits,
+                       const struct crossing *crossing, int64_t n, int64_t k, int64_t step, int64_t wanted,
+                       int64_t room, int threads, int takes, int checks, float *scratch, float *values,
+                       int32_t *indices)
+{
+    struct search search = {.x = x, .added = added, .codes = {codes, scales, bits}, .crossing = crossing, .n = n,
+                            .lanes = lanes_of(threads), .room = room, .checks = checks, .magnitudes = scratch,
                             .places = (int32_t *)(scratch + room), .counts = (int32_t *)(scratch + 3 * room)};
     float *free = scratch + 2 * room;
-    int64_t size = 0;
-    for (int64_t i = 0; i < n; i += step)
-        scratch[size++] = fabsf(added ? x[i] + added[i] : bits ? x[i] + decoded_at(&search.codes, i) : x[i]);
-    search.border = kth_largest(scratch, size, wanted);
+    if (crossing && !lies_in_matrix(crossing))
+        return NOT_DONE;
+    if (crossing)
+        find_places(crossing);
+    search.border = sampled_border(&search, step, wanted, scratch);
     const int64_t count = look_through(&search, free);
     if (count < k)
         return count == NOT_FINITE ? NOT_FINITE : 0;

@@ -190,3 +190,19 @@ void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, str
     const int64_t done = head + whole * PIECE;
     add_elements(sums + 1, x + done, n - done);
 }
+
+/* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. */
+float resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root)
+{
+    struct sums sums[2] = {0};
+    resireduce_sums(x, n, 0, threads, sums);
+    add_sums(sums, sums + 1);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++) {
+            sums->magnitudes[lane] += sums->magnitudes[lane + half];
+            sums->squares[lane] += sums->squares[lane + half];
+        }
+    const float l1 = sums->magnitudes[0], l2 = sqrt(sums->squares[0]);
+    const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
+    return of_l1 + of_l2;
+}

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from resireduce.kernels.candidates import GROUP, room_for
 from resireduce.kernels.codes import BITS, Coded
 from resireduce.kernels.largest import by_candidates, piece_of, sample_of
 from resireduce.kernels.native import library, threads
+from resireduce.kernels.submatrix import Crossing, crossing_in_c
 
-BYTES = 8
-"""Of an element that is packed: its value, float32, and its index, int32."""
+BYTES, NOT_DONE = 8, -3
+"""Of an element that is packed: its value, float32, and its index, int32; and what says that nothing was done."""
+Addend = Tensor | Coded | Crossing
+"""What may be added to a gradient on the way: as many numbers, such in few bits, or those of a sub-matrix."""
 
 
 @cache
@@ -22,20 +25,20 @@ def _largest(found: ctypes.CDLL) -> Callable[..., int]:
     """Return the function, which is told once what it is given: that saves an object for each number."""
     function = found.resireduce_largest
     number, place = ctypes.c_int64, ctypes.c_void_p
-    addends, flags = (place, place, place, ctypes.c_int), (ctypes.c_int, ctypes.c_int, ctypes.c_int)
+    addends, flags = (place, place, place, ctypes.c_int, place), (ctypes.c_int, ctypes.c_int, ctypes.c_int)
     function.argtypes = [place, *addends, number, number, number, number, number, *flags, place, place, place]
     function.restype = ctypes.c_int
     return cast(Callable[..., int], function)
 
 
 def packed_largest(
-    flat: Tensor, k: int, added: Tensor | Coded | None = None, takes: bool = False, check: bool = False
+    flat: Tensor, k: int, added: Addend | None = None, takes: bool = False, check: bool = False
 ) -> Tensor | None:
     """Return the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` selects them: values, then indices.
 
     They lie behind one another as float32 and int32 in a 1-D uint8 tensor, each in the order of the indices. With
-    `added`, 1-D or as many numbers in few bits, that is added to `flat` first, in place; if it `takes` them, zeros are
-    left in their places. None, and nothing is done, for all but contiguous float32 of a CPU, or without compiler.
+    `added`, if a tensor 1-D, that is added to `flat` first, in place; if it `takes` them, zeros are left in their
+    places. None, and nothing is done, for all but contiguous float32 of a CPU, or without compiler.
 
     check: FloatingPointError is raised if the sum is not finite.
     """
@@ -47,21 +50,31 @@ def packed_largest(
     step, wanted = sample_of(n, k, room)
     if found is None or wanted >= -(-n // step) or n > GROUP // 8 * room:
         return None
+    addend = _addend(added, n)
+    if addend is None:
+        return None
     packed = torch.empty(BYTES * k, dtype=torch.uint8)
     scratch = torch.empty(13 * room, dtype=torch.uint8)
     to = packed.data_ptr()
     sizes = n, k, step, wanted, room, threads(n), takes, check
-    if _largest(found)(flat.data_ptr(), *_addend(added), *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k) == 1:
-        return packed
-    del packed, scratch  # what is held depends on no value
+    status = _largest(found)(flat.data_ptr(), *addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k)
+    if status in (1, NOT_DONE):
+        return packed if status == 1 else None
+    del packed, scratch, addend  # what is held depends on no value
     return _packed(flat, by_candidates(flat, k, piece, None, check), takes)
 
 
-def _addend(added: Tensor | Coded | None) -> tuple[int | None, int | None, int | None, int]:
-    """Return where numbers lie that are added, and codes and scales of such, and of how many bits codes are."""
+def _addend(added: Addend | None, n: int) -> tuple[Any, ...] | None:
+    """Return what compiled code is told of what is added to `n` elements, and must live so long. Else None.
+
+    Where numbers lie; codes and scales, and of how many bits; a crossing.
+    """
     if added is None or isinstance(added, Tensor):
-        return None if added is None else added.data_ptr(), None, None, 0
-    return None, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind]
+        return None if added is None else added.data_ptr(), None, None, 0, None
+    if not isinstance(added, Crossing):
+        return None, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind], None
+    told = crossing_in_c(added, n)
+    return None if told is None else (None, None, None, 0, ctypes.byref(told))
 
 
 def _suits(flat: Tensor) -> bool:

@@ -1,12 +1,51 @@
 """The elements of a matrix where some rows cross some columns: what is added to them, and a copy of them."""
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from resireduce.blocks import PIECES
 from resireduce.kernels.native import addresses, library, threads
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """2-D `values` that lie where 1-D `rows` cross 1-D `columns` (int32, ascending) of a matrix of `height` rows."""
+
+    values: Tensor
+    rows: Tensor
+    columns: Tensor
+    height: int
+
+    def add_to_(self, target: Tensor) -> Tensor:
+        """Add the values to contiguous `target`, seen as a matrix; return it."""
+        add_crossing_(target.view(self.height, -1), self.rows, self.columns, self.values)
+        return target
+
+
+class InC(ctypes.Structure):
+    """A `Crossing` as crossing.h has it, and the memory in which compiled code writes what it looks up."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("values", "rows", "columns")),
+        *((name, ctypes.c_int64) for name in ("height", "width", "n_rows", "n_columns")),
+        ("places", ctypes.c_void_p),
+    )
+
+
+def crossing_in_c(crossing: Crossing, numel: int) -> InC | None:
+    """Return `crossing` of a matrix of `numel` elements for compiled code, which knows float32 of a CPU; else None."""
+    held = crossing.values, crossing.rows, crossing.columns
+    fits = [tensor.dtype for tensor in held] == [torch.float32, torch.int32, torch.int32]
+    if not fits or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in held):
+        return None
+    height, width = crossing.height, numel // crossing.height
+    places = torch.empty(height + width, dtype=torch.int32, device="cpu")
+    told = InC(*(tensor.data_ptr() for tensor in held), height, width, *crossing.values.shape, places.data_ptr())
+    told.held = places
+    return told
 
 
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, pieces: int = PIECES) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from resireduce.draw import generator
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Blocks, Plain, Stored
 
@@ -24,7 +25,7 @@ def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
     return (first, second) if same and first.is_contiguous() and second.is_contiguous() else None
 
 
-def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Tensor | Blocks] | None:
+def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
     """Return `grad` and what is `stored` to be added to it, if who goes through its elements can do that on the way."""
     if isinstance(stored, Plain):
         return alike(grad, stored.values)
@@ -70,11 +71,11 @@ class Residual(ABC):
         if the result does not share its memory.
         """
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return two tensors: all that `compensate_(grad, name)` would do is to add the second to the first.
 
-        Contiguous, of one shape and dtype, or the second in few bits: whoever goes through the elements in any case may
-        add them on the way. None if `compensate_` does anything else, or is a subclass' own.
+        Contiguous, of one shape and dtype, or the second in few bits or a sub-matrix: whoever goes through the elements
+        in any case may add them on the way. None if `compensate_` does anything else, or is a subclass' own.
         """
         return None
 

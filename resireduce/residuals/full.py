@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual, addable, alike, named, norm_dtype
-from resireduce.residuals.stored import Blocks, Plain, Stored
+from resireduce.residuals.stored import Plain, Stored
 
 
 class FullResidual(Residual):
@@ -35,7 +36,7 @@ class FullResidual(Residual):
             return self._summing[name].values.add_(grad)
         return self._stored[name].add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; else `grad`, and R."""
         if type(self).compensate_ is not FullResidual.compensate_:
             return None

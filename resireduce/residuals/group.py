@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual, addable, named, norm_dtype
-from resireduce.residuals.stored import Blocks, Stored
+from resireduce.residuals.stored import Stored
 
 
 @dataclass
@@ -63,7 +64,7 @@ class GroupResidual(Residual):
         """Return G + what the last step stored for the group, in the gradient's memory."""
         return self._group_of[name].stored.add_to_(grad)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return `grad` and what the last step stored for the group of tensor `name`; None, if it must come first."""
         own = type(self).compensate_ is GroupResidual.compensate_
         return addable(grad, self._group_of[name].stored) if own else None

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from resireduce.grouping import Grouping
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual
-from resireduce.residuals.stored import Blocks, Stored
+from resireduce.residuals.stored import Stored
 
 
 class RoutedResidual(Residual):
@@ -29,7 +30,7 @@ class RoutedResidual(Residual):
         """Return gradient + residual, as the responsible part forms it."""
         return self._part(name).compensate_(grad, name)
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
         own = type(self).compensate_ is RoutedResidual.compensate_
         return self._part(name).addends(grad, name) if own else None

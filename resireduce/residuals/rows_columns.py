@@ -8,7 +8,8 @@ from torch import Tensor
 
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
-from resireduce.kernels.submatrix import add_crossing_, cut_crossing
+from resireduce.kernels.packed_largest import Addend
+from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
@@ -26,8 +27,8 @@ class _Block:
     columns: Tensor  # int32, ascending
     n_rows: int  # of the matrix
 
-    def add_to_(self, matrix: Tensor) -> None:
-        add_crossing_(matrix, self.rows, self.columns, self.values.read(matrix.dtype))
+    def read(self, dtype: torch.dtype) -> Crossing:
+        return Crossing(self.values.read(dtype), self.rows, self.columns, self.n_rows)
 
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
         """As `add_to_`, of a matrix whose rows from number `first` on are `matrix`."""
@@ -82,10 +83,17 @@ class RowsColumnsResidual(Residual):
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Add the block to its place in the gradient, in place; return it."""
         block, matrix = self._blocks[name], grad.view(len(grad), -1)
-        block.add_to_(matrix)
+        block.read(grad.dtype).add_to_(grad)
         if self.norms == "compensated":
             self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
         return grad
+
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
+        """Return `grad` and the block of tensor `name`; None, if that must be decoded, or norms are of the sum."""
+        own = type(self).compensate_ is RowsColumnsResidual.compensate_ and self.norms == "residual"
+        block = self._blocks[name]
+        as_it_is = type(block.values) is Plain and block.values.values.dtype == grad.dtype and grad.is_contiguous()
+        return (grad, block.read(grad.dtype)) if own and as_it_is else None
 
     def leaves_stored(self, name: str) -> bool:
         """Return True, unless `compensate_` is a subclass' own: norms that are remembered are replaced by the next."""

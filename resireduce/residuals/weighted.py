@@ -3,11 +3,11 @@
 from torch import Tensor
 
 from resireduce.errors import ConfigError, choose, is_number
-from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm
+from resireduce.kernels.norms import NormsOfParts, mean_norm, mean_of_norms
+from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.average import AverageResidual
 from resireduce.residuals.base import addable
 from resireduce.residuals.choosing import NORMS
-from resireduce.residuals.stored import Blocks
 
 
 class WeightedResidual(AverageResidual):
@@ -33,10 +33,10 @@ class WeightedResidual(AverageResidual):
         """Return G + the group's residual; remember its weight, if norms are to be those of this sum."""
         compensated = super().compensate_(grad, name)
         if self.norms == "compensated":
-            self._weights[name] = self._weigh(compensated)
+            self._weights[name] = mean_norm(compensated, self.phi)
         return compensated
 
-    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Tensor | Blocks] | None:
+    def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
         """Return `grad` and the residual of the group of tensor `name`; None, if norms are those of their sum."""
         own = type(self).compensate_ is WeightedResidual.compensate_ and self.norms == "residual"
         return addable(grad, self._group_of[name].stored) if own else None
@@ -48,7 +48,7 @@ class WeightedResidual(AverageResidual):
     def weight(self, error: Tensor, name: str) -> Tensor:
         """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
         known = self._weights.pop(name, None)
-        return self._weigh(error) if known is None else known
+        return mean_norm(error, self.phi) if known is None else known
 
     def takes_parts(self, name: str) -> bool:
         """Whether norms are those of the residual, and what is stored can be read some elements at a time."""
@@ -66,10 +66,4 @@ class WeightedResidual(AverageResidual):
 
     def end_look(self, name: str, like: Tensor, step: int) -> None:
         """Remember the weight of member `name`."""
-        self._weights[name] = self._weight_of(like.numel(), *self._sums.pop(name).norms())
-
-    def _weigh(self, x: Tensor) -> Tensor:
-        return self._weight_of(x.numel(), *l1_and_l2_norm(x))
-
-    def _weight_of(self, n: int, l1: Tensor, l2: Tensor) -> Tensor:
-        return self.phi * l1 / n + (1 - self.phi) * l2 / n**0.5
+        self._weights[name] = mean_of_norms(like.numel(), self.phi, *self._sums.pop(name).norms())

@@ -15,7 +15,7 @@ from resireduce.draw import generator
 from resireduce.kernels import native
 from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms
+from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
@@ -194,6 +194,29 @@ def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list
 def test_norms_of_tensors_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
     for one, other in both(monkeypatch, lambda: list(l1_and_l2_norm(values(n, "normal")))):
         assert torch.equal(one, other)
+
+
+@needs_compiler
+@pytest.mark.parametrize("phi", [0.0, 0.3, 0.5, 1.0])
+@pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])
+def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int, phi: float) -> None:
+    x = torch.stack([values(n, kind) for kind in ("normal", "denormal", "huge", "uneven")])
+    x = torch.cat((x, torch.full((1, n), math.inf)))
+    expected = [mean_of_norms(n, phi, *l1_and_l2_norm(row)) for row in x]
+    for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
+        assert torch.equal(bits(one), bits(other))
+        assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
+
+
+@needs_compiler
+def test_weights_have_float32_whatever_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = values(20, "normal")
+    torch.set_default_dtype(torch.float64)
+    try:
+        for one, other in both(monkeypatch, lambda: [mean_norm(x, 0.5)]):
+            assert one.dtype == other.dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 @needs_compiler

@@ -11,6 +11,7 @@ from resireduce.compressors.topk import TopK
 from resireduce.kernels import native
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.packed_largest import packed_largest
+from resireduce.kernels.submatrix import Crossing
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.stored import Blocks
 
@@ -73,6 +74,46 @@ def test_numbers_in_few_bits_are_added_on_the_way(monkeypatch: pytest.MonkeyPatc
             packed = packed_largest(target, n // 100, blocks)
             assert packed is not None and same(target, total)
             assert torch.equal(packed[4 * (n // 100) :].view(torch.int32), places.int())
+
+
+@pytest.mark.parametrize("height", [1, 3, 100, 1500, 30_000])
+@pytest.mark.parametrize("n_columns", [1, 7, None])
+def test_a_sub_matrix_is_added_on_the_way(monkeypatch: pytest.MonkeyPatch, height: int, n_columns: int | None) -> None:
+    monkeypatch.setattr(native, "SMALLEST", 1)
+    width = 90_000 // height
+    draw = torch.Generator().manual_seed(height)
+    rows = torch.randperm(height, generator=draw)[: -(-height // 2)].sort().values.int()
+    columns = torch.randperm(width, generator=draw)[: min(width, n_columns or -(-width // 2))].sort().values.int()
+    block = torch.randn(len(rows), len(columns), generator=draw)
+    for kind in KINDS:
+        whole = torch.zeros(height, width)
+        whole[rows.long()[:, None], columns.long()] = block
+        total = values(90_000, kind).view(height, width)
+        total[rows.long()] += whole[rows.long()]  # a negative zero of another row stays one
+        places = total.view(-1).abs().double().sort(stable=True).indices[-900:].sort().values
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            target = values(90_000, kind)
+            packed = packed_largest(target, 900, Crossing(block, rows, columns, height))
+            assert packed is not None and same(target, total.view(-1))
+            assert torch.equal(packed[3600:].view(torch.int32), places.int())
+
+
+@pytest.mark.parametrize("rows", [[0, 100], [-1, 2], [5, 4], [3, 3]])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_rows_and_columns_that_there_are_not_are_left_alone(rows: list[int], swapped: bool) -> None:
+    flat, chosen, all_of_them = torch.zeros(10_000), torch.tensor(rows).int(), torch.arange(100).int()
+    crossed = (all_of_them, chosen) if swapped else (chosen, all_of_them)
+    block = torch.ones(len(crossed[0]), len(crossed[1]))
+    assert packed_largest(flat, 10, Crossing(block, *crossed, 100)) is None
+    assert not flat.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_sub_matrix_of_another_precision_is_left_to_others(dtype: torch.dtype) -> None:
+    flat, chosen = torch.zeros(10_000), torch.arange(100).int()
+    assert packed_largest(flat, 10, Crossing(torch.ones(100, 100, dtype=dtype), chosen, chosen, 100)) is None
+    assert not flat.any()
 
 
 def test_where_the_sample_misleads_another_look_is_taken() -> None:

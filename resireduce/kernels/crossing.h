@@ -1,0 +1,87 @@
+/* Values that lie in a float32 matrix where some of its rows cross some of its columns: how they are added. */
+
+#include <stdint.h>
+
+enum { TILE = 256 };
+
+struct crossing {
+    const float *values;           /* of each row, those of its columns */
+    const int32_t *rows, *columns; /* ascending */
+    int64_t height, width, n_rows, n_columns;
+    int32_t *places; /* of each row of the matrix, then of each column, which of these it is; -1: none of them */
+};
+
+static int are_ascending(const int32_t *numbers, int64_t count, int64_t below)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (numbers[i] < 0 || numbers[i] >= below || (i > 0 && numbers[i] <= numbers[i - 1]))
+            return 0;
+    return 1;
+}
+
+/* Whether rows and columns are ascending ones of the matrix. */
+static int lies_in_matrix(const struct crossing *at)
+{
+    return are_ascending(at->rows, at->n_rows, at->height) && are_ascending(at->columns, at->n_columns, at->width);
+}
+
+/* Write down which of these each row and each column is. */
+static void find_places(const struct crossing *at)
+{
+    for (int64_t i = 0; i < at->height + at->width; i++)
+        at->places[i] = -1;
+    for (int64_t i = 0; i < at->n_rows; i++)
+        at->places[at->rows[i]] = (int32_t)i;
+    for (int64_t j = 0; j < at->n_columns; j++)
+        at->places[at->height + at->columns[j]] = (int32_t)j;
+}
+
+/* Return what is added to element i. */
+static inline float crossing_at(const struct crossing *at, int64_t i)
+{
+    const int32_t row = at->places[i / at->width], column = at->places[at->height + i % at->width];
+    return row < 0 || column < 0 ? 0 : at->values[row * at->n_columns + column];
+}
+
+/* Return the first of these columns that is `column` or behind it. */
+static inline int64_t first_from(const struct crossing *at, int64_t column)
+{
+    int64_t first = 0, stop = column ? at->n_columns : 0;
+    while (first < stop) {
+        const int64_t middle = (first + stop) / 2;
+        if (at->columns[middle] < column)
+            first = middle + 1;
+        else
+            stop = middle;
+    }
+    return first;
+}
+
+/* Add the values of row number r of these to x[0..stop - start), a tile at most: the columns from `start` to before
+ * `stop`, of which number j of these is the first. Return which is the first behind them. Zero is added to the other
+ * elements: a negative zero becomes a positive one, as in the plain form. */
+static inline __attribute__((always_inline)) int64_t add_tile(const struct crossing *at, int64_t r, int64_t j,
+                                                              int64_t start, int64_t stop, float *restrict x)
+{
+    const int32_t *restrict columns = at->columns;
+    const float *restrict values = at->values + r * at->n_columns;
+    float tile[TILE] = {0};
+    for (; j < at->n_columns && columns[j] < stop; j++)
+        tile[columns[j] - start] = values[j];
+    for (int64_t c = 0; c < stop - start; c++)
+        x[c] += tile[c];
+    return j;
+}
+
+/* Add to x[0..stop - first), the elements from number `first` to before `stop` of the matrix. */
+static inline __attribute__((always_inline)) void add_crossing(const struct crossing *at, int64_t first, int64_t stop,
+                                                               float *x)
+{
+    for (int64_t row = first / at->width; row * at->width < stop; row++) {
+        const int64_t base = row * at->width, r = at->places[row];
+        const int64_t end = stop - base < at->width ? stop - base : at->width;
+        int64_t start = first > base ? first - base : 0, j = r < 0 ? 0 : first_from(at, start);
+        for (; r >= 0 && start < end; start += TILE)
+            j = add_tile(at, r, j, start, end - start < TILE ? end : start + TILE, x + base + start - first);
+    }
+}
