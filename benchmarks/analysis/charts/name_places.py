@@ -1,8 +1,10 @@
 """Where names stand beside the points of a figure, so that they cover neither one another nor points."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
+
+import altair as alt
 
 LETTER, ASCENT, DESCENT = 4.7, 7.0, 2.0
 """Pixels of a name of font size 8: width of a letter, height above its line, depth below."""
@@ -22,15 +24,27 @@ SPOTS = tuple(
     spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (Spot("left", 5, down), Spot("right", -5, down))
 )
 """Places, the better ones first."""
+NO_SPOT = -1
+"""In the place of a spot: the name is left out."""
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, in pixels."""
 
 
-def places(points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float) -> list[int]:
+def name_layers(points: alt.Chart) -> Iterator[alt.Chart]:
+    """Yield layers with the `label` of each row of `points` at its `spot`."""
+    for spot, (align, right, down) in enumerate(SPOTS):
+        here = points.transform_filter(alt.datum.spot == spot)
+        yield here.mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False).encode(text="label:N")
+
+
+def places(
+    points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, most: float = math.inf
+) -> list[int]:
     """Return for each point the index of its name's spot in SPOTS, found one after the other.
 
     points: right and down, in pixels of a panel of `width` and `height`. Each name stands where it covers little of the
-    names before it, of all points and of what is outside of the panel, and is near its own.
+    names before it, of all points and of what is outside of the panel, and is near its own. NO_SPOT, if it would cover
+    more than `most` pixels anywhere.
     """
     marks = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
     taken: list[Box] = []
@@ -40,6 +54,9 @@ def places(points: Sequence[tuple[float, float]], names: Sequence[str], width: f
         covered = [sum(_common(box, one) for one in (*taken, *marks)) + _outside(box, width, height) for box in boxes]
         costs = [area + FARTHER * place for place, area in enumerate(covered)]
         best = costs.index(min(costs))
+        if covered[best] > most:
+            found.append(NO_SPOT)
+            continue
         taken.append(boxes[best])
         found.append(best)
     return found

@@ -1,24 +1,21 @@
 """Compressors beside one another: contraction against bytes, and metric lost against bytes."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
 
 import altair as alt
 
 from benchmarks.analysis.charts import look
+from benchmarks.analysis.charts.name_places import name_layers, places, scaled, symlog
 from benchmarks.analysis.labels import MINUS, signed_with_half
 from resireduce.scheme import COMPRESSORS
 
 CURVE, SELECTS, ALL = "top-k, at several densities", "sends a part", "sends all, in fewer bits"
 COLOURS = {CURVE: look.INK, SELECTS: "#0083c4", ALL: "#d55e00"}
-WIDTH, HEIGHT = 860, 560
-SPOTS: tuple[tuple[Literal["left", "right"], int, int], ...] = (
-    ("left", 5, -5),
-    ("right", -5, -5),
-    ("left", 5, 11),
-    ("right", -5, 11),
-)
-"""Where names stand beside their points, by turns: alignment, pixels to the right and down."""
+WIDTH, HEIGHT, ASIDE, MOST = 860, 560, 30, 40
+"""Pixels of a panel, beside its outermost points, and of how many a name may cover others, or is left out."""
 
 
 def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
@@ -47,7 +44,7 @@ def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Speci
         alt.Color("kind:N").scale(domain=list(COLOURS), range=list(COLOURS.values())).legend(orient="top", title="")
     )
     base = alt.Chart().encode(
-        x=alt.X("bytes:Q").scale(type="log", padding=30, nice=False).title("bytes that a rank sends in a step"),
+        x=alt.X("bytes:Q").scale(type="log", padding=ASIDE, nice=False).title("bytes that a rank sends in a step"),
         y=alt.Y("value:Q", scale=upwards, title=title),
         color=colour,
     )
@@ -57,12 +54,7 @@ def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Speci
         base.mark_point(filled=True, size=35, opacity=1).encode(**look.exact()),
         curve.mark_line(strokeWidth=1, strokeDash=[4, 3]).encode(order="bytes:Q"),
         bars,
-        *(
-            base.transform_filter(alt.datum.spot == spot)
-            .mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False)
-            .encode(text="label:N")
-            for spot, (align, right, down) in enumerate(SPOTS)
-        ),
+        *name_layers(base),
     )
     return look.side_by_side(shown, layers, hides="kind", columns=1, width=WIDTH, height=HEIGHT)
 
@@ -70,11 +62,27 @@ def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Speci
 def _points(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterator[look.Row]:
     for model in dict.fromkeys(row["model"] for row in rows):
         known = (row for row in rows if row["model"] == model and row[column] is not None)
-        yield from _points_of_model(sorted(known, key=lambda row: (row["sent_bytes"], row[column])), column, what)
+        shown = list(_points_of_model(sorted(known, key=lambda row: (row["sent_bytes"], row[column])), column, what))
+        _place_names(shown, math.log if column == "taken" else symlog)
+        yield from shown
+
+
+def _place_names(shown: list[look.Row], upwards: Callable[[float], float]) -> None:
+    """Give each point of a panel the `spot` of its name: where it is crowded to those of top-k and the outermost."""
+    across = [math.log(row["bytes"]) for row in shown]
+    up = [upwards(row["value"]) for row in shown]
+    reach = [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None] or up
+    x = scaled(across, (min(across), max(across)), ASIDE, WIDTH - ASIDE)
+    y = scaled(up, (min(reach), max(reach)), HEIGHT - look.NEAR, look.NEAR)
+    middle = median(y)
+    order = sorted(range(len(shown)), key=lambda i: (shown[i]["kind"] != CURVE, -abs(y[i] - middle)))
+    names = [shown[i]["label"] for i in order]
+    for i, spot in zip(order, places([(x[i], y[i]) for i in order], names, WIDTH, HEIGHT, MOST), strict=True):
+        shown[i]["spot"] = spot
 
 
 def _points_of_model(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterator[look.Row]:
-    for place, row in enumerate(rows):
+    for row in rows:
         name, selects = row["compressor"], COMPRESSORS[row["compressor"]].selects
         label = f"{name} {row['density']:.2g}" if selects else name
         half = row["lost_half_width"] if column == "lost_mean" else None
@@ -87,7 +95,6 @@ def _points_of_model(rows: Sequence[Mapping[str, Any]], column: str, what: str) 
             "low": None if half is None else row[column] - half,
             "high": None if half is None else row[column] + half,
             "label": label,
-            "spot": place % len(SPOTS),
             "tip": f"{label}, {row['scheme']}\n{row['sent_bytes']:,.0f} bytes a step\n"
             f"{what}: {signed_with_half(row[column], half, 3)}\nn = {row['seeds']}",
         }

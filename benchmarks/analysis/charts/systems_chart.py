@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.charts.name_places import SPOTS, places, scaled, symlog
+from benchmarks.analysis.charts.name_places import name_layers, places, scaled, symlog
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import signed_with_half
 
@@ -44,12 +44,7 @@ def systems_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | Non
     layers = (
         base.mark_point(filled=True, size=35, opacity=1).encode(**look.exact()),
         base.transform_filter("isValid(datum.low)").mark_rule(opacity=0.5, aria=False).encode(y="low:Q", y2="high:Q"),
-        *(
-            base.transform_filter(alt.datum.spot == spot)
-            .mark_text(align=align, dx=right, dy=down, fontSize=8, aria=False)
-            .encode(text="label:N")
-            for spot, (align, right, down) in enumerate(SPOTS)
-        ),
+        *name_layers(base),
     )
     return look.side_by_side(shown, layers, hides="kind", columns=2, width=WIDTH, height=HEIGHT)
 

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import drawn
+from benchmarks.analysis.charts.name_places import NO_SPOT
 from benchmarks.analysis.charts.rivals_chart import contraction_chart, lost_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.rivals.rivals_rows import rivals_rows
@@ -164,3 +165,15 @@ def test_pictures_have_a_panel_for_each_model_with_its_metric(folder: Path) -> N
     (values,) = specification["datasets"].values()
     assert list(dict.fromkeys(one["panel"] for one in values)) == ["vgg-digits, accuracy", "gpt2-bytes, perplexity"]
     assert [one["value"] for one in values[:4]] == [one["value"] for one in values[4:]]
+
+
+def test_of_points_that_lie_together_some_have_names_side_by_side(folder: Path) -> None:
+    (row, *_) = [row for row in rivals_rows(load_run(folder)) if row["compressor"] == "topk"]
+    crowd = [row | {"compressor": name, "scheme": "none"} for name in ("dgc", "gaussian", "redsync", "randomk") * 9]
+    specification = lost_chart([*crowd, row])
+    assert specification is not None
+    (values,) = specification["datasets"].values()
+    spots = [one["spot"] for one in values if one["spot"] != NO_SPOT]
+    assert len(values) == 37 and 2 <= len(spots) == len(set(spots)) < 37
+    (own,) = [one for one in values if one["label"].startswith("topk")]
+    assert own["spot"] != NO_SPOT, "the curve that others are compared with has its names"

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import draw_all, drawn
-from benchmarks.analysis.charts.name_places import SPOTS, places
+from benchmarks.analysis.charts.name_places import NO_SPOT, SPOTS, places
 from benchmarks.analysis.charts.systems_chart import VIEWS, systems_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
@@ -198,3 +198,11 @@ def test_names_stand_apart_as_long_as_there_is_room() -> None:
     assert len(set(found[:6])) == 6
     assert found[0] == 0, "the first has the best place"
     assert SPOTS[places([(395.0, 100.0)], ["long, much longer than what is beside it"], 400, 270)[0]].align == "right"
+
+
+def test_names_that_would_cover_too_much_are_left_out() -> None:
+    crowd = [(100.0, 100.0)] * 40
+    found = places(crowd, ["a name"] * 40, 400, 270, most=0)
+    named = [spot for spot in found if spot != NO_SPOT]
+    assert 2 <= len(named) == len(set(named)) < 40
+    assert NO_SPOT not in places(crowd, ["a name"] * 40, 400, 270)
