@@ -98,7 +98,7 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
 
 
 def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
-    """Return the `mean_norm` of `n` elements whose norms are `l1` and `l2`, 0-D."""
+    """Return the `mean_norm` with `phi` of `n` elements whose norms are `l1` and `l2`, 0-D."""
     return phi * l1 / n + (1 - phi) * l2 / n**0.5
 
 
