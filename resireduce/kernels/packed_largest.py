@@ -50,30 +50,31 @@ def packed_largest(
     step, wanted = sample_of(n, k, room)
     if found is None or wanted >= -(-n // step) or n > GROUP // 8 * room:
         return None
-    addend = _addend(added, n)
+    packed = torch.empty(BYTES * k, dtype=torch.uint8)
+    addend = _addend(added, n, packed)
     if addend is None:
         return None
-    packed = torch.empty(BYTES * k, dtype=torch.uint8)
     scratch = torch.empty(13 * room, dtype=torch.uint8)
     to = packed.data_ptr()
     sizes = n, k, step, wanted, room, threads(n), takes, check
     status = _largest(found)(flat.data_ptr(), *addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k)
     if status in (1, NOT_DONE):
         return packed if status == 1 else None
-    del packed, scratch, addend  # what is held depends on no value
+    del packed, scratch  # what is held depends on no value
     return _packed(flat, by_candidates(flat, k, piece, None, check), takes)
 
 
-def _addend(added: Addend | None, n: int) -> tuple[Any, ...] | None:
-    """Return what compiled code is told of what is added to `n` elements, and must live so long. Else None.
+def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[Any, ...] | None:
+    """Return what compiled code is told of what is added to `n` elements; None, if it cannot add it, or not in `room`.
 
-    Where numbers lie; codes and scales, and of how many bits; a crossing.
+    Where numbers lie; codes and scales, and of how many bits; a crossing, for which there is memory in `room`, where
+    nothing else is written before all is added.
     """
     if added is None or isinstance(added, Tensor):
         return None if added is None else added.data_ptr(), None, None, 0, None
     if not isinstance(added, Crossing):
         return None, added.codes.data_ptr(), added.scales.data_ptr(), BITS[added.kind], None
-    told = crossing_in_c(added, n)
+    told = crossing_in_c(added, n, room)
     return None if told is None else (None, None, None, 0, ctypes.byref(told))
 
 

@@ -26,7 +26,7 @@ class Crossing:
 
 
 class InC(ctypes.Structure):
-    """A `Crossing` as crossing.h has it, and the memory in which compiled code writes what it looks up."""
+    """A `Crossing` as crossing.h has it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("values", "rows", "columns")),
@@ -35,17 +35,19 @@ class InC(ctypes.Structure):
     )
 
 
-def crossing_in_c(crossing: Crossing, numel: int) -> InC | None:
-    """Return `crossing` of a matrix of `numel` elements for compiled code, which knows float32 of a CPU; else None."""
+def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> InC | None:
+    """Return `crossing` of a matrix of `numel` elements for compiled code, which knows float32 of a CPU; else None.
+
+    It writes into `room` which row and which column each of the matrix is: None, too, without 4 bytes for each.
+    """
     held = crossing.values, crossing.rows, crossing.columns
+    height, width = crossing.height, numel // crossing.height
     fits = [tensor.dtype for tensor in held] == [torch.float32, torch.int32, torch.int32]
     if not fits or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in held):
         return None
-    height, width = crossing.height, numel // crossing.height
-    places = torch.empty(height + width, dtype=torch.int32, device="cpu")
-    told = InC(*(tensor.data_ptr() for tensor in held), height, width, *crossing.values.shape, places.data_ptr())
-    told.held = places
-    return told
+    if room.nbytes < 4 * (height + width):
+        return None
+    return InC(*(tensor.data_ptr() for tensor in held), height, width, *crossing.values.shape, room.data_ptr())
 
 
 def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor, pieces: int = PIECES) -> None:
