@@ -14,8 +14,10 @@ from resireduce.kernels.largest import by_candidates, piece_of, sample_of
 from resireduce.kernels.native import library, threads
 from resireduce.kernels.submatrix import Crossing, crossing_in_c
 
-BYTES, NOT_DONE = 8, -3
-"""Of an element that is packed: its value, float32, and its index, int32; and what says that nothing was done."""
+BYTES = 8
+"""Bytes of a packed element: a float32 value and an int32 index."""
+NOT_DONE = -3
+"""The status that compiled code returns if it has changed nothing, as in candidates.c."""
 Addend = Tensor | Coded | Crossing
 """What may be added to a gradient on the way: as many numbers, such in few bits, or those of a sub-matrix."""
 

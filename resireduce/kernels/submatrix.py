@@ -42,10 +42,7 @@ def crossing_in_c(crossing: Crossing, numel: int, room: Tensor) -> InC | None:
     """
     held = crossing.values, crossing.rows, crossing.columns
     height, width = crossing.height, numel // crossing.height
-    fits = [tensor.dtype for tensor in held] == [torch.float32, torch.int32, torch.int32]
-    if not fits or not all(tensor.is_cpu and tensor.is_contiguous() for tensor in held):
-        return None
-    if room.nbytes < 4 * (height + width):
+    if not _suit(crossing.rows, crossing.columns, crossing.values) or room.nbytes < 4 * (height + width):
         return None
     return InC(*(tensor.data_ptr() for tensor in held), height, width, *crossing.values.shape, room.data_ptr())
 
@@ -79,12 +76,17 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
     """Have compiled code do what it can; False if nothing was done, as with numbers that torch refuses."""
-    fits = matrix.dtype == values.dtype == torch.float32 and rows.dtype == columns.dtype == torch.int32
-    compiled = library("submatrix") if fits and matrix.device.type == "cpu" else None
-    if compiled is None or not all(tensor.is_contiguous() for tensor in (matrix, rows, columns, values)):
+    compiled = library("submatrix") if _suit(rows, columns, values, matrix) else None
+    if compiled is None:
         return False
     height, width, n_rows, n_columns = map(ctypes.c_int64, (*matrix.shape, *values.shape))
     place, of_rows, of_columns, held = addresses(matrix, rows, columns, values)
     count = threads(len(rows) * matrix.shape[1])
     told = place, height, width, of_rows, n_rows, of_columns, n_columns, held, count
     return bool(getattr(compiled, name)(*told))
+
+
+def _suit(rows: Tensor, columns: Tensor, *numbers: Tensor) -> bool:
+    """Whether compiled code knows them: int32, and `numbers` in float32, contiguous, of the CPU."""
+    known = {rows.dtype, columns.dtype} == {torch.int32} and {one.dtype for one in numbers} == {torch.float32}
+    return known and all(tensor.is_cpu and tensor.is_contiguous() for tensor in (rows, columns, *numbers))

@@ -31,7 +31,7 @@ class _Block:
         return Crossing(self.values.read(dtype), self.rows, self.columns, self.n_rows)
 
     def add_part_to_(self, matrix: Tensor, first: int) -> None:
-        """As `add_to_`, of a matrix whose rows from number `first` on are `matrix`."""
+        """Add to `matrix`, the rows from number `first` on, what of the block lies in these."""
         here = between(self.rows, first, first + len(matrix), self.n_rows)
         rows, kept = self.rows[here] - first, self.plain[here]
         add_crossing_(matrix, rows, self.columns, kept, max(1, -(-len(rows) // ROWS)))

@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple
 
 import altair as alt
 
+from benchmarks.analysis.charts.look import NEAR
+
 LETTER, ASCENT, DESCENT = 4.7, 7.0, 2.0
 """Pixels of a name of font size 8: width of a letter, height above its line, depth below."""
 POINT, FARTHER = 3.5, 2.0
@@ -60,6 +62,19 @@ def places(
         taken.append(boxes[best])
         found.append(best)
     return found
+
+
+def panel_points(
+    across: Sequence[float], up: Sequence[float], reach: Sequence[float], width: float, height: float, aside: float
+) -> list[tuple[float, float]]:
+    """Return where points lie in a panel, right and down, in pixels.
+
+    across, up: values on linear scales. `reach` has all that is drawn upwards, bars too; `aside` is left free to the
+    left and to the right, and NEAR above and below.
+    """
+    x = scaled(across, (min(across), max(across)), aside, width - aside)
+    y = scaled(up, (min(reach), max(reach)), height - NEAR, NEAR)
+    return list(zip(x, y, strict=True))
 
 
 def symlog(value: float) -> float:

@@ -8,14 +8,15 @@ from typing import Any
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.charts.name_places import name_layers, places, scaled, symlog
+from benchmarks.analysis.charts.name_places import name_layers, panel_points, places, symlog
 from benchmarks.analysis.labels import MINUS, signed_with_half
 from resireduce.scheme import COMPRESSORS
 
 CURVE, SELECTS, ALL = "top-k, at several densities", "sends a part", "sends all, in fewer bits"
 COLOURS = {CURVE: look.INK, SELECTS: "#0083c4", ALL: "#d55e00"}
 WIDTH, HEIGHT, ASIDE, MOST = 860, 560, 30, 40
-"""Pixels of a panel, beside its outermost points, and of how many a name may cover others, or is left out."""
+"""Pixels: width and height of a panel, the margin beside its points, and the area of other names and points that a name
+may cover; one that would cover more is left out."""
 
 
 def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
@@ -71,13 +72,12 @@ def _place_names(shown: list[look.Row], upwards: Callable[[float], float]) -> No
     """Give each point of a panel the `spot` of its name: where it is crowded to those of top-k and the outermost."""
     across = [math.log(row["bytes"]) for row in shown]
     up = [upwards(row["value"]) for row in shown]
-    reach = [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None] or up
-    x = scaled(across, (min(across), max(across)), ASIDE, WIDTH - ASIDE)
-    y = scaled(up, (min(reach), max(reach)), HEIGHT - look.NEAR, look.NEAR)
-    middle = median(y)
-    order = sorted(range(len(shown)), key=lambda i: (shown[i]["kind"] != CURVE, -abs(y[i] - middle)))
+    reach = up + [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None]
+    points = panel_points(across, up, reach, WIDTH, HEIGHT, ASIDE)
+    middle = median(y for _, y in points)
+    order = sorted(range(len(shown)), key=lambda i: (shown[i]["kind"] != CURVE, -abs(points[i][1] - middle)))
     names = [shown[i]["label"] for i in order]
-    for i, spot in zip(order, places([(x[i], y[i]) for i in order], names, WIDTH, HEIGHT, MOST), strict=True):
+    for i, spot in zip(order, places([points[i] for i in order], names, WIDTH, HEIGHT, MOST), strict=True):
         shown[i]["spot"] = spot
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 
 from benchmarks.analysis.charts import look
-from benchmarks.analysis.charts.name_places import name_layers, places, scaled, symlog
+from benchmarks.analysis.charts.name_places import name_layers, panel_points, places, symlog
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import signed_with_half
 
@@ -83,7 +83,6 @@ def _spots(rows: Sequence[Mapping[str, Any]], column: str) -> list[int]:
         return []
     across = [math.log(row[column]) for row in rows]
     reach = [symlog(row["lost_mean"] + sign * (row["lost_half_width"] or 0)) for row in rows for sign in (1, -1)]
-    x = scaled(across, (min(across), max(across)), ASIDE, WIDTH - ASIDE)
     up = [symlog(row["lost_mean"]) for row in rows]
-    y = scaled(up, (min(reach), max(reach)), HEIGHT - look.NEAR, look.NEAR)
-    return places(list(zip(x, y, strict=True)), [row["title"] for row in rows], WIDTH, HEIGHT)
+    points = panel_points(across, up, reach, WIDTH, HEIGHT, ASIDE)
+    return places(points, [row["title"] for row in rows], WIDTH, HEIGHT)
