@@ -23,6 +23,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.left_out import Outside
 from resireduce.optimizer_view import OptimizerView
+from resireduce.resumed import Resumed
 from resireduce.settings import Settings
 from resireduce.step.exchange import Exchange
 from resireduce.step.outdated import QUIET
@@ -69,7 +70,7 @@ class DistributedOptimizer(OptimizerView):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._outside = Outside(model, parameters)
+        self._outside, self._resumed = Outside(model, parameters), Resumed()
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)  # only now: nothing is refused
         self._restart()
 
@@ -161,6 +162,7 @@ class DistributedOptimizer(OptimizerView):
             if self._only_makes_state():
                 self.wrapped.step()
                 return loss
+            self._resumed.warn(self.feedback.residual)
             self.overflowed = not self._exchange.take_step(loss)
         self._restart()
         return loss

@@ -9,6 +9,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.merging.costs import Costs
 from resireduce.optimizer_wrapper import OptimizerWrapper
+from resireduce.resumed import Resumed
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 
@@ -19,6 +20,7 @@ class OptimizerView(OptimizerWrapper):
     feedback: ErrorFeedback
     _exchange: Exchange
     _backward: BackwardPasses
+    _resumed: Resumed
 
     @property
     def queue(self) -> LaunchQueue:
@@ -71,6 +73,11 @@ class OptimizerView(OptimizerWrapper):
         """With `slices`: why gradients of large parameters are made twice, some rows at a time, by name."""
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load `state_dict` into the wrapped optimizer. Residuals are loaded apart, or the next step warns."""
+        super().load_state_dict(state_dict)
+        self._resumed.optimizer(state_dict)
+
     def residual_state_dict(self) -> dict[str, Tensor]:
         """This rank's residuals, velocities if momentum is corrected, and what a compressor remembers of each tensor.
 
@@ -92,6 +99,7 @@ class OptimizerView(OptimizerWrapper):
     def start_at(self, step: int) -> None:
         """Go on with step number `step`, counted from 0: random choices and densities follow from it."""
         self.refuse_within_step("start_at()")
+        self._resumed.residuals()
         self._exchange.steps = step
         self.feedback.begin_step(step)
 

@@ -3,6 +3,7 @@
 import copy
 import pickle
 import re
+import warnings
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
+from resireduce.optimizer import DistributedOptimizer
 from resireduce.streamed_away import StreamedAway
 from tests.worlds import Net, distributed, loss_of, same, seeded
 
@@ -418,6 +420,37 @@ def test_states_are_saved_and_loaded_between_steps() -> None:
             act()
     optimizer.step()
     optimizer.load_residual_state_dict(state)
+
+
+def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
+    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return resireduce.distribute(model, wrapped, "baseline", compressor, backend="local")
+
+
+@pytest.mark.parametrize("loads", ["", "optimizer", "optimizer residuals", "residuals optimizer", "optimizer start_at"])
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+def test_residuals_that_are_forgotten_at_a_restart(loads: str, compressor: str) -> None:
+    model = seeded(Net)
+    with with_momentum(model, compressor) as saved:
+        loss(model).backward()
+        saved.step()
+        state, residuals = saved.state_dict(), saved.residual_state_dict()
+    optimizer = with_momentum(model, compressor)
+    acts = {
+        "optimizer": lambda: optimizer.load_state_dict(state),
+        "residuals": lambda: optimizer.load_residual_state_dict(residuals),
+        "start_at": lambda: optimizer.start_at(0),
+    }
+    for act in loads.split():
+        acts[act]()
+    told = []
+    for _ in range(2):
+        loss(model).backward()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told.append(sum("the optimizer's state was loaded, but not the residuals" in str(w.message) for w in caught))
+    assert told == [int(loads == "optimizer" and compressor == "topk"), 0]
 
 
 def test_numbers_of_rows_that_are_damaged() -> None:
