@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
     text += "both, or against no compression: compression"
     parser.add_argument("--pairs", default="each", help=text)
+    text = "in place of --pairs: each setting of a config's cells against its cell without compression"
+    parser.add_argument("--config", metavar="FILE", type=Path, help=text)
     parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     place = Path("results/runs/pace.json")
@@ -58,17 +60,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the ratios of all models, print them, and return 0. ConfigError for input that cannot be used."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
-    models = [choose("models", name, WORKLOADS) for name in args.models or [one.model for one in SMALL]]
-    together = PAIRS[choose("pairs", args.pairs, PAIRS)]
     integer("ranks", args.ranks, 1, 128)
+    models = [choose("models", name, WORKLOADS) for name in args.models or [one.model for one in SMALL]]
+    together = _in_pairs(models, args) if args.config is None else _of_config(models, args)
     os.environ[DEVICE_VARIABLE] = choose("device", args.device, DEVICES)
     writable("output", args.output)
     rows = []
-    for model in models:
-        for settings in together:
-            for row in compare(_cell(model, args.ranks), settings, rounds, steps):
-                rows.append(row)
-                print(f"{model}, {_words(row)}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
+    for cells in together:
+        for row in compare(cells, rounds, steps):
+            rows.append(row)
+            beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
+            print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
     here = provenance() | {"device": args.device}
     measured = {name: here[name] for name in (*FACTS, "device")}
     save_json({"rounds": rounds, "steps": steps, "rows": rows, "measured": measured}, args.output)
@@ -76,43 +78,70 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _in_pairs(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:
+    """Return what `--pairs` stands for: cells that are timed together, the first of which is what others are compared
+    with."""
+    together = PAIRS[choose("pairs", args.pairs, PAIRS)]
+    return [[_in_setting(_cell(model, args.ranks), one) for one in several] for model in models for several in together]
+
+
+def _of_config(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:
+    """Return the settings of each model in the config, its seeds apart; the first is the one without compression."""
+    from benchmarks.core.config_reader import read_config  # a machine with a GPU alone may have no YAML
+    from benchmarks.core.run_config import get_cells
+
+    every = get_cells(read_config(args.config)).values()
+    together = []
+    for model in models:
+        own = [one for one in every if one.model == model]
+        place = {"world_size": args.ranks, "backend": _cell(model, args.ranks).backend}
+        settings = dict.fromkeys(replace(one, seed=0, observe=(), **place) for one in own)
+        first = [one for one in settings if one.compressor == "none"]
+        if len(first) != 1 or len(settings) < 2:
+            raise ConfigError(
+                f"config: {str(args.config)!r} has {len(settings)} settings of {model}, {len(first)} of them without "
+                "compression; give one of these, and others to compare with it, or other --models"
+            )
+        together.append([*first, *(one for one in settings if one not in first)])
+    return together
+
+
 def _cell(model: str, ranks: int) -> Cell:
     data = "synthetic" if WORKLOADS[model].data else "real"
     return Cell(model=model, world_size=ranks, backend="local" if ranks == 1 else "torch", data=data)
-
-
-def _words(row: dict[str, Any]) -> str:
-    return f"{row['scheme']}, {row['gradients']}, against {row['against']['scheme']}, {row['against']['gradients']}"
-
-
-def compare(cell: Cell, settings: Sequence[Setting], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return the ratio of speeds of a cell in each further setting to that in the first.
-
-    A row has those of each round, their mean, half its 95 % interval, and the step's least seconds in both settings.
-    """
-    cells = [_in_setting(cell, setting) for setting in settings]
-    first, *others = _times(cells, rounds, steps)
-    reference = {"scheme": cells[0].scheme, "gradients": cells[0].gradients, "step_seconds": min(first) / steps}
-    rows = []
-    for one, seconds in zip(cells[1:], others, strict=True):
-        ratios = [before / after for before, after in zip(first, seconds, strict=True)]
-        found = interval(ratios)
-        assert found is not None
-        row: dict[str, Any] = {
-            "model": cell.model,
-            "scheme": one.scheme,
-            "gradients": one.gradients,
-            "against": reference,
-        }
-        row |= {"pairs": found.n, "ratio": found.mean, "half_width": found.half_width}
-        rows.append({**row, "step_seconds": min(seconds) / steps, "ratios": ratios})
-    return rows
 
 
 def _in_setting(cell: Cell, setting: Setting) -> Cell:
     scheme, gradients = setting
     compressor = "none" if setting == DENSE else cell.compressor
     return replace(cell, scheme=scheme, gradients=gradients, compressor=compressor)
+
+
+def _words(row: dict[str, Any]) -> str:
+    density = "" if row["density"] == 1 else f" {row['density']:g}"
+    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}"
+
+
+def compare(cells: Sequence[Cell], rounds: int, steps: int) -> list[dict[str, Any]]:
+    """Return the ratio of the speed of each further cell to that of the first, which are of one model.
+
+    A row has those of each round, their mean, half its 95 % interval, and the step's least seconds in both cells.
+    """
+    first, *others = _times(cells, rounds, steps)
+    reference = _setting_of(cells[0]) | {"step_seconds": min(first) / steps}
+    rows = []
+    for one, seconds in zip(cells[1:], others, strict=True):
+        ratios = [before / after for before, after in zip(first, seconds, strict=True)]
+        found = interval(ratios)
+        assert found is not None
+        row: dict[str, Any] = {"model": one.model, **_setting_of(one), "against": reference}
+        row |= {"pairs": found.n, "ratio": found.mean, "half_width": found.half_width}
+        rows.append({**row, "step_seconds": min(seconds) / steps, "ratios": ratios})
+    return rows
+
+
+def _setting_of(cell: Cell) -> dict[str, Any]:
+    return {name: getattr(cell, name) for name in ("scheme", "gradients", "compressor", "density")}
 
 
 def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:

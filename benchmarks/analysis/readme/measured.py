@@ -46,13 +46,13 @@ class Measured:
         seeds = sorted({row["seeds"] for row in values["rows"]})
         count = " to ".join(number(one) for one in dict.fromkeys((seeds[0], seeds[-1])))
         where = values["measured"]
-        machines = listed([_machine(cpu, cores) for cpu in where["Processor"] for cores in where["Cores"]])
+        machines = listed([machine(cpu, cores) for cpu in where["Processor"] for cores in where["Cores"]])
         commits = listed([f"`{commit[:7]}`" for commit in where["Commit"]])
         dirty = " with uncommitted changes" if where.get("Uncommitted changes", ["no"]) != ["no"] else ""
         return f"{count} seed{'' if seeds[-1] == 1 else 's'} on {machines}, commit {commits}{dirty}"
 
 
-def _machine(cpu: str, cores: str) -> str:
+def machine(cpu: str, cores: int | str) -> str:
     """Return a processor as people write it, from the name that the kernel has for it."""
     plain = re.sub(r"\((R|TM)\)| Processor| CPU", "", cpu)
     return f"{cores} cores (" + re.sub(r" @ ([0-9.]+)GHz", r" at \1 GHz", plain) + ")"

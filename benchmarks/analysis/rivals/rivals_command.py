@@ -15,7 +15,10 @@ from resireduce.errors import ConfigError
 from resireduce.scheme import COMPRESSORS
 
 SETTING = ("Compressor", "Density", "Scheme", "Seeds")
-MEASURED = ("Metric", "Lost", "KiB a step", "Sent", "Contraction", "Cosine", "Model states, MiB", "ms a step")
+MEASURED = ("Metric", "Lost", "KiB a step", "Sent", "Contraction", "Cosine", "Model states, MiB")
+MILLISECONDS, SPEED = "ms a step", "Speed"
+Speeds = Mapping[tuple[Any, ...], Mapping[str, Any]]
+"""Rows of `benchmarks pace --config` by model, compressor, scheme and density."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,10 +60,21 @@ def _added(path: Path, rows: list[Row], sources: Sources) -> tuple[list[Row], So
         raise ConfigError(f"add: {path} is no file of rivals ({problem}); leave out --add to write it anew") from None
 
 
-def rivals_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one model as a table of Markdown, in the order of what a step sends."""
+def rivals_table(rows: Sequence[Mapping[str, Any]], speeds: Speeds | None = None) -> str:
+    """Return the rows of one model as a table of Markdown, in the order of what a step sends.
+
+    `speeds`: of settings that were timed in turn; the last column has them in place of the steps' own times.
+    """
     ordered = sorted(rows, key=lambda row: row["sent_bytes"])
-    return labels.markdown_table((*SETTING, *MEASURED), list(map(_texts, ordered)), "lrlrrrrrrrrr")
+    heads = (*SETTING, *MEASURED, MILLISECONDS if speeds is None else SPEED)
+    return labels.markdown_table(heads, [[*_texts(row), _time(row, speeds)] for row in ordered], "lrlrrrrrrrrr")
+
+
+def _time(row: Mapping[str, Any], speeds: Speeds | None) -> str:
+    if speeds is None:
+        return f"{1000 * row['step_seconds']:.0f}"
+    timed = speeds.get(tuple(row[name] for name in ("model", "compressor", "scheme", "density")))
+    return labels.ABSENT if timed is None else labels.with_half(timed["ratio"], timed["half_width"], 2)
 
 
 def _texts(row: Mapping[str, Any]) -> list[str]:
@@ -78,7 +92,6 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
             for name in ("contraction", "cosine")
         ),
         f"{row['total_bytes'] / 2**20:.2f}",
-        f"{1000 * row['step_seconds']:.0f}",
     ]
 
 

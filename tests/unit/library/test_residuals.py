@@ -8,6 +8,8 @@ from torch import nn
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
+from resireduce.kernels.norms import mean_norm
+from resireduce.residuals import average
 from resireduce.residuals.base import Residual
 from resireduce.residuals.choosing import select
 from resireduce.residuals.member import MemberResidual
@@ -76,6 +78,36 @@ def test_a_group_without_all_members_averages_those_that_came() -> None:
     torch.testing.assert_close(residual.tensors()["weighted.a"], only)
     residual.end_step(1)
     torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
+
+
+@pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
+def test_an_average_is_formed_piece_by_piece_in_the_residuals_own_memory(
+    order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(average, "PIECE", 7)
+    residual = registered(build_residual("w", GROUPING), torch.float32)
+    held = residual.tensors()["weighted.a"]
+    errors = {name: tensor for name, tensor in gradients(0, torch.float32).items() if name in order}
+    weights = {name: mean_norm(tensor, 0.5) for name, tensor in errors.items()}
+    last, *others = sorted(order, reverse=True)
+    total, weight = errors[last] * weights[last], weights[last]
+    for name in others:
+        total, weight = total.addcmul(errors[name], weights[name]), weight + weights[name]
+    for name in order:
+        residual.update(name, errors[name].clone, 0)
+    residual.end_step(0)
+    stored = residual.tensors()["weighted.a"]
+    assert torch.equal(stored, total / weight) and stored.data_ptr() == held.data_ptr()
+
+
+def test_part_of_a_larger_piece_of_memory_is_not_held_until_the_group_is_complete() -> None:
+    residual = registered(build_residual("w", GROUPING))
+    both = torch.ones(2, 30, 40, dtype=torch.float64)
+    residual.update("c", lambda: both[0], 0)
+    both.fill_(torch.nan)
+    residual.update("b", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    residual.update("a", lambda: torch.ones(30, 40, dtype=torch.float64), 0)
+    assert torch.equal(residual.tensors()["weighted.a"], torch.ones(30, 40, dtype=torch.float64))
 
 
 def test_2d_alters_only_its_block_and_sees_convolutions_as_matrices() -> None:

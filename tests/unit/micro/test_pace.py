@@ -2,12 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
+from benchmarks.core.paths import ROOT
 from benchmarks.micro import pace
 
 
@@ -33,7 +35,9 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     rank.write_text(f'#!/bin/sh\ncp "$3/cells.json" "{tmp_path}"\necho "{seconds}" > "$3/seconds.json"\n')
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
-    streamed, shared = pace.compare(Cell(model="resnet50", data="synthetic"), pace.PAIRS["both"][0], 2, 1)
+    cell = Cell(model="resnet50", data="synthetic")
+    cells = [replace(cell, scheme=scheme, gradients=gradients) for scheme, gradients in pace.PAIRS["both"][0]]
+    streamed, shared = pace.compare(cells, 2, 1)
     timed = json.loads((tmp_path / "cells.json").read_text())
     assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [*pace.PAIRS["both"][0]]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
@@ -46,7 +50,7 @@ def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.Ca
     assert main(["pace", "--pairs", "compression", *options]) == 0
     (row,) = json.loads(output.read_text())["rows"]
     assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
-    assert "vgg-digits, baseline, kept, against none, kept: " in capsys.readouterr().out
+    assert "vgg-digits: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
 
 
 def test_without_a_file_given_no_committed_one_is_replaced(
@@ -57,6 +61,27 @@ def test_without_a_file_given_no_committed_one_is_replaced(
     assert main(["pace"]) == 0
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.json")] == [Path("results/runs/pace.json")]
     assert "results/runs/pace.json" in capsys.readouterr().out
+
+
+def test_settings_of_a_config_are_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, output = tmp_path / "own.yaml", tmp_path / "pace.json"
+    only = "{model: vgg-digits, compressor: [none, signum, topk], density: 0.01}"
+    config.write_text(f"extends: {ROOT}/benchmarks/config/rivals.yaml\nonly: {only}\n")
+    options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
+    assert main(["pace", "--config", str(config), *options]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["compressor"], row["scheme"], row["density"]) for row in rows] == [
+        ("signum", "none", 1),
+        ("topk", "baseline", 0.01),
+    ]
+    assert {row["against"]["compressor"] for row in rows} == {"none"}
+    assert "vgg-digits: topk 0.01, baseline, streamed against none, none, streamed: " in capsys.readouterr().out
+
+
+def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--models", "resnet50", "--output", str(tmp_path / "pace.json")]
+    assert main(["pace", "--config", str(ROOT / "benchmarks/config/rivals.yaml"), *options]) == 2
+    assert "has 0 settings of resnet50, 0 of them without compression" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("option", "value"), [("--rounds", "1"), ("--steps", "0"), ("--ranks", "0")])
