@@ -22,7 +22,7 @@ class Resumed:
         self._residuals = True
 
     def warn(self, residual: Residual) -> None:
-        """At a step: warn if the optimizer's state was loaded, but not what `residual` stores, if it stores anything."""
+        """At a step: warn if the optimizer's state was loaded, but not what `residual` stores, if it does."""
         forgotten = self._optimizer and not self._residuals
         self._optimizer = self._residuals = False
         if forgotten and residual.tensors():

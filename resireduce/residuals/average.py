@@ -1,12 +1,16 @@
 """ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from resireduce.residuals.base import norm_dtype
-from resireduce.residuals.group import Group, GroupResidual
+from resireduce.residuals.group import Folded, Group, GroupResidual
+
+PIECE = 1 << 18
+"""Elements of an average that a CPU works on at once: what one operation leaves, the next finds in the cache."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,29 @@ class AverageResidual(GroupResidual):
         """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
         return error.new_ones(())
 
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return the weighted sum of errors, now with `error` of member `name`, and the sum of weights, 0-D."""
+    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
+        """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
+
+        The first error is kept as it is, and multiplied by its weight where the second is added.
+        """
         weight = self.weight(error, name)
         if folded is None:
-            return torch.mul(error, weight), weight
-        total, weights = folded
-        return total.addcmul_(error, weight), weights + weight
+            return Folded(_alone(error), weight, is_one=True)
+        weights, target = folded.weight + weight, folded.total if room is None else room
+        divisor = None if room is None else _divisor(weights)
+        for into, total, more in _pieces(target, folded.total, error):
+            multiplied = torch.mul(total, folded.weight, out=into) if folded.is_one else total
+            torch.addcmul(multiplied, more, weight, out=into)
+            if divisor is not None:
+                into.div_(divisor)
+        return Folded(target, weights, is_complete=room is not None)
+
+    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+        """Return the average. If all errors are zero it is zero, not 0 / 0."""
+        if folded.is_complete:
+            return folded.total
+        total = _multiplied(folded)
+        return torch.div(total, _divisor(folded.weight), out=total if room is None else room)
 
     def takes_parts(self, name: str) -> bool:
         """Whether what is stored can be read some elements at a time: not in the host's memory."""
@@ -67,11 +87,28 @@ class AverageResidual(GroupResidual):
             return _Member(waiting.view(-1), None, adds=False)
         weight, folded = self.weight(like.to(norm_dtype(like)), name), group.folded
         if folded is None:
-            group.folded = like.new_empty(group.shape, dtype=norm_dtype(like)), weight
+            group.folded = Folded(like.new_empty(group.shape, dtype=norm_dtype(like)), weight)
         else:
-            group.folded = folded[0], folded[1] + weight
-        return _Member(group.folded[0].view(-1), weight, folded is not None)
+            group.folded = Folded(_multiplied(folded), folded.weight + weight)
+        return _Member(group.folded.total.view(-1), weight, folded is not None)
 
-    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """Return the average, in the memory of `total`. If all errors are zero it is zero, not 0 / 0."""
-        return total.div_(weight.clamp(min=torch.finfo(weight.dtype).tiny))
+
+def _alone(error: Tensor) -> Tensor:
+    """Return `error`, or a copy, if it is part of a larger piece of memory, which would be held with it."""
+    return error if error.untyped_storage().nbytes() == error.nbytes else error.clone()
+
+
+def _multiplied(folded: Folded) -> Tensor:
+    """Return the sum that is `folded`, in its memory, where it is the error of one member multiplied by its weight."""
+    return folded.total.mul_(folded.weight) if folded.is_one else folded.total
+
+
+def _divisor(weight: Tensor) -> Tensor:
+    return weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
+    """Return pieces of contiguous `tensors` of one size, side by side; the whole of them, where they are on no CPU."""
+    if tensors[0].numel() <= PIECE or not tensors[0].is_cpu:
+        return [tensors]
+    return zip(*(one.view(-1).split(PIECE) for one in tensors), strict=True)

@@ -13,6 +13,20 @@ from resireduce.residuals.stored import Stored
 
 
 @dataclass
+class Folded:
+    """What the errors of some members of a group have been folded into."""
+
+    total: Tensor
+    """Of the residual's shape. Lies in the memory of one of the errors, or in that of the residual."""
+    weight: Tensor
+    """What weighs it, 0-D."""
+    is_one: bool = False
+    """Whether it is the error of one member, not multiplied by its weight yet."""
+    is_complete: bool = False
+    """Whether it is what is to be stored."""
+
+
+@dataclass
 class Group:
     """One reusable group on its way through a step."""
 
@@ -26,8 +40,8 @@ class Group:
     """Errors of this step that arrived before their turn."""
     turn: int = 0
     """How many members, counted from the last, have been folded."""
-    folded: tuple[Tensor, Tensor] | None = None
-    """What the errors have been folded into so far, of the residual's shape, and what weighs it, 0-D."""
+    folded: Folded | None = None
+    """What the errors have been folded into so far."""
 
 
 class GroupResidual(Residual):
@@ -37,6 +51,8 @@ class GroupResidual(Residual):
     early waits. So rounding is always the same, and in the usual order nothing waits: beside the stored tensor, one
     more is alive while a group is on its way. Folding is done in float32 at least: in 16 bits norms and sums lose what
     small elements add.
+
+    What is folded may lie in the memory of an error until the step ends, and not longer: that memory was a gradient's.
     """
 
     def __init__(self, **options: object):
@@ -45,12 +61,15 @@ class GroupResidual(Residual):
         self._group_of: dict[str, Group] = {}
 
     @abstractmethod
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Return what is `folded` so far, if anything, with the `error` of member `name`; may use its memory."""
+    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
+        """Return what is `folded` so far, if anything, with the `error` of member `name`; may use their memory.
+
+        room: with the last member, where what is to be stored may be formed, if that is not copied anyway.
+        """
 
     @abstractmethod
-    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """Return what is stored of all errors, folded into `total` with `weight`, 0-D; may use their memory."""
+    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+        """Return what is stored of all errors that are `folded`: in `room`, if any, or in memory of its own."""
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate one tensor for the whole group with its first member."""
@@ -102,17 +121,18 @@ class GroupResidual(Residual):
 
     def _fold(self, group: Group, member: str) -> None:
         error = group.waiting.pop(member)
-        group.folded = self.fold(group.folded, error.to(norm_dtype(error)), member)
+        error = error.to(norm_dtype(error))
+        is_last = group.turn == len(group.members) - 1
+        group.folded = self.fold(group.folded, error, member, group.stored.room(error.dtype) if is_last else None)
 
     def _close_step(self, group: Group, step: int) -> None:
         assert group.folded is not None
-        self._close(group, self.source(group.members[0], group.folded[0], step))
+        self._close(group, self.source(group.members[0], group.folded.total, step))
 
     def _close(self, group: Group, source: torch.Generator | None) -> None:
         assert group.folded is not None
-        total, weight = group.folded
-        group.folded = None
-        group.stored.set_(self.finish(total, weight), source)
+        folded, group.folded = group.folded, None
+        group.stored.set_(self.finish(folded, group.stored.room(folded.total.dtype)), source)
         group.turn = 0
 
     def stored_for(self, name: str) -> Stored:

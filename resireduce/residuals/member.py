@@ -1,21 +1,21 @@
-"""One member's residual in place of all of a reusable group's (paper, section 4.2, Fig. 6)."""
+"""One member's residual in place of those of a whole reusable group (paper, section 4.2, Fig. 6)."""
 
 import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError
 from resireduce.kernels.norms import l1_and_l2_norm
-from resireduce.residuals.group import GroupResidual
+from resireduce.residuals.group import Folded, GroupResidual
 
 
 class MemberResidual(GroupResidual):
     """Stores the residual of the member whose L1 or L2 norm is the largest (or the smallest), and reuses it for all.
 
-    The paper's comparison of members, which led to the weights of `w`. Of equal norms the later member's is stored.
+    The paper compares members this way, which led to the weights of `w`. Of equal norms the later member's is stored.
 
     Args:
-        norm: 1 or 2.
-        smallest: store that of the smallest norm. Raises ConfigError for another `norm`.
+        norm: 1 or 2. Raises ConfigError for any other.
+        smallest: store the residual of the smallest norm instead.
     """
 
     def __init__(self, *, norm: int = 1, smallest: bool = False, **options: object):
@@ -26,15 +26,15 @@ class MemberResidual(GroupResidual):
             raise ConfigError(f"smallest: {smallest!r} is not allowed; give true or false")
         self.norm, self.smallest = norm, smallest
 
-    def fold(self, folded: tuple[Tensor, Tensor] | None, error: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
         """Return the better of the two errors and its norm, 0-D, without waiting for a GPU to compare them."""
         norm = l1_and_l2_norm(error)[self.norm - 1]
         if folded is None:
-            return error.clone(), norm
-        best, best_norm = folded
+            return Folded(error.clone(), norm)
+        best, best_norm = folded.total, folded.weight
         better = norm < best_norm if self.smallest else norm > best_norm
-        return torch.where(better, error, best, out=best), torch.where(better, norm, best_norm)
+        return Folded(torch.where(better, error, best, out=best), torch.where(better, norm, best_norm))
 
-    def finish(self, total: Tensor, weight: Tensor) -> Tensor:
-        """Return `total`, the error that was chosen, as it is."""
-        return total
+    def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
+        """Return the error that was chosen, as it is."""
+        return folded.total

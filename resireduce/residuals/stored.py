@@ -13,63 +13,70 @@ from resireduce.blocks import pieces, spread
 from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
 
 BLOCK = 64
-"""Elements that share a scale: with float32 scales 0.5 bits an element."""
+"""Elements that share a scale: a float32 scale costs 0.5 bits per element."""
 
 
 class Stored(ABC):
-    """One tensor that is written once a step and read once a step. Made of zeros."""
+    """One tensor that is written once and read once per step. It begins as zeros."""
 
     @abstractmethod
     def add_to_(self, target: Tensor) -> Tensor:
-        """Add what is stored to contiguous `target`, in the precision of that; return `target`."""
+        """Add what is stored to contiguous `target`, in its precision; return `target`."""
 
     @abstractmethod
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return what is stored as a tensor of `dtype`, not to be changed: it may be the memory that is stored in."""
+        """Return what is stored as a tensor of `dtype`, which must not be changed: it may be the storage itself."""
 
     @abstractmethod
     def release(self) -> None:
-        """Let go of memory that is not needed until the next `set_`: what is stored has been used."""
+        """Free memory that is not needed until the next `set_`, since what is stored has been used."""
 
     @abstractmethod
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Store `value`, whose memory may be kept for it; `source` is for random rounding (None on the meta device)."""
+        """Store `value`, whose memory may be kept; `source` is for random rounding (None on the meta device)."""
+
+    def room(self, dtype: torch.dtype) -> Tensor | None:
+        """Return where a value of `dtype` may be formed, of what is stored and has been used, and of others.
+
+        It is given to `set_` then, which leaves it there. None: `set_` copies what it is given, wherever that lies.
+        """
+        return None
 
     @property
     def cuts(self) -> bool:
-        """Whether elements can be read and written some at a time, by `add_part_to_` and `set_part`."""
+        """Whether elements can be read and written in parts, by `add_part_to_` and `set_part`."""
         return False
 
     def add_part_to_(self, target: Tensor, start: int) -> Tensor:
-        """Add the elements that are stored from number `start` on to contiguous `target`, as many as that has.
+        """Add the elements that are stored from number `start` on to contiguous `target`; return `target`.
 
-        Return `target`. As of the whole, if `start` is a multiple of a block. NotImplementedError unless this `cuts`.
+        The result is that of the whole if `start` begins a block. NotImplementedError unless this `cuts`.
         """
         raise NotImplementedError(f"{type(self).__name__} is read as a whole")
 
     def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
         """Store contiguous `value` from element `start` on, as `set_` would store it there.
 
-        All elements one after the other, with one `source`, are as one call of `set_`. NotImplementedError unless this
+        Calls for all elements in order, with one `source`, equal one call of `set_`. NotImplementedError unless this
         `cuts`.
         """
         raise NotImplementedError(f"{type(self).__name__} is written as a whole")
 
     def prefetch(self) -> None:
-        """Begin to bring what is stored to where it is used; nothing, if it is held there."""
+        """Start copying what is stored to where it is used; do nothing if it is already there."""
         return
 
     @abstractmethod
     def over(self, tensors: Mapping[str, Tensor]) -> "Stored":
-        """Return what holds `tensors`, named as in `tensors()`, in the same kind and shape."""
+        """Return an object of the same kind and shape that holds `tensors`, named as in `tensors()`."""
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that is held, by the ends of the names that a residual has for it."""
+        """Return all tensors held, by the suffixes of the names that a residual gives them."""
 
 
 class Plain(Stored):
-    """In a floating-point `dtype`, rounded to nearest: a tensor of `shape` on `device`."""
+    """A tensor of `shape` on `device` in a floating-point `dtype`, rounded to nearest."""
 
     def __init__(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device):
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -79,15 +86,19 @@ class Plain(Stored):
         return target.add_(self.values)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the values, themselves if they are of `dtype`."""
+        """Return the values as `dtype`: the stored tensor itself if it has that dtype."""
         return self.values.to(dtype)
 
     def release(self) -> None:
-        """Let go of all values."""
+        """Free all values."""
         self.values = self.values.new_empty(0)
 
+    def room(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the memory of the values, if they are of `dtype`."""
+        return self.values if self.values.dtype == dtype else None
+
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Keep `value` itself if it has the dtype of the values, else a copy that is rounded to it."""
+        """Keep `value` itself if it has the storage dtype, otherwise a copy rounded to it."""
         if value.dtype == self.values.dtype or self.values.shape != value.shape:
             self.values = value.to(self.values.dtype)
         else:
@@ -103,7 +114,7 @@ class Plain(Stored):
         return target.add_(self.values.view(-1)[start : start + target.numel()].view(target.shape))
 
     def set_part(self, value: Tensor, start: int, source: torch.Generator | None) -> None:
-        """Round `value` to the values from element `start` on."""
+        """Store `value`, rounded, from element `start` on."""
         self.values.view(-1)[start : start + value.numel()].copy_(value.view(-1))
 
     def over(self, tensors: Mapping[str, Tensor]) -> "Plain":
@@ -113,17 +124,17 @@ class Plain(Stored):
         return other
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the values, by the empty end of a name."""
+        """Return the values, with an empty suffix as their name."""
         return {"": self.values}
 
 
 class Blocks(Stored):
     """Codes of `kind` (int8, int4, float8_e4m3) for a tensor of `shape` on `device`.
 
-    Each block of 64 has a float32 scale: its largest magnitude is the largest code.
+    Each block of 64 elements has a float32 scale, which maps its largest magnitude to the largest code.
 
-    int8 and int4 are rounded at random, so that the expectation is what was to be stored: a residual smaller than half
-    a step would else never be kept. float8_e4m3 is rounded to nearest, its steps being relative.
+    int8 and int4 are rounded at random, so that the expectation is the value to be stored: otherwise a residual smaller
+    than half a step would never be kept. float8_e4m3 is rounded to nearest, since its steps are relative.
     """
 
     LARGEST: ClassVar = {"int8": 127.0, "int4": 7.0, "float8_e4m3": 448.0}
@@ -146,7 +157,7 @@ class Blocks(Stored):
         return target
 
     def adds_to(self, grad: Tensor) -> bool:
-        """Return whether compiled code can add what is stored to `grad` while it goes through its elements."""
+        """Return whether compiled code can add what is stored to `grad` while it reads its elements."""
         return grad.shape == self.shape and compiled_adds(self.kind, grad)
 
     def read(self, dtype: torch.dtype) -> Tensor:
@@ -154,7 +165,7 @@ class Blocks(Stored):
         return self.add_to_(torch.zeros(self.shape, dtype=dtype, device=self.codes.device))
 
     def release(self) -> None:
-        """Let go of nothing: codes are overwritten in place."""
+        """Free nothing: codes are overwritten in place."""
 
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
         """Encode `value`, a sixteenth of it at a time."""
@@ -162,7 +173,7 @@ class Blocks(Stored):
             self._encode(value.view(-1), source)
 
     def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
-        """Encode 1-D `flat`, drawing from `source` from where it has come to, as compiled code cannot."""
+        """Encode 1-D `flat`, drawing from `source` at its current position, as compiled code cannot."""
         if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
             for piece in pieces(self.numel, BLOCK):
                 held = self._part(flat[piece], piece.start)
@@ -173,7 +184,7 @@ class Blocks(Stored):
             part = flat[piece].float()
             blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(1)
-            # A GPU multiplies by the reciprocal of a number of the host, which is not the same as to divide.
+                # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
             scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
             self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
             scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))
