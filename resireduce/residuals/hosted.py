@@ -11,10 +11,10 @@ from resireduce.residuals.stored import Stored
 
 
 class Hosted(Stored):
-    """What `near` would hold on its device, held in the host's memory instead; pinned, if the device is a GPU.
+    """What `near` would hold on its device, held in the host's memory instead, pinned if the device is a GPU.
 
-    Copies go both ways on a stream of their own, so that they run beside the backward pass: in by `prefetch`, before
-    the gradient is there; out by `set_`, beside what comes next.
+    Copies in both directions run on a stream of their own, in parallel to the backward pass: to the device by
+    `prefetch`, before the gradient is there; to the host by `set_`, while the pass goes on.
 
     Args:
         near: made on the device of the gradients; what it holds is moved.
@@ -27,7 +27,7 @@ class Hosted(Stored):
         self._near: Stored | None = None
 
     def prefetch(self) -> None:
-        """Begin to copy to the device, if that has not begun."""
+        """Start copying to the device, if that has not been done yet."""
         if self._near is None:
             with _beside(self._device):
                 self._near = self._far.over(
@@ -39,15 +39,21 @@ class Hosted(Stored):
         return self._come().add_to_(target)
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return what is stored, on the device, as a tensor of `dtype`, not to be changed."""
+        """Return what is stored, on the device, as a tensor of `dtype` that must not be changed."""
         return self._come().read(dtype)
 
     def release(self) -> None:
-        """Let go of the copy on the device."""
+        """Free the copy on the device."""
         self._near = None
 
+    def room(self, dtype: torch.dtype) -> Tensor | None:
+        """Return the memory of the copy on the device, if it can hold a value of `dtype`; `set_` must follow."""
+        if self._near is None:
+            self._near = self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
+        return self._near.room(dtype)
+
     def set_(self, value: Tensor, source: torch.Generator | None) -> None:
-        """Encode `value` on the device, and begin to copy the result to the host."""
+        """Encode `value` on the device, and start copying the result to the host."""
         near = self._near or self._far.over({name: self._like(tensor) for name, tensor in self._tensors()})
         near.set_(value, source)
         self._near = None
@@ -57,14 +63,14 @@ class Hosted(Stored):
                 _used(tensor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors on the host, after all copies to and from them have come to their end."""
+        """Return the tensors on the host, after all copies to and from them have finished."""
         if self._device.type == "cuda":
             _stream(self._device).synchronize()
         self._near = None
         return self._far.tensors()
 
     def over(self, tensors: Mapping[str, Tensor]) -> Stored:
-        """Return what holds `tensors` in the same form, on whatever device they lie."""
+        """Return an object that holds `tensors` in the same form, on whatever device they are."""
         return self._far.over(tensors)
 
     def _tensors(self) -> list[tuple[str, Tensor]]:
@@ -74,7 +80,7 @@ class Hosted(Stored):
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=self._device)
 
     def _come(self) -> Stored:
-        """Return the copy on the device, which what is launched from now on may use."""
+        """Return the copy on the device, which work launched from now on may use."""
         self.prefetch()
         assert self._near is not None
         if self._device.type == "cuda":
@@ -96,7 +102,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def _beside(device: torch.device, after: bool = False) -> AbstractContextManager[object]:
-    """Run copies on the stream for them; with `after`, only when all that has been launched so far is done."""
+    """Run copies on their own stream; with `after`, only when everything launched so far is done."""
     if device.type != "cuda":
         return nullcontext()
     if after:
