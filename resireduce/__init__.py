@@ -2,7 +2,7 @@
 
     optimizer = resireduce.distribute(model, optimizer, scheme="w+2d", compressor="topk", density=0.01)
 
-`import resireduce` loads no torch: what needs it is imported when it is first used.
+`import resireduce` does not import torch: modules that need it are imported when they are first used.
 """
 
 from importlib import import_module

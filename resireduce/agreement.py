@@ -1,4 +1,4 @@
-"""The agreement of ranks: all must have been given the same settings, model and optimizer, or all are told so."""
+"""The agreement of ranks: all must have the same settings, model and optimizer, or an error is raised on all."""
 
 import pickle
 from collections.abc import Iterable, Mapping
@@ -17,9 +17,10 @@ def check_agreement(
     communicator: Communicator,
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks if any was given other settings, or other tensors to train, than rank 0.
+    """Raise ConfigError on all ranks of `communicator` if any has other `settings`, or trains other `tensors`, than
+    rank 0.
 
-    beside: whose ranks hear of it too.
+    beside: a communicator whose ranks are told too.
     """
     if communicator.world_size == 1:
         return
@@ -28,10 +29,10 @@ def check_agreement(
 
 
 def check_optimizer_agreement(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Raise ConfigError on all ranks if any has another optimizer, other options, other or otherwise ordered tensors.
+    """Raise ConfigError on all ranks if optimizers, their options, or tensors or their order differ between ranks.
 
-    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. So may options of a rank whose
-    optimizer has no state where rank 0's has one: there a checkpoint was loaded, and not here.
+    Values of tensors may differ: `broadcast_start` overwrites them with rank 0's. Options may differ if this rank's
+    optimizer has no state and rank 0's has one: then a checkpoint was loaded there, and not here.
     """
     if communicator.world_size == 1:
         return
@@ -59,9 +60,9 @@ def agree(
     except_for: Iterable[str] = (),
     beside: Communicator | None = None,
 ) -> None:
-    """Raise ConfigError on all ranks if anything that one has in `mine`, by field, is not what rank 0 has there.
+    """Raise ConfigError on all ranks if any value that one has in `mine`, by field, differs from rank 0's.
 
-    beside: ranks that this one also trains with, if they are not those of `communicator`; they hear of it too.
+    beside: ranks that this one also trains with, if they are not those of `communicator`; they are told too.
     """
     first = broadcast_object(dict(mine), communicator)
     different = [key for key in first | mine if mine.get(key) != first.get(key) and key not in except_for]
@@ -82,7 +83,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def tell(value: object) -> str:
-    """`value` in words that are the same in every process: without the address that an object's `repr` may have."""
+    """Return `value` as text that is equal in every process, without the address that a `repr` may contain."""
     if isinstance(value, Tensor):
         return f"{value.tolist()}" if value.numel() <= 16 else _kind(value)
     text = repr(value)
@@ -90,7 +91,7 @@ def tell(value: object) -> str:
 
 
 def broadcast_object(value: Any, communicator: Communicator) -> Any:
-    """Return rank 0's `value`, over `communicator`, pickled: a rank trusts the others of its job."""
+    """Return rank 0's `value`, sent over `communicator` as a pickle: a rank trusts the others of its job."""
     data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8).to(communicator.control_device)
     size = torch.tensor([data.numel()], device=communicator.control_device)
     communicator.broadcast_(size, "resireduce.start.size")

@@ -57,80 +57,82 @@ def distribute(
 
     Args:
         model: on its device already; its parameters and buffers are overwritten with rank 0's.
-        optimizer: any torch optimizer over (some of) the model's parameters; its state, too, is overwritten.
-        scheme: which residuals are stored. baseline: all; none; a, w: one average, plain or weighted, for each group;
-            member: one member's for its group; d, 2d: part of the specific layers'; w+2d; partial: a random half;
-            decayed: all, fading from step to step. Or a `resireduce.scheme.Scheme` of residuals of your own.
+        optimizer: any torch optimizer over (some of) the model's parameters; its state is overwritten likewise.
+        scheme: which residuals are stored. baseline: all; none: none; a, w: one plain or weighted average for each
+            group; member: one member's residual for its group; d, 2d: part of each specific layer's residual; w+2d:
+            both; partial: a random half; decayed: all, fading from step to step. Or a `resireduce.scheme.Scheme` of
+            your own residuals.
         compressor: none; topk, adtopk, adtopk-interleaved, chunked, demo, dgc, dgc-simple, dgc-momentum, randomk (which
-            send a share of the elements), topk+packed, dgc+packed (their indices in few bits); gaussian, redsync,
-            redsync-trim, sidco-exp, sidco-gp, sidco-gamma, adtopk-threshold (which aim at a share); threshold (what is
-            greater); fp16, block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd, signum
-            (which send all, in fewer bits; the last two bring back a vote); powersgd (matrices of low rank), l1-chunks
-            (a share, in chunks), on which ranks agree first; or a Compressor: Threshold(1e-3), PowerSGD(rank=4), one
-            of your own, ...
-        density: share of each tensor's elements that is sent, where the compressor selects any; or a function from the
-            number of the step, counted from 0, to that share, the same on all ranks.
+            send a share of the elements), topk+packed, dgc+packed (with indices in few bits); gaussian, redsync,
+            redsync-trim, sidco-exp, sidco-gp, sidco-gamma, adtopk-threshold (which aim at a share); threshold (elements
+            above it); fp16, block8, block4, qsgd, qsgd-max, natural, terngrad, onebit, ef-signsgd, signsgd, signum
+            (every element in fewer bits; the last two return a majority vote); powersgd (low-rank matrices), l1-chunks
+            (a share, in chunks), ok-topk (the largest of the sum over all ranks), where ranks agree in several rounds;
+            or a Compressor: Threshold(1e-3), PowerSGD(rank=4), one of your own, ...
+        density: share of each tensor's elements to send, if the compressor selects elements; or a function from the
+            step number, counted from 0, to that share, the same on all ranks.
         backend: torch (torch.distributed, already initialised), horovod (likewise), local (this process alone), or a
             Communicator.
         groups: "auto" finds them; or a Grouping of parameter names, or patterns as in `resireduce.patterns`.
         gradients: streamed frees each gradient during the backward pass, when it is compressed and sent: clipping or
             unscaling between `backward()` and `step()` comes too late, and is an error. kept leaves gradients in
-            `.grad`, as plain training does, until `step()` sends what is there then and puts the averages in its place.
+            `.grad`, as plain training does, until `step()` sends them and replaces them by the averages.
         residual_dtype: storage precision of residuals: float64, float32, bfloat16, float16, float8_e4m3, int8 or int4,
-            not wider than the gradients; None is the gradient's own.
+            not wider than the gradients; None: the gradient's own.
         backward_passes_per_step: how many passes are added up (not averaged) for one step.
-        dense: shell patterns of parameters to send without compression, beside the small ones (less than 10,000
+        dense: shell patterns of parameters to send without compression, in addition to small ones (fewer than 10,000
             elements, or 1-D); None: those in the model's attribute `dense_parameters`, if it has one.
-        options: of the scheme's residuals, by the names of their arguments: phi and norms (w), row_ratio, column_ratio,
-            norms and choice (d, 2d), ratio (partial), decay (decayed), norm and smallest (member). A ratio may be
+        options: arguments of the scheme's residuals, by name: phi and norms (w), row_ratio, column_ratio, norms and
+            choice (d, 2d), ratio (partial), decay (decayed), norm and smallest (member). A ratio may be
             {pattern: ratio}.
-        max_grad_norm: averaged gradients are scaled so that their global norm is this at most, as clip_grad_norm_ does;
-            `optimizer.grad_norm` has the norm; `math.inf` asks for that alone. It
-            is that of what was sent, which varies more than the gradient's own.
-            Streamed, all ranks' payloads then wait for the last.
-        max_local_grad_norm: kept only: each rank's own gradient is scaled so that its norm is this at most, before
-            anything is compressed, which then waits for all of it. DGC has max_grad_norm / sqrt(world size) here.
-        grad_scaler: a `resireduce.GradScaler` that scales the loss. Streamed, payloads wait as with max_grad_norm.
-        residual_device: "cpu" holds residuals in the host's memory, pinned; each is brought to the GPU shortly before
-            its gradient is there. None: on the gradients' device.
+        max_grad_norm: averaged gradients are scaled so that their global norm is at most this, as by clip_grad_norm_.
+            `optimizer.grad_norm` holds the norm; `math.inf` only measures it. It is the norm of what was sent, which
+            varies more than that of the gradients. With streamed gradients, all payloads then wait for the last one.
+        max_local_grad_norm: kept gradients only: each rank's own gradient is scaled so that its norm is at most this,
+            before any of it is compressed. DGC uses max_grad_norm / sqrt(world size) here.
+        grad_scaler: a `resireduce.GradScaler` that scales the loss. Streamed payloads then wait as with max_grad_norm.
+        residual_device: "cpu" holds residuals in pinned host memory; each is copied to the GPU shortly before its
+            gradient is ready. None: on the gradients' device.
         update: in_step: no parameter changes before `step()`; what is sent without compression waits for it.
             in_backward, with compressor "none" and streamed gradients only: parameters are updated, and averages freed,
-            during the backward pass. Options of the optimizer must then not change before `step()`, and no weight may
-            be used detached earlier in the model than where it is trained.
-        overlap: kept only: True compresses and sends during the backward pass. `.grad` cannot be used then before
-            `step()`.
-        group: with backend "torch": the process group whose ranks train together; None: all ranks. It says which, and
-            their messages go through another one, made for this optimizer.
-        slices: streamed, and with torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors of more
-            than so many bytes are brought back, and used, in slices of about so many. Where a full residual absorbs
-            them, gradients of such weights of nn.Linear, nn.Embedding and nn.Conv2d are made in slices too;
-            `optimizer.whole_gradients` says which are not, and why. True: of sizes that keep the fullest moment
-            about 2 points above what is held between steps. Rounding may differ, as may that of norms. None: whole.
-        warm_up_steps: in so many steps at the start everything is sent dense, as by "none"; streamed gradients wait.
-        hierarchy: flat: each rank compresses its gradients. node: those of a machine's ranks are summed there, without
-            compression; each rank then owns a slice of the mean, compresses that, and holds the residual of that alone:
-            a node sends what one rank does, and residuals take one rank's bytes a node. Which ranks share a machine is
-            found, by Slurm's numbers or host names; or given: the ranks of each node as lists, or, with backend
-            "torch", the ProcessGroup of this rank's node, or a DeviceMesh, of which the last dimension is a node.
-            `compress_ddp` has none: its buckets hold whole gradients.
-        merge: which compressed tensors travel in one message. None, or "none": none, each leaves as it comes. one: all,
-            at the end of the backward pass. hybrid: besides, all that is sent dense in one all-reduce, as in AD-Topk,
-            where `dense` names more than small tensors (`resireduce.partial_selection` chooses). A number: as many as
-            come one after the other and take so many bytes together, as a rank sends them. mg-wfbp, omgs, optimal,
-            rgmerge-style: what these rules make of the times of the first steps, of the slowest rank and of the link,
-            which `optimizer.costs` has then; which tensors they merge may differ from run to run. Lists of names of
-            parameters, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: as they say; who is
-            in none travels alone. dear, or dear-BYTES, with compressor "none" and kept gradients only: modules of up to
-            25 MiB, or so many bytes, in one reduce-scatter in the backward pass and one all-gather in the next forward
-            pass, in which parameters are updated shortly before they are used; `optimizer.flush()` has them updated
-            at once. Payloads that are gathered (topk and most others) give the same parameters in any
-            messages, bit for bit; those that are summed (none, fp16, randomk) round by their place in a message, on
-            three ranks or more. What is sent dense beside them stays as it is, but for hybrid.
+            during the backward pass. The optimizer's options must then not change before `step()`, and no weight may
+            be used detached in an earlier part of the model than the one where it is trained.
+        overlap: kept gradients only: True compresses and sends during the backward pass. `.grad` cannot then be used
+            before `step()`.
+        group: with backend "torch": the process group whose ranks train together; None: all ranks. It only names the
+            ranks: their messages go through another group, made for this optimizer.
+        slices: with streamed gradients, and torch's own SGD, Adam, AdamW, RMSprop or Adagrad only: averages of tensors
+            larger than this many bytes are received and applied in slices of about this size. Gradients of such weights
+            of nn.Linear, nn.Embedding and nn.Conv2d are computed in slices too: once where a full residual absorbs
+            them, else two or three times; `optimizer.whole_gradients` says which are not, and why. True: sizes that
+            keep the fullest moment about 2 points above what is held between steps. Values and norms may be rounded
+            differently. None: no slices.
+        warm_up_steps: the number of first steps in which everything is sent dense, as by "none"; streamed gradients
+            then wait for `step()`.
+        hierarchy: flat: each rank compresses its gradients. node: gradients are first summed over the ranks of a
+            machine, without compression; each rank then owns a slice of the mean, compresses it, and holds the residual
+            of that slice alone. A node thus sends, and stores in residuals, as many bytes as one rank otherwise does.
+            Which ranks share a machine is found from Slurm's numbers or host names, or given: the ranks of each node as
+            lists or, with backend "torch", the ProcessGroup of this rank's node, or a DeviceMesh whose last dimension
+            is a node. `compress_ddp` has no hierarchy: its buckets hold whole gradients.
+        merge: which compressed tensors travel together in one message. None or "none": each leaves on its own, as soon
+            as it is ready. one: all, at the end of the backward pass. hybrid: like one, with all dense tensors in one
+            all-reduce too, as in AD-Topk, where `dense` names more than small tensors (`resireduce.partial_selection`
+            chooses them). A number: consecutive tensors of at most so many bytes together, as a rank sends them.
+            mg-wfbp, omgs, optimal, rgmerge-style: what these rules choose by the times of the slowest rank and of the
+            link, measured in the first steps and kept in `optimizer.costs`; the choice may differ from run to run.
+            Lists of parameter names, such as those of `optimizer.messages` or `optimizer.costs.messages(rule)`: these
+            messages; a tensor in no list travels alone. dear, or dear-BYTES, with compressor "none" and kept gradients
+            only: modules of up to 25 MiB, or so many bytes, travel in one reduce-scatter in the backward pass and one
+            all-gather in the next forward pass, where parameters are updated shortly before they are used;
+            `optimizer.flush()` updates them at once. Payloads that are gathered (topk and most others) give bitwise the
+            same parameters however they are merged; on three ranks or more, those that are summed (none, fp16, randomk)
+            are rounded by their place in a message. Only hybrid changes the messages of dense tensors.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `step()` raises NonFiniteGradient
-    on all ranks if a gradient of one held NaN or infinity; on devices other than a CPU zeros have taken its place then.
-    For a rank that fails otherwise the others wait until the launcher (torchrun) or the time limit of the process group
-    ends them.
+    on all ranks if a gradient on any of them held NaN or infinity; on devices other than a CPU, zeros have replaced it
+    by then. If a rank fails in another way, the others wait until the launcher (torchrun) or the time limit of the
+    process group ends them.
     """
     settings = Settings(**{name: value for name, value in locals().items() if name not in ("model", "optimizer")})
     check_types(model, optimizer)
@@ -150,7 +152,7 @@ def distribute(
 
 
 def find_compressor(settings: Settings) -> Compressor:
-    """The compressor that `settings` ask for, by name or as it is. Raises ConfigError for one that is not known."""
+    """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
     given = settings.compressor
     return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
 
@@ -162,11 +164,11 @@ def build_feedback(
     communicator: Communicator,
     settings: Settings,
 ) -> tuple[ErrorFeedback, Levels]:
-    """Return the pipeline for `parameters`, those of `model` that are trained, by name, as `settings` ask for it.
+    """Return the pipeline that `settings` ask for, and the levels of the ranks of `communicator`.
 
-    And the levels of the ranks of `communicator`, by the last of which it sends what `compressor` makes.
+    `parameters` are the trained ones of `model`, by name. The last level carries what `compressor` makes.
 
-    Raises ConfigError for a setting that cannot be used, and on all ranks if any was given other ones than rank 0.
+    Raises ConfigError for a setting that cannot be used, and on all ranks if any has other settings than rank 0.
     """
     large = {name: p for name, p in compressible(model, settings.dense).items() if name in parameters}
     compressed = {name: p for name, p in large.items() if compressor.compresses(p.shape)}
@@ -190,7 +192,7 @@ def build_feedback(
 def find_grouping(
     model: nn.Module, groups: str | Grouping | Mapping[str, object], compressed: dict[str, nn.Parameter]
 ) -> Grouping:
-    """The grouping that `groups` asks for, of the tensors `compressed`. Raises ConfigError if they do not fit it."""
+    """Return the grouping of the tensors `compressed` that `groups` asks for. Raises ConfigError if it does not fit."""
     if isinstance(groups, Grouping):
         groups.check(compressed)
         return groups
@@ -201,7 +203,7 @@ def find_grouping(
 
 
 def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None:
-    """Warn of a scheme that reduces groups or specific layers, of which the model has none."""
+    """Warn if `scheme` reduces groups or specific layers, and `grouping` has none of them."""
     kinds = find_scheme(scheme)
     reduced = [
         members

@@ -1,4 +1,4 @@
-"""What ties who takes gradients to their parameters and to the wrapped optimizer, and how that ends."""
+"""The hooks that connect the owner, which takes gradients, to parameters and wrapped optimizer, and their removal."""
 
 import sys
 import warnings
@@ -18,7 +18,7 @@ from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
 
 _OWNERS = WeakTensorKeyDictionary()
-"""A weak reference to who takes the gradients of each parameter that is distributed."""
+"""For each distributed parameter, a weak reference to the owner, which takes its gradients."""
 
 COMPILED_AUTOGRAD = (
     "compiled autograd traces the backward pass, whose gradients resireduce compresses and sends: switch "
@@ -34,10 +34,10 @@ def is_distributed(parameter: Tensor) -> bool:
 
 
 class Attachment:
-    """The hooks of who takes gradients, the owner. They hold it weakly, and are removed with it.
+    """The hooks of the owner, the object that takes gradients. They hold it weakly, and are removed with it.
 
     Args:
-        owner: is given to what the hooks call, and has `slots`.
+        owner: is passed to the functions that the hooks call, and has `slots`.
         slots: one for each parameter whose gradients it takes.
     """
 
@@ -61,7 +61,7 @@ class Attachment:
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
     def before_gradient(self, slot: Slot) -> None:
-        """Prepare `slot`, from now on, before autograd adds a gradient to the one that is there."""
+        """From now on, prepare `slot` before autograd adds a gradient to an existing one."""
         if slot.index not in self._prepared:
             self._prepared.add(slot.index)
             with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
@@ -79,7 +79,7 @@ class Attachment:
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
-        """Let the wrapped optimizer take its step within it."""
+        """Within it, let the wrapped optimizer take its step."""
         self._steps[0] += 1
         self._steps[1] += 1
         try:
@@ -88,9 +88,9 @@ class Attachment:
             self._steps[0] -= 1
 
     def on_forward(self, model: torch.nn.Module) -> None:
-        """Refuse to be trained within DistributedDataParallel, which nothing else would show.
+        """Refuse training of `model` within DistributedDataParallel, which would otherwise go unnoticed.
 
-        Each module that has parameters asks: a wrapper may call parts of the model, and not the model.
+        Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
         """
         held = {slot.parameter for slot in self._slots}
         for module in model.modules():
@@ -119,19 +119,19 @@ class Attachment:
         self._handles.append(wrapped.register_load_state_dict_pre_hook(act))
 
     def end(self) -> None:
-        """Leave the parameters as they were before; what is under way is lost."""
+        """Restore the parameters to their state before; messages under way are lost."""
         self._end.detach()
         _detach(self._slots, [*self._handles, *self._guards])
 
 
 class StepGuard:
-    """The hook of the library before each step of a wrapped optimizer; `steps` begins with 0 while none is due."""
+    """The hook of the library before each step of a wrapped optimizer; `steps[0]` is 0 while no step is allowed."""
 
     def __init__(self, steps: list[int]):
         self._steps = steps
 
     def __call__(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Raise UsageError where the step would use gradients that nobody has averaged."""
+        """Raise UsageError if the step would use gradients that have not been averaged."""
         if not self._steps[0]:
             raise UsageError(
                 f"{type(optimizer).__name__}.step() was called by itself, with gradients of this rank alone: call "
@@ -140,7 +140,7 @@ class StepGuard:
 
 
 class _Hook:
-    """Calls `act(owner, slot)` as long as there is the owner."""
+    """Calls `act(owner, slot)` as long as the owner exists."""
 
     def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot], None]):
         self._owner, self._index, self._act = owner, index, act
@@ -155,7 +155,7 @@ class _Hook:
 def _lost(
     slots: Sequence[Slot], handles: Sequence[RemovableHandle], guards: Sequence[RemovableHandle], steps: list[int]
 ) -> None:
-    """End what an owner that is garbage has left; if it took no step, the wrapped one still refuses its own."""
+    """Remove what a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses steps."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if not steps[1]:
         warnings.warn(
@@ -183,7 +183,7 @@ def refuse_compiled_autograd() -> None:
 
 
 def refuse_capture(device: torch.device) -> None:
-    """Raise UsageError if what is done on `device` is being recorded in a CUDA graph, of which no value is known."""
+    """Raise UsageError if work on `device` is being recorded in a CUDA graph, where no value is known."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UsageError(
             "backward() and step() cannot be recorded in a CUDA graph: what is checked and sent depends on the values "
@@ -194,7 +194,7 @@ def refuse_capture(device: torch.device) -> None:
 def refuse_within_ddp(model: torch.nn.Module, _: object) -> None:
     """Raise UsageError if `model`, whose gradients an optimizer of the library averages, is called by a wrapper.
 
-    `_`: what it is called with.
+    `_`: the arguments of the call.
     """
     if DistributedDataParallel._get_active_ddp_module() is not None and any(map(is_distributed, model.parameters())):
         raise UsageError(

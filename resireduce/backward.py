@@ -20,7 +20,7 @@ class BackwardPasses:
     """Hands the gradients of `model` to an exchange, by hooks that hold it weakly and are removed with it.
 
     Args:
-        model: what is trained.
+        model: the model to train.
         wrapped: the optimizer that trains it.
         exchange: takes the gradients.
         settings: what `resireduce.distribute` was given, checked.
@@ -31,16 +31,16 @@ class BackwardPasses:
         self.passes_per_step = settings.backward_passes_per_step
         self._syncing = True
         self.under_way = False
-        """Whether a backward pass has begun, and not come to its end."""
+        """Whether a backward pass has begun and not finished."""
         for slot in self.slots:
-            slot.parameter.grad = None  # one from before is this rank's own, and would be taken for an average
+            slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
         self.attachment = Attachment(self, self.slots)
         self.attachment.on_gradients(BackwardPasses._on_gradient if settings.overlaps else _note_gradient)
         self.attachment.on_step(wrapped)
         if exchange.before_forward is not None:
             self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
         self.layers: RowLayers | None = None
-        """Those whose gradients are made row by row, with `slices`."""
+        """The layers whose gradients are made row by row, with `slices`."""
         if exchange.intake.large:
             self.layers = self._by_rows(model)
         if not exchange.hides:  # a guard in `.grad` would show it
@@ -70,7 +70,7 @@ class BackwardPasses:
             self._syncing = outer
 
     def end(self) -> None:
-        """Take all hooks from the model."""
+        """Remove all hooks from the model."""
         self.attachment.end()
         if self.layers is not None:
             self.layers.end()
@@ -80,7 +80,7 @@ class BackwardPasses:
 
     @torch.no_grad()
     def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        """A layer makes the gradient of this parameter row by row. False: it must be whole."""
+        """Take the gradient of this parameter, which a layer makes row by row. False: it must be whole."""
         if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
             return False
         if not self._exchange.intake.takes_rows(slot):
@@ -90,9 +90,10 @@ class BackwardPasses:
         return True
 
     def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep what makes the gradient of one use until the last is known, if all can be compressed row by row then.
+        """Keep what makes the gradient of one use until the last is known, if all can then be compressed row by row.
 
-        Of a weight that several layers share, whose last use may be far, only what takes less than its gradient.
+        For a weight that several layers share, whose last use may be far away, keep only what is smaller than the
+        gradient.
         """
         last = self._syncing and self.passes_per_step == 1
         if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
@@ -106,12 +107,12 @@ class BackwardPasses:
         return True
 
     def _after_rows(self, slot: Slot) -> None:
-        """Autograd has come to the last use of a weight: if no hook told so, for want of a gradient, this does."""
+        """Handle the last use of a weight, if no gradient hook runs because its gradient was made row by row."""
         if slot.by_rows:
             self._on_gradient(slot)
 
     def _begin(self, slot: Slot) -> None:
-        """Something of this parameter's gradient is there: the first of a backward pass, perhaps."""
+        """Note that part of this parameter's gradient is there, perhaps the first of a backward pass."""
         refuse_compiled_autograd()
         refuse_capture(slot.parameter.device)
         self._exchange.refuse_if_failed()
@@ -123,7 +124,7 @@ class BackwardPasses:
 
     @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
-        """Autograd has finished with this parameter's gradient."""
+        """Take this parameter's gradient, which autograd has finished."""
         self._begin(slot)
         if self.layers is not None:
             self.layers.notice(slot)
@@ -132,11 +133,11 @@ class BackwardPasses:
             self.attachment.before_gradient(slot)
 
     def _end(self) -> None:
-        """Autograd has come to the end of a backward pass; it does not where one fails."""
+        """End a backward pass; not called if the pass fails."""
         self.under_way = False
         self._exchange.end_backward()
 
 
 def _note_gradient(_: BackwardPasses, slot: Slot) -> None:
-    """Without overlap: autograd has finished with this parameter's gradient, which `step()` will take."""
+    """Note, without overlap, that autograd has finished this parameter's gradient, which `step()` will take."""
     slot.note_made()

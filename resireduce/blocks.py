@@ -1,4 +1,4 @@
-"""Tensors as blocks of elements that share one number, gone through a bounded number of elements at a time."""
+"""Tensors as blocks of elements that share one number, processed a bounded number of elements at a time."""
 
 import math
 from collections.abc import Iterator
@@ -7,31 +7,31 @@ import torch
 from torch import Tensor
 
 PIECES = 16
-"""In how many pieces a large tensor is gone through."""
+"""Number of pieces in which a large tensor is processed."""
 SMALLEST = 1 << 14
-"""Elements below which a piece is not worth its launches."""
+"""Smallest number of elements that is worth a piece of its own."""
 
 ALIGNED = 64
-"""Rows are cut where so many elements, or a multiple, lie before: vectorised code then treats each element as it would
-in the whole tensor, so that what is computed element by element has the same bits."""
+"""Rows are cut at multiples of this many elements: vectorised code then treats each element as in the whole tensor, so
+that elementwise results are bitwise equal."""
 
 
 def pieces(numel: int, block: int = 1) -> Iterator[slice]:
     """Return slices of a flat tensor of `numel` elements, about a sixteenth of them each: temporaries stay small.
 
-    Each begins with a whole multiple of `block` elements, and all but the last are one long.
+    Each begins at a multiple of `block` elements, and all but the last have a multiple of it.
     """
     return slices(numel, block * -(-max(SMALLEST, -(-numel // PIECES)) // block))
 
 
 def slices(numel: int, size: int) -> Iterator[slice]:
-    """Yield slices of a flat tensor of `numel` elements, `size` of them each but for the last."""
+    """Yield slices of a flat tensor of `numel` elements, `size` of them each except the last."""
     for first in range(0, numel, size):
         yield slice(first, min(first + size, numel))
 
 
 def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
-    """For each element of `piece` the number of its block: 1-D, as long as the piece, which must begin with a block.
+    """Return for each element of `piece`, which must begin a block, the number that its block has in `shared`: 1-D.
 
     shared: 1-D, one number for each `block` elements of the whole tensor.
     """

@@ -20,7 +20,7 @@ from resireduce.wrapped_step import WrappedStep
 
 
 def check_types(model: object, optimizer: object) -> None:
-    """Raise ConfigError unless `model` and `optimizer` are what torch calls so, and nobody else averages gradients."""
+    """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
     for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
         if not isinstance(value, kind):
             raise ConfigError(
@@ -53,7 +53,7 @@ def check_settings(settings: Settings, model: nn.Module) -> None:
 
 
 def check_beside_optimizer(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or not with `settings`."""
+    """Raise ConfigError if `compressor` and `optimizer` cannot be used together, or with `settings`."""
     check_momentum(compressor, optimizer)
     check_skips(settings, compressor)
     check_update(settings, compressor, optimizer)
@@ -73,7 +73,7 @@ def check_steps(field: str, value: object) -> None:
 
 
 def check_overlap(settings: Settings) -> None:
-    """Raise ConfigError for an overlap that other `settings` do not allow."""
+    """Raise ConfigError for an `overlap` that other `settings` do not allow."""
     overlap, gradients = settings.overlap, settings.gradients
     if overlap not in (None, True, False):
         raise ConfigError(f"overlap: {overlap!r} is not allowed; give True, False or None")
@@ -89,7 +89,7 @@ def check_overlap(settings: Settings) -> None:
 
 
 def check_hierarchy(settings: Settings) -> None:
-    """Raise ConfigError for a name of no hierarchy, and for one that other `settings` do not allow."""
+    """Raise ConfigError for an unknown hierarchy, and for one that other `settings` do not allow."""
     if isinstance(settings.hierarchy, str) and choose("hierarchy", settings.hierarchy, HIERARCHIES) == "flat":
         return
     if settings.in_backward:
@@ -100,9 +100,9 @@ def check_hierarchy(settings: Settings) -> None:
 
 
 def check_update(settings: Settings, compressor: Compressor, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ConfigError for parameters that are to change during the backward pass where that cannot be right.
+    """Raise ConfigError if parameters are to change during the backward pass and this would train wrongly.
 
-    It is with few `settings` and only the lossless `compressor`, and for an `optimizer` that is known to update each
+    It is correct only with few `settings`, a lossless `compressor`, and an `optimizer` that is known to update each
     parameter by itself.
     """
     if choose("update", settings.update, UPDATES) == "in_step":
@@ -177,7 +177,7 @@ def check_skips(settings: Settings, compressor: Compressor) -> None:
 def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, nn.Parameter]:
     """Return the trainable parameters that `optimizer` holds, by name, in the order of `model`.
 
-    Raises ConfigError if it holds others, or none, or needs several gradients a step.
+    Raises ConfigError if it holds others, or none, or needs several gradients per step.
     """
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is Parameter.empty:

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
-    """Return the global norm of tensors of these L2 `norms`, and what scales them so that it is `largest` at most.
+    """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`.
 
-    One norm at least; the results are 0-D, on the device of the first.
+    There must be at least one norm; the results are 0-D, on the device of the first.
     """
     norm = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm, (largest / (norm + 1e-6)).clamp(max=1.0)

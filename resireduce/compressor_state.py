@@ -9,13 +9,13 @@ from resireduce.compressors.base import Compressor, State
 
 
 class CompressorStates:
-    """This rank's states of one compressor, by tensor. What a step changes counts once the step has been taken.
+    """This rank's states of one compressor, by tensor. A step's changes take effect once the step has been taken.
 
-    A compressor works on copies. `commit` puts them in place of what was held; a step that is skipped, or that fails,
-    is not committed, and what was held before is found again by the next.
+    A compressor works on copies, which `commit` puts in place of the held states; a step that is skipped, or that
+    fails, is not committed, and the next step finds the earlier states.
 
     Args:
-        compressor: whose states they are; most have none.
+        compressor: the compressor of the states; most have none.
     """
 
     def __init__(self, compressor: Compressor):

@@ -1,4 +1,4 @@
-"""Random choices that can be made again: from a name and a number, never from a global generator."""
+"""Random choices that can be repeated, seeded by a name and a number, never by a global generator."""
 
 import zlib
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def generator(device: torch.device, name: str, number: int = 0) -> torch.Generator | None:
-    """Return a generator that starts from `name` and `number`; None on the meta device, where nothing is drawn."""
+    """Return a generator seeded by `name` and `number`; None on the meta device, where nothing is drawn."""
     if device.type == "meta":
         return None
     return torch.Generator(device).manual_seed(zlib.crc32(f"{name}/{number}".encode()))
@@ -16,10 +16,10 @@ def generator(device: torch.device, name: str, number: int = 0) -> torch.Generat
 def one_of_each(
     numel: int, k: int, first: int, last: int, source: torch.Generator | None, device: torch.device
 ) -> Tensor:
-    """One element from each of the stretches `first` to `last` (not included) of `k` equal ones: int64, ascending.
+    """Return one element from each of the stretches `first` to `last` (exclusive) of `k` equal ones: int64, ascending.
 
-    So k of `numel` elements are drawn without repeats, each with the same probability but for rounding, without the
-    memory of a permutation. `source`: a generator on `device`, where the result lies; None on the meta device.
+    So k of `numel` elements are drawn without replacement, with equal probability up to rounding, without the memory of
+    a permutation. `source`: a generator on `device`, where the result lies; None on the meta device.
     """
     borders = torch.arange(first, last + 1, device=device).mul_(numel).div_(k, rounding_mode="floor")
     lengths = borders.diff()

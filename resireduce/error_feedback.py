@@ -24,8 +24,8 @@ class ErrorFeedback(Messenger):
     """A messenger that keeps what is not sent in residuals (paper, section 2.2, steps 2-5).
 
     Args:
-        compressor, communicator, dense, warm_up_steps: as of `Messenger`.
-        residual: holds the errors, of a scheme.
+        compressor, communicator, dense, warm_up_steps: as for `Messenger`.
+        residual: holds the errors; it belongs to a scheme.
         place: which rank of how many this is, if not as the communicator says.
     """
 
@@ -42,9 +42,9 @@ class ErrorFeedback(Messenger):
         self.residual = residual
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.finiteness = Finiteness()
-        """Which gradients are refused; asked of each at once, unless whoever takes steps sets `at_once`."""
+        """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
-        """Which rank of how many this is, as it saves it and seeds random choices; by default the communicator's."""
+        """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
         self.momentum = None if settings is None else MomentumCorrection(settings)
 
@@ -58,9 +58,9 @@ class ErrorFeedback(Messenger):
             self.residual.register(name, parameter)
 
     def state_dict(self, step: int) -> dict[str, Tensor]:
-        """This rank's residuals, velocities and compressor's states.
+        """Return this rank's residuals, velocities and compressor states.
 
-        And the number of the next `step`, and which rank of how many it is.
+        It also holds the number of the next `step`, and which rank of how many this is.
         """
         velocities = {} if self.momentum is None else self.momentum.tensors()
         return (
@@ -72,9 +72,9 @@ class ErrorFeedback(Messenger):
         )
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> int:
-        """Copy `state` into the tensors held; return the number of the next step, which it has.
+        """Copy `state` into the tensors held; return the number of the next step, which it contains.
 
-        ConfigError, before anything is changed, if it is of something else.
+        ConfigError, before anything is changed, if it does not fit them.
         """
         held = self.state_dict(0)
         check_levels(held, state)
@@ -87,7 +87,7 @@ class ErrorFeedback(Messenger):
         return int(state["steps"])
 
     def reader(self, place: Mapping[str, int]) -> "ErrorFeedback":
-        """Return a pipeline like this one, of the rank at `place`, with nothing registered: to load what that saved."""
+        """Return a pipeline like this one for the rank at `place`, with nothing registered, to load what it saved."""
         residual = deepcopy(self._blank)
         return ErrorFeedback(self.compressor, residual, self.communicator, self._dense, self.warm_up_steps, place)
 
@@ -97,11 +97,11 @@ class ErrorFeedback(Messenger):
 
     @timed("compress")
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
-        """This rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
+        """Return this rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
-        Or the first of the rounds in which ranks make it: `grad` is needed until the last, which updates the residual.
-        Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity; where `finiteness` is
-        not asked at once, it takes zeros in the place of such a gradient.
+        If ranks make payloads in rounds, return the first round: `grad` is needed until the last, which updates the
+        residual. Raises NonFiniteGradient, before the residual is touched, if `grad` holds NaN or infinity; where
+        `finiteness` does not answer at once, it replaces such a gradient by zeros.
         """
         if self._adds(name):
             return self._take_from_sum(grad, name, step)
@@ -113,9 +113,9 @@ class ErrorFeedback(Messenger):
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
     def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
-        """As `compress`, where the compressor adds, and looks whether all is finite, while it reads the elements.
+        """Do as `compress`, where the compressor adds the residual, and checks for NaN, while it reads the elements.
 
-        It can look only where the sum is not formed in the residual's memory, which would hold NaN before it is found.
+        It can check only where the sum is not formed in the residual's memory, which would hold the NaN by then.
         """
         looks = self.finiteness.asks(grad) and self.residual.leaves_stored(name)
         if not looks:
@@ -130,19 +130,19 @@ class ErrorFeedback(Messenger):
         return payload
 
     def _adds(self, name: str) -> bool:
-        """Whether the compressor may add what the residual would. A stand-in for one of them, which hands on what it
-        has not, has to say so itself: its `compensate_` or `compress` is to be called."""
+        """Whether the compressor may do the residual's addition. A stand-in for either, which delegates what it lacks,
+        must declare that itself: else its own `compensate_` or `compress` must be called."""
         compressor = self.compressor_of(name)
         known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
         return known and self.momentum is None and not compressor.lossless and compressor.adds
 
     @timed("compress")
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:
-        """As `compress` of tensor `name`, all of whose gradient the residual has absorbed."""
+        """Do as `compress` for tensor `name`, whose whole gradient the residual has absorbed."""
         return go_on(name, self._feed_back(self.residual.absorbed(name), name, step))
 
     def _feed_back(self, compensated: Tensor, name: str, step: int) -> Rounds:
-        """Make the payload of a gradient with its residual, and update that."""
+        """Make the payload of a gradient with its residual added, and update the residual."""
         compressor = self.compressor_of(name)
         payload = yield from self._rounds(compensated, name, step, self.states.working(name))
         if self.momentum is not None:
@@ -150,14 +150,14 @@ class ErrorFeedback(Messenger):
         return self._keep_error(compensated, payload, name, step)
 
     def _keep_error(self, compensated: Tensor, payload: Payload, name: str, step: int) -> Payload:
-        """Leave to the residual what `payload` has not of the gradient with it; return the payload."""
+        """Store in the residual what `payload` lacks of the compensated gradient; return the payload."""
         error_ = self.compressor_of(name).error_
         self.residual.update(name, lambda: error_(compensated, payload), step)
         return payload
 
     @timed("compress")
     def end_round(self, under_way: Round) -> Payload | Round:
-        """Wait for what a round brings; return the payload that follows, or the next round, neither launched."""
+        """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
         return go_on(under_way.name, under_way.rest, under_way.number, self._brought(under_way))
 
     def absorbs(self, name: str) -> bool:
@@ -176,9 +176,9 @@ class ErrorFeedback(Messenger):
         self.residual.absorb_rows(grad, name, rows)
 
     def takes_parts(self, name: str, like: Tensor) -> bool:
-        """Whether `compress_parts` can do in this step what `compress` does, for tensor `name`, `like` that.
+        """Whether `compress_parts` can replace `compress` in this step for tensor `name`, which looks `like` that.
 
-        Where the residual absorbs gradients, that is cheaper, and this is False.
+        Where the residual absorbs gradients, absorbing is cheaper, and this is False.
         """
         known = self.momentum is None and self.keeps_residual(name) and self.residual.takes_parts(name)
         return known and self.compressor_of(name).selects_from_parts(like)
@@ -187,7 +187,7 @@ class ErrorFeedback(Messenger):
     def compress_parts(
         self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
     ) -> Payload:
-        """As `compress` of a gradient that is made in parts, twice or three times: `payload_of_parts`.
+        """Do as `compress` for a gradient that is made in parts, twice or three times: see `payload_of_parts`.
 
         Raises NonFiniteGradient before the residual is touched.
         """
@@ -195,11 +195,11 @@ class ErrorFeedback(Messenger):
 
     @timed("compress")
     def keep(self, dense: Tensor, name: str, step: int) -> None:
-        """Add `dense` to the residual of tensor `name`; `step` seeds how that is rounded."""
+        """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         self.residual.restore(name, self.residual.compensate_(dense, name), step)
 
     def put_back(self, payload: Payload, name: str, step: int) -> None:
-        """Return what was sent to the residual; `step` seeds how that is rounded."""
+        """Add what was sent back to the residual; `step` seeds random rounding."""
         self.keep(self.compressor_of(name).decompress(payload), name, step)
 
     def _rounds(self, grad: Tensor, name: str, step: int, state: State | None = None) -> Rounds:
@@ -209,9 +209,9 @@ class ErrorFeedback(Messenger):
 
     @timed("compress")
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload | Round:
-        """What a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
+        """Return what a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
 
-        So does its state, but for what it learns of the others' gradients.
+        So does the compressor's state, except for what it learns of the other ranks' gradients.
         """
         zeros = torch.zeros(parameter.shape, dtype=parameter.dtype, device=parameter.device)
         return go_on(name, self._rounds(zeros, name, step, self.states.copied(name)))

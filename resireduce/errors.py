@@ -1,4 +1,4 @@
-"""What the library raises, beside Python's own exceptions. Imports no torch."""
+"""The library's own exceptions, and checks of values. Imports no torch."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ class UsageError(RuntimeError):
 
 
 class NonFiniteGradient(ArithmeticError):
-    """A gradient holds NaN or infinity; nothing of that has entered the residual."""
+    """A gradient holds NaN or infinity; none of it has entered the residual."""
 
 
 def is_number(value: object) -> bool:
@@ -27,7 +27,7 @@ def is_count(value: object) -> bool:
 
 
 def choose(field: str, value: object, allowed: Iterable[str]) -> str:
-    """`value` if it is one of `allowed`, else a ConfigError that names `field`, lists them and guesses."""
+    """Return `value` if it is one of `allowed`; else raise a ConfigError that names `field`, lists them and guesses."""
     names = sorted(allowed)
     if isinstance(value, str) and value in names:
         return value
@@ -37,7 +37,7 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def check_share(field: str, value: object) -> float:
-    """`value` as a float in (0, 1], or a ConfigError that names `field`."""
+    """Return `value` as a float in (0, 1], or raise a ConfigError that names `field`."""
     if is_number(value) and 0 < value <= 1:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")

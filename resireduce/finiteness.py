@@ -1,4 +1,4 @@
-"""Whether gradients are finite: asked of each at once, or, where the host would wait for a device, once a step."""
+"""Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
 import torch
 from torch import Tensor
@@ -15,8 +15,8 @@ class Finiteness:
     """Keeps NaN and infinity out of residuals and messages.
 
     Args:
-        at_once: whether it is asked of each gradient as it comes. False: only of those on a CPU; on other devices what
-            is not finite is replaced by zeros there, and whether there was any is asked once, at the end of a step.
+        at_once: whether each gradient is checked when it comes. False: only those on a CPU; on other devices a gradient
+            that is not finite is replaced by zeros, and the host asks once, at the end of a step, if there was any.
     """
 
     def __init__(self, at_once: bool = True):
@@ -26,7 +26,7 @@ class Finiteness:
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
 
-        Nothing is asked of the device in the second case: `failure` tells.
+        In the second case the host does not wait for the device: `failure` tells.
         """
         if self.asks(grad):
             check_finite(grad, name)

@@ -10,11 +10,11 @@ from resireduce.optimizer import DistributedOptimizer
 
 
 class GradScaler(torch.amp.GradScaler):
-    """Used as torch's own, and given to `resireduce.distribute(..., grad_scaler=scaler)`.
+    """Used like torch's own, and given to `resireduce.distribute(..., grad_scaler=scaler)`.
 
     Gradients are divided by the scale before residuals are added to them, so residuals do not depend on it. If a
-    gradient of any rank overflows all ranks skip the step. With kept gradients no residual is changed then; with
-    streamed ones all finite gradients of that step go into their residuals, as they would if nothing had been sent.
+    gradient of any rank overflows, all ranks skip the step. With kept gradients no residual is then changed; with
+    streamed ones all finite gradients of that step go into their residuals, as if nothing had been sent.
     """
 
     _has_scaled = False
@@ -31,7 +31,7 @@ class GradScaler(torch.amp.GradScaler):
         self._has_scaled = False
 
     def inverse_scale(self) -> float:
-        """Return what gradients of this step are multiplied by.
+        """Return the factor by which gradients of this step are multiplied.
 
         Raises UsageError if their loss was not scaled, or if the scale has fallen to 0.
         """

@@ -19,9 +19,9 @@ LONGEST_RUN = 6
 
 @dataclass(frozen=True)
 class Grouping:
-    """Which tensors share a residual, and which are reduced within themselves; by parameter name.
+    """Which tensors share a residual, and which have their own residual reduced, by parameter name.
 
-    Raises ConfigError for a name that is there twice, and for a group of one.
+    Raises ConfigError for a name that occurs twice, and for a group of one.
     """
 
     groups: tuple[tuple[str, ...], ...] = ()
@@ -44,7 +44,7 @@ class Grouping:
         return tuple(name for group in self.groups for name in group)
 
     def group_of(self, name: str) -> tuple[str, ...]:
-        """Return the members of the group that `name` is in. KeyError if in none."""
+        """Return the members of the group that `name` is in. KeyError if it is in none."""
         for group in self.groups:
             if name in group:
                 return group
@@ -83,7 +83,7 @@ def compressible(model: nn.Module, dense: Iterable[str] | None = None) -> dict[s
 
 
 def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
-    """Return the patterns that a caller gave, each of which must match a parameter."""
+    """Return the patterns given by the caller, each of which must match a parameter."""
     if isinstance(dense, str) or not isinstance(dense, Iterable):
         raise ConfigError(f"dense: {dense!r} is not allowed; give a list of patterns of names, such as ['head.*']")
     patterns, names = tuple(dense), [name for name, _ in model.named_parameters()]
@@ -94,8 +94,8 @@ def _given(dense: object, model: nn.Module) -> tuple[str, ...]:
 
 
 def check_kinds(model: nn.Module) -> None:
-    """Raise ConfigError if a parameter of `model` has no shape yet, or is trained and complex, or with a gradient of
-    another dtype than its own."""
+    """Raise ConfigError if a parameter of `model` has no shape yet, or is trained and either complex or has a gradient
+    of another dtype."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ConfigError(f"model: {name!r} has no shape yet; run one batch through the model first")
@@ -106,12 +106,12 @@ def check_kinds(model: nn.Module) -> None:
 
 
 def find_groups(model: nn.Module, parameters: Mapping[str, nn.Parameter] | None = None) -> Grouping:
-    """Return groups and specific layers of any model, among `parameters` (by name; None: all that are compressed).
+    """Return groups and specific layers of any `model`, among `parameters` (by name; None: all that are compressed).
 
-    A run is made of children of one Sequential or ModuleList that hold a parameter of the same shape under the same
-    relative name. Between its neighbours lie children of the same types each time (convolution, norm, activation), no
-    layer of their own type and no pooling layer. The outermost container that makes a run of two or more wins.
-    Specific is the largest tensor outside all groups, if it is larger than every grouped one.
+    A run consists of children of one Sequential or ModuleList that hold a parameter of the same shape under the same
+    relative name. Between its neighbours lie children of the same types each time (convolution, norm, activation), but
+    no layer of their own type and no pooling layer. The outermost container that gives a run of two or more wins.
+    The largest tensor outside all groups is specific if it is larger than every grouped one.
     """
     parameters = compressible(model) if parameters is None else parameters
     groups: list[tuple[str, ...]] = []
@@ -133,7 +133,7 @@ def _runs(
     start = f"{prefix}." if prefix else ""
     children = list(container.named_children())
     types = [type(child) for _, child in children]
-    # As the model has them: wrappers for activation checkpointing tell others, without their own part of the name.
+    # Names as the model has them: wrappers for activation checkpointing report names without their own part.
     relative = dict.fromkeys(name for _, child in children for name, _ in nn.Module.named_parameters(child))
     for suffix in relative:
         members = [
@@ -168,7 +168,7 @@ def _names(run: list[tuple[int, str]]) -> Iterator[list[str]]:
 
 
 def cut(run: list[str]) -> list[tuple[str, ...]]:
-    """Return a run of equal layers as groups: one, or threes of which the last takes the remainder."""
+    """Return a `run` of equal layers as one group, or as groups of three, the last of which takes the remainder."""
     if len(run) <= LONGEST_RUN:
         return [tuple(run)]
     cuts = range(0, len(run) - len(run) % 3, 3)

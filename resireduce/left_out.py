@@ -10,8 +10,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from resireduce.attach import is_distributed
 
 FIRST_STEPS, INTERVAL = 8, 61
-"""The model is looked through at each of the first steps, and then once in so many: an odd number, so that it meets
-both halves of training that alternates."""
+"""The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
+both phases of training that alternates."""
 
 
 class Outside:
@@ -27,7 +27,7 @@ class Outside:
         self._steps = 0
 
     def warn(self) -> None:
-        """Warn once of each that has a gradient by now, and that no other optimizer of the library averages."""
+        """Warn once about each that has a gradient now, which no other optimizer of the library averages."""
         self._steps += 1
         model = self._model()
         if model is None or (self._steps > FIRST_STEPS and self._steps % INTERVAL):

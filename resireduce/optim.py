@@ -1,4 +1,4 @@
-"""The optimizer beside compressors that form momentum before they compress: SGD whose weight decay has a momentum."""
+"""The optimizer for compressors that form momentum before they compress: SGD whose weight decay has a momentum."""
 
 import math
 from collections.abc import Callable, Iterable

@@ -1,9 +1,9 @@
-"""DistributedOptimizer: gradients go out as the backward pass produces them, and come back in `step`.
+"""DistributedOptimizer: gradients go out as the backward pass produces them, and their averages come back in `step`.
 
-Streamed gradients: as soon as autograd has finished a gradient it is absorbed by the residual, compressed, and freed;
-`step` brings the averages back a bounded number of bytes at a time, and lets the wrapped optimizer update just those
-parameters. Kept gradients (the paper's): `.grad` lives on, and takes the averaged gradient; unless they are to overlap
-with the backward pass, nothing is done before `step`.
+Streamed gradients: as soon as autograd has finished a gradient, it is absorbed by the residual, compressed, and freed;
+`step` receives the averages a bounded number of bytes at a time, and lets the wrapped optimizer update just those
+parameters. Kept gradients (the paper's): `.grad` stays, and receives the averaged gradient; unless they overlap with
+the backward pass, nothing is done before `step`.
 """
 
 import inspect
@@ -30,25 +30,25 @@ from resireduce.step.outdated import QUIET
 from resireduce.step.slot import make_slots
 
 FREED = ("feedback", "levels", "slots", "grad_scaler", "_exchange", "_backward")
-"""What a DistributedOptimizer that is closed no longer has."""
+"""Attributes that a closed DistributedOptimizer no longer has."""
 ZEROS = (
     "zero_grad(set_to_none=False): streamed gradients are let go all the same, so that a layer that a step does not "
     "use is left as it is, where zeros would let momentum and weight decay move it; for these give gradients='kept'"
 )
 HARMLESS = ("train", "eval")
-"""Methods of wrapped optimizers that look at no gradients."""
+"""Methods of wrapped optimizers that do not look at gradients."""
 
 
 class DistributedOptimizer(OptimizerView):
-    """Made by `resireduce.distribute`, and used where the wrapped one was: `zero_grad()`, `backward()`, `step()`.
+    """Made by `resireduce.distribute`, and used in place of the wrapped one: `zero_grad()`, `backward()`, `step()`.
 
     Args:
-        optimizer: the wrapped one.
-        model: what is trained.
-        parameters: those that are averaged, by name, in the order of the model.
-        feedback: compresses and averages.
+        optimizer: the wrapped optimizer.
+        model: the model to train.
+        parameters: the parameters to average, by name, in the order of the model.
+        feedback: compresses and averages gradients.
         settings: what `resireduce.distribute` was given, checked.
-        levels: the ranks.
+        levels: the ranks, as one level or two.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class DistributedOptimizer(OptimizerView):
     def no_sync(self) -> Iterator[None]:
         """Within it, backward passes only add up; the next one outside sends the sum.
 
-        Streamed, a full residual takes the gradients up; all others are held in `.grad`.
+        Streamed gradients are absorbed by full residuals; all others are held in `.grad`.
         """
         with self._backward.only_adding_up():
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Let gradients go, as the wrapped optimizer does. UsageError between `backward` and `step`."""
+        """Clear gradients, as the wrapped optimizer does. UsageError between `backward` and `step`."""
         self._exchange.refuse_if_failed()
         if self._exchange.intake.has_begun:
             raise UsageError(
@@ -111,7 +111,7 @@ class DistributedOptimizer(OptimizerView):
             self.wrapped.zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:
-        """What only the wrapped optimizer has, as `train()` and `eval()`. UsageError for what `close` has freed."""
+        """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
         if name in FREED and self.__dict__.get("_closed"):
             raise UsageError("the optimizer is closed: train with optimizer.wrapped, or distribute the model again")
         if "wrapped" not in self.__dict__:
@@ -122,7 +122,7 @@ class DistributedOptimizer(OptimizerView):
     def _call(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method that only the wrapped optimizer has; UsageError while gradients are those of this rank alone.
 
-        `first_step` of SAM, or what updates an estimate of curvature, would make ranks differ.
+        SAM's `first_step`, or an update of a curvature estimate, would then make ranks differ.
         """
         own = not self._closed and (
             self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots)
@@ -139,10 +139,10 @@ class DistributedOptimizer(OptimizerView):
     @torch.compiler.disable(reason="messages leave in it")  # a training step that is compiled as a whole calls it
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Bring the averages back and update all parameters. `closure`, if given, computes loss and gradients first.
+        """Receive the averages and update all parameters. `closure`, if given, computes loss and gradients first.
 
-        Raises NonFiniteGradient on all ranks if a gradient of one held NaN or infinity; with a GradScaler such a step
-        is skipped instead.
+        Raises NonFiniteGradient on all ranks if a gradient on any of them held NaN or infinity; with a GradScaler such
+        a step is skipped instead.
         """
         loss = None
         if closure is not None:
@@ -170,8 +170,8 @@ class DistributedOptimizer(OptimizerView):
     step.hooked = True  # torch would run global hooks here, and in the wrapped one again
 
     def _only_makes_state(self) -> bool:
-        """Whether this is how torch.distributed.checkpoint fills an empty optimizer state, perhaps on one rank alone: a
-        step with gradients of zero, put there by hand, and learning rates of zero."""
+        """Whether this step only fills an empty optimizer state, as torch.distributed.checkpoint does, perhaps on one
+        rank alone: its gradients are zero, and put there by hand, and its learning rates are zero."""
         if self.state or self._exchange.intake.has_begun or any(slot.made is not None for slot in self.slots):
             return False
         rates = [group.get("lr") for group in self.param_groups]
@@ -187,9 +187,9 @@ class DistributedOptimizer(OptimizerView):
     # --- the end ---
 
     def close(self) -> None:
-        """Take all hooks from the model, and free residuals: it trains plainly, or can be distributed anew.
+        """Remove all hooks from the model, and free residuals: it then trains plainly, or can be distributed anew.
 
-        What is under way, if a step is, is lost, but for updates of steps that have been taken. The wrapped optimizer,
+        Messages of an unfinished step are lost; updates of finished steps are not. The wrapped optimizer,
         `optimizer.wrapped`, keeps its state. Calling it again does nothing.
         """
         if self._closed:

@@ -1,4 +1,4 @@
-"""What can be read from a distributed optimizer, and what it saves and loads: residuals, and the number of the step."""
+"""What a distributed optimizer reports, and what it saves and loads: residuals, and the step number."""
 
 from typing import Any
 
@@ -29,15 +29,15 @@ class OptimizerView(OptimizerWrapper):
 
     @property
     def messages(self) -> list[list[str]]:
-        """Names of the tensors that travel together, a list for each message, in the order of their launch.
+        """Names of the tensors that travel together, a list for each message, in launch order.
 
-        With it as `merge`, and the same settings, `resireduce.distribute` makes the same messages.
+        Given as `merge`, with the same settings, it makes `resireduce.distribute` send the same messages.
         """
         return [[slot.name for slot in message] for message in self.queue.messages]
 
     @property
     def costs(self) -> Costs | None:
-        """What was timed in the first steps, where a rule merges by that; None before it is known, and without."""
+        """Times measured in the first steps, for a `merge` rule that uses them; None before then, and otherwise."""
         return self._exchange.profiler.costs
 
     @property
@@ -65,46 +65,46 @@ class OptimizerView(OptimizerWrapper):
 
     @property
     def whole_gradients(self) -> dict[str, str]:
-        """With `slices`: why the gradients of large parameters are made whole all the same, by name."""
+        """With `slices`: the large parameters whose gradients are still made whole, by name, and why."""
         return {} if self._backward.layers is None else dict(self._backward.layers.whole)
 
     @property
     def twice_gradients(self) -> dict[str, str]:
-        """With `slices`: why gradients of large parameters are made twice, some rows at a time, by name."""
+        """With `slices`: the large parameters whose gradients are made twice, some rows at a time, and why."""
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load `state_dict` into the wrapped optimizer. Residuals are loaded apart, or the next step warns."""
+        """Load `state_dict` into the wrapped optimizer. Load residuals separately, or the next step warns."""
         super().load_state_dict(state_dict)
         self._resumed.optimizer(state_dict)
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals, velocities if momentum is corrected, and what a compressor remembers of each tensor.
+        """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
 
-        Save one file a rank: they differ.
+        Save one file per rank: they differ.
         """
         self.refuse_within_step("residual_state_dict()")
         return self.feedback.state_dict(self.steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """What this rank of a job of the same size saved, the number of the step included.
+        """Load the `state` that this rank saved in a job of the same size, including the step number.
 
-        Random choices follow from it: with it, the optimizer's and the model's state, training goes on bit for bit.
-        Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or world size; for
-        the last there is `resireduce.redistribute`.
+        Random choices follow from that number: with the optimizer's and the model's state as well, training goes on
+        bit for bit. Raises ConfigError, before anything is changed, for the state of another model, scheme, rank or
+        world size; for another world size use `resireduce.redistribute`.
         """
         self.refuse_within_step("load_residual_state_dict()")
         self.start_at(self.feedback.load_state_dict(state))
 
     def start_at(self, step: int) -> None:
-        """Go on with step number `step`, counted from 0: random choices and densities follow from it."""
+        """Continue with step number `step`, counted from 0: random choices and densities follow from it."""
         self.refuse_within_step("start_at()")
         self._resumed.residuals()
         self._exchange.steps = step
         self.feedback.begin_step(step)
 
     def refuse_within_step(self, what: str) -> None:
-        """Raise UsageError, which names `what` was called, if gradients of a step are under way."""
+        """Raise UsageError, naming `what` was called, if gradients of a step are under way."""
         if self._exchange.intake.has_begun:
             raise UsageError(f"{what} between backward() and step(): what is under way belongs to neither; call step()")
 
@@ -122,8 +122,8 @@ class OptimizerView(OptimizerWrapper):
     def flush(self) -> None:
         """Update all parameters, and the optimizer's state, that `merge="dear"` would update when they are used.
 
-        It waits for averages that are under way. Whoever uses a parameter need not call it; it is for what Python does
-        not see: memory of a parameter that is held under another name, a CUDA graph. Without "dear" it does nothing.
+        It waits for averages that are under way. Using a parameter does not require it; it is for uses that Python
+        does not see: a parameter's memory held under another name, a CUDA graph. Without "dear" it does nothing.
         """
         if "_exchange" in self.__dict__:
             self._exchange.updater.flush()

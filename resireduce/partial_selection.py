@@ -28,19 +28,19 @@ class PartialSelection:
 def partial_selection(
     model: nn.Module, density: float, dense: Iterable[str] | None = None, keep_budget: bool = True
 ) -> PartialSelection:
-    """Return which layers of `model` to send without compression, and with which density all others.
+    """Return which layers of `model` to send without compression, and the density of all others.
 
-    Layers of at most x elements are sent as they are. Of the sizes that there are, x is the largest with which they
-    are fewer elements than `density` of all: the paper minimises the time of compression and of sending, of which the
-    second does not change as long as as much is sent, and the first falls with x. It does so for each buffer of
-    several layers; here the model is one. What is small to the library in any case is no part of this.
+    Layers of at most x elements are sent dense. x is the largest size of a layer with which these have fewer elements
+    than the share `density` of all: the paper minimises the time of compression and of sending, of which the second
+    does not change while equally much is sent, and the first falls with x. It does so for each buffer of several
+    layers; here the model is one buffer. Tensors that the library always sends dense are not counted.
 
     Args:
         model: on any device, also meta.
         density: share of all elements that is to be sent, in (0, 1].
         dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
-        keep_budget: whether the others' density is lowered by as much as the small ones take, so that `density` of all
-            is sent. The released code means that, but takes the larger of both, which never is the lower one: False.
+        keep_budget: whether the others' density is lowered by what the small ones take, so that `density` of all is
+            sent. The released code intends that, but takes the larger of both, which is never the lowered one: False.
 
     Raises ConfigError for a density outside (0, 1] and for a pattern that matches nothing.
     """
@@ -66,20 +66,19 @@ def break_even_selection(
     limit: int | None = None,
     dense: Iterable[str] | None = None,
 ) -> tuple[str, ...]:
-    """Return patterns of the parameters of `model` that a ring sends faster as they are than a share of them.
+    """Return patterns of the parameters of `model` that a ring sends faster dense than a share of them.
 
     Of n elements a rank sends and gets k = max(1, floor(density n)) values with their indices for each other rank,
-    where an all-reduce moves 2 (N - 1) / N times the gradient: with k (value + index) N >= 2 n value, all in bytes, it
-    is sent as it is. With 4 bytes each that is all of them from density 1 / N on, and hardly any below. To be given to
-    `resireduce.distribute` as `dense`, with merge="hybrid".
+    while an all-reduce moves 2 (N - 1) / N times the gradient: if k (value + index) N >= 2 n value, all in bytes, a
+    tensor is sent dense. With 4 bytes each, that holds for all of them from density 1 / N on, and for hardly any below.
+    Give the result to `resireduce.distribute` as `dense`, with merge="hybrid".
 
     Args:
         model: on any device, also meta.
         density: share of the elements that is sent of what is compressed, in (0, 1].
         world_size: ranks that exchange payloads, 1 or more; of two levels the nodes.
-        index_bytes: what an index takes, 1 or more.
-        limit: layers of at most so many elements are sent as they are, whatever they would take; None: the break-even
-            decides.
+        index_bytes: bytes of an index, 1 or more.
+        limit: layers of at most so many elements are always sent dense; None: the break-even decides.
         dense: patterns of parameters that are sent dense whatever their size, as in `resireduce.distribute`.
 
     Raises ConfigError for a number that is not allowed, and for a pattern that matches nothing.

@@ -1,4 +1,4 @@
-"""What travels between ranks, and what is needed to undo it."""
+"""What travels between ranks, and what is needed to decompress it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,8 +16,8 @@ class Payload:
     """The message of one tensor: one buffer, so that values and indices need one collective and not two."""
 
     buffer: Tensor
-    """1-D, all that travels. A single part is as it is, in its own dtype; several lie behind one another as uint8, the
-    widest dtype first, so that each lies aligned."""
+    """1-D, all that travels. A single part keeps its own dtype; several are concatenated as uint8, the widest dtype
+    first, so that each is aligned."""
     layout: tuple[tuple[torch.dtype, int], ...]
     """Dtype and number of elements of each part."""
     shape: torch.Size
@@ -25,15 +25,15 @@ class Payload:
     dtype: torch.dtype
     """Dtype of the dense gradient."""
     source: tuple[str, int] | None = None
-    """What a random choice was made from, name and step."""
+    """The name and step that seeded a random choice."""
     ragged: bool = False
     """Whether other ranks may have sent another number of elements."""
     known: Tensor | None = None
-    """What all ranks know by rounds that came before, and is not sent again."""
+    """What all ranks know from earlier rounds, and is not sent again."""
     rounds_bytes: int = 0
-    """Bytes that these rounds have sent, beside the buffer."""
+    """Bytes that these rounds have sent, besides the buffer."""
     learnt: Mapping[str, Tensor] = field(default_factory=dict)
-    """What all ranks have found in these rounds of a compressor's state, by its names there."""
+    """Values for the compressor's state that all ranks have found in these rounds, by their names there."""
 
     @classmethod
     def pack(
@@ -47,9 +47,9 @@ class Payload:
     ) -> "Payload":
         """Copy 1-D `parts` of gradient `like` into one buffer; a single part is taken as it is, without a copy.
 
-        source: what a random choice was made from. ragged: other ranks may send another number of elements, the same of
-        each part; the buffer is not padded then, so that the number follows from its size. known: what all ranks know
-        by rounds that came before, which have sent `rounds_bytes`.
+        source: what seeded a random choice. ragged: other ranks may send another number of elements, the same in each
+        part; the buffer is then not padded, so that the number follows from its size. known: what all ranks know from
+        earlier rounds, which have sent `rounds_bytes`.
         """
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
@@ -80,9 +80,9 @@ class Payload:
         return tuple(views[index] for index in range(len(views)))
 
     def received(self, buffer: Tensor) -> "Payload":
-        """Return the payload that another rank sent as `buffer`, in this one's layout but for the number of elements.
+        """Return the payload that another rank sent as `buffer`, in this layout except for the number of elements.
 
-        Copied where it does not begin aligned, behind a payload of an uneven size.
+        It is copied if it is not aligned, after a payload of an uneven size.
         """
         if len(self.layout) > 1 and buffer.storage_offset() % ALIGNMENT:
             buffer = buffer.clone()

@@ -41,34 +41,34 @@ def plan(
     ranks_per_node: int | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """Model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
+    """Return the model states of one rank, in bytes. Raises ConfigError for a setting that cannot be used.
 
     Args:
         build: returns the model; it is called under the meta device, so no memory is taken.
         optimizer: sgd (with momentum, its own or the compressor's) or adamw; any by its import path, such as
-            "torch.optim:Adagrad"; or what makes one of a list of parameters.
-        optimizer_args: given to it by name, such as {"lr": 0.01}.
+            "torch.optim:Adagrad"; or a function that makes one from a list of parameters.
+        optimizer_args: its keyword arguments, such as {"lr": 0.01}.
         world_size: number of ranks, each of which sends as much as this one.
         compiled: whether the whole model is one compiled graph, whose gradients all come at the end of the backward
             pass, and are in flight together.
-        itemised: whether to list the tensors, too.
-        ranks_per_node: with hierarchy="node", which must have it: how many ranks share a node, a divisor of
-            `world_size`. What is planned is the first of them, which holds most: others may have a row less of tensors
-            whose rows they do not divide evenly.
-        settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...), but for those of
-            UNPLANNED, a TypeError. Several passes hold the gradients that no residual can absorb: they are in flight.
+        itemised: whether to list the tensors too.
+        ranks_per_node: required with hierarchy="node": how many ranks share a node, a divisor of `world_size`. The plan
+            is for the first of them, which holds most: others may have a row less of tensors whose rows are not evenly
+            divisible.
+        settings: keywords of `resireduce.distribute` (scheme, compressor, density, gradients, ...), except those in
+            UNPLANNED, a TypeError. With several passes, gradients that no residual can absorb are held: in flight.
 
     Returns:
-        parameters, gradients, residuals, optimizer_states and their sum total, at a step boundary; streamed gradients
-        are gone by then. host_residuals: those in the host's memory. frozen: parameters that the optimizer does not
-        hold. buffers: the model's. These three are in no other figure. baseline_total: the same as total with kept
-        gradients and a full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: at the
-        fullest moment of a step, activations not counted. in_flight: peak_states - total. waiting: bytes of gradients
-        that are sent without compression, and so wait for `step()`, streamed. peak_normalised: peak_states /
-        baseline_total. With slices, whole_gradients: why gradients of large parameters are made whole all the same, and
-        twice_gradients: why others are made twice, row by row, both by name; and slice_price, what slices cost
-        (`resireduce.planning.slice_price.SlicePrice`). itemised, also items: every `resireduce.planning.item.Item` of
-        parameters, gradients, residuals and optimizer_states, of which these are the sums.
+        parameters, gradients, residuals, optimizer_states and their sum, total, at a step boundary, where streamed
+        gradients are gone. host_residuals: those in the host's memory. frozen: parameters that the optimizer does not
+        hold. buffers: the model's. These three are in no other figure. baseline_total: total with kept gradients and a
+        full residual in the gradient's dtype. normalised: total / baseline_total. peak_states: bytes at the fullest
+        moment of a step, without activations. in_flight: peak_states - total. waiting: bytes of streamed gradients that
+        are sent without compression, and so wait for `step()`. peak_normalised: peak_states / baseline_total. With
+        slices, whole_gradients: why gradients of large parameters are still made whole; twice_gradients: why others are
+        made twice, row by row, both by name; and slice_price, what slices cost
+        (`resireduce.planning.slice_price.SlicePrice`). If itemised, also items: every `resireduce.planning.item.Item`
+        of parameters, gradients, residuals and optimizer_states, which are the sums of these.
     """
     given = _settings(settings, world_size, ranks_per_node)
     model = _build(build)
@@ -162,7 +162,7 @@ def _build(build: Callable[[], nn.Module]) -> nn.Module:
 
 
 def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes of the model that are no model states: of parameters that `optimizer` does not hold, and of buffers."""
+    """Return the model's bytes outside the model states: parameters that `optimizer` does not hold, and buffers."""
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     return {
         "frozen": sum(parameter.nbytes for parameter in model.parameters() if id(parameter) not in held),
@@ -171,9 +171,9 @@ def _beside(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, int
 
 
 def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> tuple[list[Item], int]:
-    """Tensors held between the steps, of which the first makes the optimizer's, and bytes at the fullest of the second.
+    """Return the tensors held after a first step, which makes optimizer states, and the peak bytes of a second one.
 
-    Or of so many more steps as a compressor has turns.
+    The peak is over as many further steps as the compressor has turns.
     """
     _step(model, optimizer, compiled)
     items, peak = itemise_states(optimizer, model), 0
@@ -186,11 +186,11 @@ def _two_steps(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool
 
 
 def _step(model: nn.Module, optimizer: DistributedOptimizer, compiled: bool) -> None:
-    """Backward passes that hand over one gradient after the other, last layer first, and a step.
+    """Run backward passes that hand over one gradient after the other, last layer first, and a step.
 
-    Autograd holds the gradient of a tied parameter from its last use in the model to its first: from the start here.
-    There it adds up the two in a third. A compiled graph so holds every gradient. Batches are taken to be large: what a
-    use of a tied parameter was given is not kept for it.
+    Autograd holds the gradient of a tied parameter from its last use in the model to its first: here, from the start.
+    There it adds the two up in a third tensor. A compiled graph holds every gradient like this. Batches are assumed to
+    be large: inputs of a use of a tied parameter are not kept.
     """
     with_aliases = [p for _, p in model.named_parameters(remove_duplicate=False)]
     tied = {id(p) for p in with_aliases if sum(p is q for q in with_aliases) > 1}

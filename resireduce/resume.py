@@ -1,4 +1,4 @@
-"""A checkpoint of another number of ranks: what they had not sent is shared out anew."""
+"""Resuming from a checkpoint of another number of ranks: their residuals are redistributed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,27 +18,27 @@ State = Mapping[str, Tensor]
 PLACE = ("rank", "world_size", "node", "place", RANKS_PER_NODE)
 
 Holder = DistributedOptimizer | CompressionHook | ShardedCompressionHook
-"""What holds residuals."""
+"""Objects that hold residuals."""
 
 
 @torch.no_grad()
 def redistribute(optimizer: Holder, states: Sequence[State]) -> None:
-    """Load, in place of `load_residual_state_dict`, this rank's share of what all ranks of a job of any size saved.
+    """Load this rank's share of the residuals that all ranks of a job of any size saved.
 
-    Of N states, those of ranks i = j modulo M go to rank j of M now; where M is larger, each is divided among the ranks
-    j = i modulo N. They are scaled by M / N, so that their average over the ranks, which is what the model would still
-    be moved by, stays what it was, but for rounding, in every scheme except `d` and `2d`: where several ranks' rows
-    and columns meet, only those of the largest norms can be stored, as after any step. What a compressor remembers of
-    tensors is taken from the first of the ranks whose residuals go here, or begun anew where it depends on the number
-    of ranks. With hierarchy="node", then or now, nodes take the place of ranks: a node's slices are put together, and
-    cut anew. For the time of the call two more copies of the model are held.
+    It replaces `load_residual_state_dict`. With N saved states and M ranks now, rank j gets the states of the ranks
+    i = j modulo M; if M is larger, each state is divided among the ranks j = i modulo N. They are scaled by M / N, so
+    that their average over the ranks, by which the model is still to be moved, stays the same up to rounding, in every
+    scheme except `d` and `2d`: where rows and columns of several ranks meet, only those of the largest norms can be
+    stored, as after any step. A compressor's state is taken from the first of the ranks whose residuals this rank
+    gets, or starts anew where it depends on the number of ranks. With hierarchy="node", then or now, nodes take the
+    place of ranks: a node's slices are joined, and cut anew. During the call two more copies of the model are held.
 
     Args:
-        optimizer: built as for that job, but for the number of ranks; or the hook of `resireduce.compress_ddp`, or of
-            `resireduce.compress_fsdp`, whose ranks are replicas: the number of shards must be that of the job.
+        optimizer: built as for that job, except for the number of ranks; or the hook of `resireduce.compress_ddp`, or
+            of `resireduce.compress_fsdp`, whose ranks are replicas: the number of shards must be that of the job.
         states: `residual_state_dict()` of every rank of that job, in any order. All ranks must be given the same.
 
-    Raises ConfigError, before anything is changed, if one is missing, or is of another model or scheme.
+    Raises ConfigError, before anything is changed, if a state is missing, or is of another model or scheme.
     """
     if not isinstance(optimizer, Holder):
         raise ConfigError(f"optimizer: a {type(optimizer).__name__} is not allowed; give what distribute() made")
@@ -83,8 +83,8 @@ def _put(
 
 
 def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
-    """Return the states of each node, in the order of places in it, all of one job and step; of one level, a rank is a
-    node. `held`: what a state of this model looks like."""
+    """Return the states of each node, ordered by place, all of one job and step; with one level, a rank is a node.
+    `held`: what a state of this model looks like."""
     for state in states:
         if not isinstance(state, Mapping) or not {"rank", "world_size", "steps"} <= state.keys():
             check_state(held, state)
@@ -99,7 +99,7 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
 
 
 def _share(source: int, rank: int, sources: int, world_size: int) -> float:
-    """Return what rank `rank` of `world_size` gets of the residual of rank `source` of `sources`."""
+    """Return the factor by which rank `rank` of `world_size` gets the residual of rank `source` of `sources`."""
     if source % world_size != rank % sources:
         return 0.0
     heirs = len(range(source % world_size, world_size, sources))
@@ -107,7 +107,7 @@ def _share(source: int, rank: int, sources: int, world_size: int) -> float:
 
 
 def _reader(optimizer: Holder, state: State) -> ErrorFeedback:
-    """Return the pipeline of a rank at the place of which `state` was saved, to load such a state."""
+    """Return a pipeline that can load `state`, for the rank that saved it."""
     reader = optimizer.feedback.reader({key: int(state[key]) for key in PLACE if key in state})
     for slot in optimizer.slots:
         reader.register(slot.name, _like(slot, int(state.get("place", 0)), int(state.get(RANKS_PER_NODE, 1))))

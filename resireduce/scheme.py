@@ -1,4 +1,4 @@
-"""Names to objects: the one place that knows the registries. Imports no torch until something is built."""
+"""The registries, which map names to objects. Imports no torch until something is built."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class Listed:
     target: str
     """The class of the compressor, as "module:Class"."""
     selects: bool
-    """Whether it selects a share of the elements, the density; else density means nothing to it."""
+    """Whether it selects a share of the elements, the density; otherwise it ignores the density."""
     corrects_momentum: bool = False
-    """Whether it takes the place of the optimizer's momentum, which must be 0 then."""
+    """Whether it replaces the optimizer's momentum, which must then be 0."""
     in_rounds: bool = False
     """Whether ranks make its payloads together, in rounds, so that they cannot be merged."""
 
@@ -107,8 +107,8 @@ UPDATES = ("in_step", "in_backward")
 HIERARCHIES = ("flat", "node")
 """Who compresses: every rank by itself, or the ranks of a node together."""
 MERGES = ("none", "one", "hybrid", "mg-wfbp", "omgs", "optimal", "rgmerge-style", "dear")
-"""Names of ways in which tensors travel together: from the fourth on they need to be timed, but for the last, which is
-for what is not compressed, and may say how many bytes: "dear-1000000"."""
+"""Names of ways to merge tensors into messages. Those from the fourth on need times, except the last, which is for
+uncompressed tensors and may give a number of bytes: "dear-1000000"."""
 BACKENDS = {
     "horovod": "resireduce.comm.horovod:HorovodCommunicator",
     "local": "resireduce.comm.local:LocalCommunicator",
@@ -125,7 +125,7 @@ COMMON = {"grouping", "dtype", "rank", "device"}
 
 
 def load(target: "str | type[Residual]") -> Any:
-    """Return the object that `target`, "package.module:name", names; a class is itself."""
+    """Return the object that `target`, "package.module:name", names; a class is returned as it is."""
     if not isinstance(target, str):
         return target
     module, _, name = target.partition(":")
@@ -133,9 +133,9 @@ def load(target: "str | type[Residual]") -> Any:
 
 
 def build_compressor(name: str, density: float | Callable[[int], float]) -> "Compressor":
-    """Return the compressor called `name`, sending a share `density` of the elements where it selects any.
+    """Return the compressor called `name`, which sends a share `density` of the elements if it selects any.
 
-    density: a share, or a function from the number of the step, counted from 0, to that of the step.
+    density: a share, or a function from the step number, counted from 0, to the share in that step.
     Raises ConfigError for a name that is not listed and for a density outside (0, 1].
     """
     listed = COMPRESSORS[choose("compressor", name, COMPRESSORS)]
@@ -149,7 +149,7 @@ def build_compressor(name: str, density: float | Callable[[int], float]) -> "Com
 
 
 def find_scheme(scheme: "str | Scheme") -> "Scheme":
-    """Return the scheme of that name, or the one given. Raises ConfigError for anything else."""
+    """Return `scheme`, or the one of that name. Raises ConfigError for anything else."""
     return scheme if isinstance(scheme, Scheme) else SCHEMES[choose("scheme", scheme, SCHEMES)]
 
 
@@ -161,11 +161,11 @@ def build_residual(
     options: Mapping[str, object] | None = None,
     device: str | None = None,
 ) -> "Residual":
-    """Return rank `rank`'s residual of `scheme`, by name or as it is, routed by `grouping`.
+    """Return the residual of rank `rank` for `scheme`, a name or a Scheme, routed by `grouping`.
 
-    dtype: in which it is stored; None: the gradient's own. device: "cpu" holds it in the host's memory; None on that of
-    each gradient. `options` are arguments of the residuals that the scheme uses, each given to all that know it. Raises
-    ConfigError for a name, dtype or option that is not known, and for an option's value that cannot be used.
+    dtype: storage dtype; None: the gradient's own. device: "cpu" holds it in the host's memory; None: on each
+    gradient's device. `options` are arguments of the residuals that the scheme uses, each given to all that know it.
+    Raises ConfigError for an unknown name, dtype or option, and for an option's value that cannot be used.
     """
     from resireduce.residuals.routed import RoutedResidual
 
@@ -198,7 +198,7 @@ def build_residual(
 
 
 def _residual_class(target: object) -> Any:
-    """Return the class that a scheme names. Raises ConfigError if it is none of a residual."""
+    """Return the class that a scheme names. Raises ConfigError if it is not a residual class."""
     from resireduce.residuals.base import Residual
 
     try:

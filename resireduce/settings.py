@@ -1,4 +1,4 @@
-"""The settings of `resireduce.distribute` in one place, for what checks, compares, plans or follows them.
+"""The settings of `resireduce.distribute` in one place, for code that checks, compares, plans or follows them.
 
 Imports no torch.
 """
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from resireduce.scheme import Scheme
 
 DEAR_BYTES = 25 * 2**20
-"""Bytes that a message of DeAR has at most, unless `merge` says another number, or one larger module has it alone."""
+"""Most bytes of a DeAR message, unless `merge` gives another number, or it holds a single larger module."""
 OWN = {"own": True}
-"""Marks a field that may differ between ranks, or that another field tells of."""
+"""Marks a field that may differ between ranks, or that another field covers."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user chooses beside model and optimizer; `resireduce.distribute` says what each setting means.
+    """What a user chooses besides model and optimizer; `resireduce.distribute` documents each setting.
 
     Each field is a keyword of `distribute`, in the same order and with the same default, which a test compares. All
-    ranks must be given the same, but for the fields marked OWN.
+    ranks must have the same values, except in fields marked OWN.
     """
 
     scheme: "str | Scheme" = "w+2d"
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def in_halves(self) -> bool:
-        """Whether an all-reduce is cut in two, of which the second half comes in the next forward pass."""
+        """Whether an all-reduce is split in two halves, the second of which runs in the next forward pass."""
         return dear_bytes(self.merge) is not None
 
     @property
@@ -76,11 +76,11 @@ class Settings:
 
     @property
     def scaler(self) -> "GradScaler | None":
-        """The scaler of the loss; None without one, and for one that is switched off, which passes everything on."""
+        """The scaler of the loss; None if there is none, or if it is disabled and so changes nothing."""
         return self.grad_scaler if self.grad_scaler is not None and self.grad_scaler.is_enabled() else None
 
     def agreed(self, **found: object) -> dict[str, object]:
-        """Return what all ranks must have alike, by field; `found` takes the place of names that were given."""
+        """Return the values that must be equal on all ranks, by field; `found` replaces the names that were given."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("own")}
         is_plain = isinstance(self.hierarchy, str | list | tuple)
         levels = self.hierarchy if is_plain else type(self.hierarchy).__name__  # each rank has its own node's
@@ -90,6 +90,6 @@ class Settings:
 
 
 def dear_bytes(merge: object) -> int | None:
-    """Return the most bytes of a message if `merge` is "dear" or "dear-BYTES"; None for anything else."""
+    """Return the largest message size in bytes if `merge` is "dear" or "dear-BYTES"; None for anything else."""
     found = re.fullmatch(r"dear(?:-([1-9]\d*))?", merge) if isinstance(merge, str) else None
     return None if found is None else int(found[1] or DEAR_BYTES)

@@ -12,7 +12,7 @@ from resireduce.comm.base import Communicator
 
 @torch.no_grad()
 def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Overwrite everything that this rank would start from with rank 0's, which may hold more (a loaded checkpoint)."""
+    """Overwrite everything that this rank starts from with rank 0's, which may hold more (a loaded checkpoint)."""
     if communicator.world_size == 1:
         return
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
@@ -21,8 +21,8 @@ def broadcast_start(model: nn.Module, optimizer: torch.optim.Optimizer, communic
 
 
 def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
-    """As bytes, whatever they stand for, by way of a contiguous copy on a device that the communicator can reach, where
-    the tensor is not that itself. Of a tensor made of several, one after the other."""
+    """Overwrite `tensor` with rank 0's, as bytes of whatever dtype, through a contiguous copy on a device that the
+    communicator can reach if needed. A tensor that wraps others is overwritten one inner tensor after the other."""
     if is_traceable_wrapper_subclass(tensor):
         for inner in tensor.__tensor_flatten__()[0]:
             _overwrite(getattr(tensor, inner), f"{name}.{inner}", communicator)
@@ -44,7 +44,7 @@ def _overwrite(tensor: Tensor, name: str, communicator: Communicator) -> None:
 
 
 def _broadcast_optimizer(optimizer: torch.optim.Optimizer, communicator: Communicator) -> None:
-    """Options and state. Rank 0 says first what it has, since ranks may hold different kinds of state."""
+    """Overwrite options and state. Rank 0 first says what it has, since ranks may hold different kinds of state."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     options, layout = broadcast_object(_describe(optimizer, parameters), communicator)
     others = {key: value for key, value in optimizer.state.items() if not isinstance(key, Tensor)}
@@ -76,14 +76,14 @@ class _Like:
         self.shape, self.dtype, self.on_cpu = tensor.shape, tensor.dtype, tensor.device.type == "cpu"
 
     def matching(self, held: object, device: torch.device) -> Tensor:
-        """`held`, if it is such a tensor, else a new one."""
+        """Return `held` if it is such a tensor, else a new one."""
         if isinstance(held, Tensor) and vars(_Like(held)) == vars(self):
             return held
         return torch.empty(self.shape, dtype=self.dtype, device="cpu" if self.on_cpu else device)
 
 
 def _describe(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[Any], list[Any]]:
-    """Return the groups' options, and (parameter's index, key, value or what the tensor is like) of the state."""
+    """Return the groups' options, and the state as (parameter's index, key, value or description of a tensor)."""
     options = [
         {key: v.detach().cpu() if isinstance(v, Tensor) else v for key, v in group.items() if key != "params"}
         for group in optimizer.param_groups

@@ -1,4 +1,4 @@
-"""What a communicator promises."""
+"""The interface of communicators."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from resireduce.errors import ConfigError
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 Partition = tuple[tuple[int, ...], ...]
-"""All ranks of a communicator, each in one part; those of a part ascend."""
+"""All ranks of a communicator, each in one part, ascending within a part."""
 
 
 class Handle(Protocol[T_co]):
@@ -24,7 +24,7 @@ class Handle(Protocol[T_co]):
 
 
 class Polled(Handle[T_co], Protocol):
-    """A collective that has been launched, and can be asked whether it is over."""
+    """A launched collective that can say whether it has finished."""
 
     @property
     def is_ready(self) -> bool:
@@ -42,7 +42,7 @@ class Deferred(Generic[T]):
     finish: Callable[[], T]
     """Makes the result; called once for each `wait`."""
     ready: Callable[[], bool] = _at_once
-    """Says whether that can be done without waiting for another rank."""
+    """Says whether this is possible without waiting for another rank."""
 
     @property
     def is_ready(self) -> bool:
@@ -55,9 +55,9 @@ class Deferred(Generic[T]):
 
 
 class Communicator(ABC):
-    """The ranks of one data-parallel job. All launch the same collectives, of the same names, in the same order.
+    """The ranks of one data-parallel job. All launch the same collectives, with the same names, in the same order.
 
-    `name` tells a collective from others: Horovod pairs messages by it, torch.distributed by their order alone.
+    `name` identifies a collective: Horovod pairs messages by it, torch.distributed by their order alone.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Communicator(ABC):
     world_size: int
     """Number of ranks."""
     control_device: torch.device = torch.device("cpu")
-    """Where small tensors must lie that ranks agree by."""
+    """Device of the small tensors by which ranks agree."""
 
     @property
     def would_block(self) -> bool:
@@ -73,34 +73,34 @@ class Communicator(ABC):
         return False
 
     def close(self) -> None:
-        """Let another communicator use what collectives went through: no more will be launched."""
+        """Release the channel of the collectives to other communicators: no more will be launched."""
         return
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Sum over all ranks, in place; the result is `tensor`, of any shape, when the handle has been waited for."""
+        """Sum `tensor`, of any shape, over all ranks, in place; it holds the result after the handle's `wait`."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Every rank's 1-D `tensor`: all of one size or, without `equal_sizes`, each of its own, which may be zero."""
+        """Gather every rank's 1-D `tensor`, of one size or, without `equal_sizes`, of any sizes, including zero."""
 
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
-        """Every rank's 1-D `tensor`, all of one size, as one new tensor: that of rank 0 first."""
+        """Gather every rank's 1-D `tensor`, all of one size, into one new tensor: that of rank 0 first."""
         rows = self.all_gather(tensor, name)
         return Deferred(lambda: torch.cat(list(rows.wait())))
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Sum 1-D `tensor` over all ranks, of which each gets its own part of the sum: a new tensor, 1-D.
+        """Sum 1-D `tensor` over all ranks; each gets its own part of the sum, a new 1-D tensor.
 
-        Parts are equal, so `world_size` must divide the size of `tensor`, whose memory is used and then let go.
+        Parts are equal, so `world_size` must divide the size of `tensor`, whose memory is used and then released.
         """
         whole = self.all_reduce(tensor, name)
         return Deferred(lambda: self._own(whole.wait()))
 
     def scatter_sum(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """As `reduce_scatter`, where the link is slow: others send a rank no more than is summed to its part.
+        """Do as `reduce_scatter`, for slow links: a rank is only sent what is summed into its part.
 
-        That may take as much memory again as 1-D `tensor` has, whose size `world_size` must divide.
+        This may take as much memory again as 1-D `tensor`, whose size `world_size` must divide.
         """
         return self.reduce_scatter(tensor, name)
 
@@ -108,21 +108,21 @@ class Communicator(ABC):
         return whole.view(self.world_size, -1)[self.rank].clone()
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
-        """Send of 1-D `tensor` the first `sizes[0]` elements to rank 0, the next `sizes[1]` to rank 1, and so on.
+        """Send the first `sizes[0]` elements of 1-D `tensor` to rank 0, the next `sizes[1]` to rank 1, and so on.
 
-        The result is what each rank has sent to this one, in the order of ranks, 1-D and perhaps empty. `sizes` are of
-        this rank alone: others may send other numbers. Raises NotImplementedError where there is none: compressors that
-        need it are refused before.
+        The result is what each rank has sent to this one, in rank order, 1-D and perhaps empty. `sizes` are those of
+        this rank alone: others may send other numbers. Raises NotImplementedError if a communicator lacks it:
+        compressors that need it are refused before.
         """
         raise NotImplementedError(f"{type(self).__name__} has no all_to_all")
 
     @property
     def exchanges(self) -> bool:
-        """Whether there is an `all_to_all`."""
+        """Whether this communicator has an `all_to_all`."""
         return type(self).all_to_all is not Communicator.all_to_all
 
     def split(self, *partitions: Partition) -> "list[Communicator]":
-        """Return for each of `partitions` the communicator of those ranks that this rank is among, in their order.
+        """Return for each of `partitions` the communicator of the part that this rank is in.
 
         All ranks call it together, with the same ones. Raises ConfigError for a communicator that cannot be divided.
         """
@@ -132,9 +132,9 @@ class Communicator(ABC):
         )
 
     def ranks_of(self, group: object) -> list[int] | None:
-        """Return the numbers here of the ranks of `group`, ascending; None if it is no group of this backend's."""
+        """Return the ranks of `group`, as numbered here, ascending; None if it is not a group of this backend."""
         return None
 
     @abstractmethod
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrite `tensor` with rank 0's, and return it when that is done."""
+        """Overwrite `tensor` with rank 0's, and return it when this is done."""

@@ -14,14 +14,14 @@ from resireduce.errors import ConfigError
 class HorovodCommunicator(Communicator):
     """All ranks of a Horovod job. ConfigError if Horovod is not there, or `horovod.torch.init()` was not called.
 
-    Every collective has a name, so Horovod pairs them by that and reports ranks that do not come. Before it stands a
-    number, the same on all ranks: two optimizers may have parameters of the same names.
+    Horovod pairs collectives by their names, and reports ranks that do not come. A number, equal on all ranks, precedes
+    the name: two optimizers may have parameters of the same names.
     """
 
     _made = itertools.count()
 
     def __init__(self, ranks: Sequence[int] | None = None) -> None:
-        """Join those `ranks`, ascending, this one among them, that are a process set of Horovod's; None: all."""
+        """Join `ranks`, ascending, with this one among them, which must be a process set of Horovod; None: all."""
         self._prefix = f"{next(self._made)}."
         self._hvd = _initialised()
         self._set = self._hvd.global_process_set if ranks is None else _process_set(tuple(ranks))
@@ -44,14 +44,14 @@ class HorovodCommunicator(Communicator):
         return [HorovodCommunicator(next(part for part in partition if self.rank in part)) for partition in partitions]
 
     def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum; bfloat16, which Horovod does not know, is summed by way of float32."""
+        """Launch a sum; bfloat16, which Horovod does not know, is summed in float32."""
         how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
             return self._deferred(self._hvd.allreduce_async_(tensor, **how))
         return self._deferred(self._hvd.allreduce_async(tensor.float(), **how), tensor.copy_)
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum of which this rank gets its part; bfloat16 is summed by way of float32."""
+        """Launch a sum of which this rank gets its part; bfloat16 is summed in float32."""
         how = {"op": self._hvd.Sum, "name": self._prefix + name, "process_set": self._set}
         if tensor.dtype != torch.bfloat16:
             return self._deferred(self._hvd.reducescatter_async(tensor, **how))
@@ -61,7 +61,7 @@ class HorovodCommunicator(Communicator):
         return Deferred(lambda: finish(self._hvd.synchronize(handle)), lambda: self._hvd.poll(handle))
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Launch a gather of bytes, whatever they stand for. Unequal sizes cost a second, small message."""
+        """Launch a gather of bytes, of whatever dtype. Unequal sizes cost a second, small message."""
         data = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
         numels = None
         if not equal_sizes:
@@ -82,7 +82,7 @@ class HorovodCommunicator(Communicator):
         return Deferred(lambda: self._hvd.synchronize(whole).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
-        """Launch an exchange of bytes, whatever they stand for; Horovod itself tells ranks how many come."""
+        """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
         splits = torch.tensor([size * tensor.itemsize for size in sizes], dtype=torch.int32)
         data = tensor.view(torch.uint8)
         handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
@@ -94,14 +94,14 @@ class HorovodCommunicator(Communicator):
         return Deferred(finish)
 
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
-        """Overwrite `tensor` with the bytes that it has on rank 0, whatever they stand for; return it."""
+        """Overwrite `tensor` with its bytes on rank 0, of whatever dtype; return it."""
         how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
         self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), **how)
         return tensor
 
 
 def import_horovod() -> Any:
-    """Return the module `horovod.torch`. ConfigError, with the cure, if it is not there or is of another torch."""
+    """Return the module `horovod.torch`. ConfigError, with the cure, if it is missing or built for another torch."""
     try:
         import horovod.torch as hvd
     except ImportError as error:

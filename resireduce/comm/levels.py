@@ -21,20 +21,20 @@ ONE_EACH = (
 
 @dataclass(frozen=True)
 class Levels:
-    """Who averages with whom."""
+    """The ranks among which averages are formed, on one level or two."""
 
     world: Communicator
     """All ranks."""
     node: Communicator | None
-    """Ranks of this rank's node, among which gradients are summed and shared out; None: each averages by itself."""
+    """Ranks of this rank's node, which sum their gradients and divide the sums; None: there is one level."""
     between: Communicator
-    """The ranks that exchange what is compressed: all, or those of this rank's place in every node."""
+    """The ranks that exchange compressed payloads: all, or those with this rank's place in every node."""
 
     @classmethod
     def of(cls, world: Communicator, hierarchy: object) -> Self:
-        """Return the levels of the ranks of `world` for `hierarchy`, as `resireduce.distribute` has it.
+        """Return the levels of the ranks of `world` for `hierarchy`, as in `resireduce.distribute`.
 
-        All ranks call it together. Raises ConfigError, on all of them, if it is not one, or not possible there.
+        All ranks call it together. Raises ConfigError, on all of them, if it is invalid, or impossible there.
         """
         nodes = () if hierarchy == "flat" else find_nodes(world, hierarchy)
         if not nodes or world.world_size == 1:
@@ -51,7 +51,7 @@ class Levels:
 
     @property
     def place(self) -> Mapping[str, int]:
-        """Which rank this is: its number among all, and, of two levels, its node, and its number there."""
+        """Which rank this is: its number among all and, with two levels, its node, and its number there."""
         place = {"rank": self.world.rank, "world_size": self.world.world_size}
         if self.node is None:
             return place
@@ -59,6 +59,6 @@ class Levels:
         return place | {"node": self.between.rank} | within
 
     def close(self) -> None:
-        """Let other communicators use what collectives went through."""
+        """Release the channels of the collectives to other communicators."""
         for communicator in {id(one): one for one in (self.between, self.node, self.world) if one is not None}.values():
             communicator.close()

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass
 class _Collective:
-    """A collective: what the ranks that have launched it so far put in."""
+    """A collective: the inputs of the ranks that have launched it so far."""
 
     name: str
     inputs: dict[int, Tensor] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class _Collective:
 
 @dataclass
 class LocalWorld:
-    """`size` ranks in this process. `run` starts a thread for each; collectives meet by the order of their launch."""
+    """`size` ranks in this process. `run` starts a thread for each; collectives are paired by launch order."""
 
     size: int
     """Number of ranks."""
@@ -38,7 +38,8 @@ class LocalWorld:
     _parts: dict[tuple[int, tuple[int, ...]], "LocalWorld"] = field(default_factory=dict)
 
     def run(self, work: Callable[["LocalCommunicator"], T]) -> list[T]:
-        """What `work(communicator)` returns on each rank. The first exception of a rank is raised, the others stop."""
+        """Return the results of `work(communicator)` on all ranks. If one raises, its exception is raised here, and the
+        others stop."""
         with ThreadPoolExecutor(self.size) as pool:
             futures = [pool.submit(self._guard, work, rank) for rank in range(self.size)]
         errors = [error for future in futures if (error := future.exception()) is not None]
@@ -54,7 +55,7 @@ class LocalWorld:
             raise
 
     def end(self) -> None:
-        """Have all that wait for a rank give up, in this world and in its parts."""
+        """Make all ranks that wait for another give up, in this world and in its parts."""
         with self._changed:
             self._broken, parts = True, list(self._parts.values())
             self._changed.notify_all()
@@ -62,7 +63,7 @@ class LocalWorld:
             part.end()
 
     def part(self, number: int, ranks: tuple[int, ...]) -> "LocalWorld":
-        """Return the world of `ranks`, the same for all that ask with this number."""
+        """Return the world of `ranks`, the same for all ranks that ask with this `number`."""
         with self._changed:
             return self._parts.setdefault((number, ranks), LocalWorld(len(ranks), _broken=self._broken))
 
@@ -72,9 +73,9 @@ class LocalWorld:
             return self._broken or len(self._collectives[number].inputs) == self.size
 
     def launch(self, number: int, rank: int, name: str, tensor: Tensor) -> None:
-        """Rank `rank` enters its collective number `number`, called `name`, with `tensor`; the others may read it.
+        """Enter collective number `number`, called `name`, as rank `rank`, with `tensor`, which the others may read.
 
-        Raises UsageError if another rank calls that collective by another name.
+        Raises UsageError if another rank calls this collective by another name.
         """
         with self._changed:
             collective = self._collectives.setdefault(number, _Collective(name))
@@ -84,7 +85,7 @@ class LocalWorld:
             self._changed.notify_all()
 
     def wait(self, number: int) -> list[Tensor]:
-        """Return all ranks' inputs of collective `number`, in the order of ranks. ConnectionError if one is missing."""
+        """Return all ranks' inputs of collective `number`, in rank order. ConnectionError if one is missing."""
         with self._changed:
             collective = self._collectives[number]
             done = self._changed.wait_for(
@@ -99,7 +100,7 @@ class LocalWorld:
 
 
 class LocalCommunicator(Communicator):
-    """Rank `rank` of `world`, a LocalWorld; without arguments, the only rank of its own."""
+    """Rank `rank` of `world`, a LocalWorld; without arguments, the only rank of a world of its own."""
 
     def __init__(self, rank: int = 0, world: LocalWorld | None = None):
         self._world = world or LocalWorld(1)
@@ -112,10 +113,10 @@ class LocalCommunicator(Communicator):
         return Deferred(lambda: self._world.wait(number), lambda: self._world.has_all(number))
 
     def all_reduce(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum, formed in the order of ranks."""
+        """Launch a sum, formed in rank order."""
         if self.world_size == 1:
             return Deferred(lambda: tensor)
-        # The others may read this rank's input after this rank has gone on: they get a copy.
+        # The others may read this rank's input after this rank has continued: they get a copy.
         inputs = self._exchange(tensor.clone(), name)
 
         def finish() -> Tensor:
@@ -128,7 +129,7 @@ class LocalCommunicator(Communicator):
         return Deferred(finish, inputs.ready)
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum, formed in the order of ranks, of which this rank gets its part."""
+        """Launch a sum, formed in rank order, of which this rank gets its part."""
         whole = self.all_reduce(tensor, name)
         return Deferred(lambda: self._own(whole.wait()), lambda: whole.is_ready)
 
@@ -140,14 +141,14 @@ class LocalCommunicator(Communicator):
         return [LocalCommunicator(part.index(self.rank), world) for part, world in zip(own, worlds, strict=True)]
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
-        """Launch a gather: of copies, or, of one rank alone, of the tensor itself."""
+        """Launch a gather of copies, or with a single rank of the tensor itself."""
         if self.world_size == 1:
             return Deferred(lambda: [tensor])
         inputs = self._exchange(tensor.clone(), name)
         return Deferred(lambda: list(torch.stack(inputs.wait())) if equal_sizes else inputs.wait())
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
-        """Launch an exchange: of copies, or, of one rank alone, of the tensor itself."""
+        """Launch an exchange of copies, or with a single rank of the tensor itself."""
         if self.world_size == 1:
             return Deferred(lambda: [tensor])
         numbers = self._exchange(torch.tensor(sizes, device="cpu"), f"{name}.sizes")
@@ -167,7 +168,7 @@ class LocalCommunicator(Communicator):
 
 
 class PretendCommunicator(Communicator):
-    """Rank 0 of `world_size` ranks, of which the others send what this one sends. For planning: it moves nothing."""
+    """Rank 0 of `world_size` ranks, the others of which send the same. For planning: it moves nothing."""
 
     rank = 0
 

@@ -12,12 +12,12 @@ from resireduce.comm.base import Communicator, Partition
 from resireduce.errors import ConfigError
 
 WRONG = "hierarchy: "
-"""How a rank begins that has been given what is no node."""
+"""The first words of a rank's message if it was not given a node."""
 ALLOWED = (
     "give 'flat', 'node', the ranks of each node as lists or, with backend='torch', a DeviceMesh or ProcessGroup of "
     "this rank's node"
 )
-"""What there is instead, for messages."""
+"""The allowed values, for error messages."""
 
 
 def find_nodes(
@@ -32,13 +32,13 @@ def find_nodes(
 
     Args:
         communicator: all ranks.
-        hierarchy: "node": ranks share a node that have the same number of it in one step of Slurm, or else the same
-            host name. Or the lists of ranks themselves; or a process group of torch.distributed, or a DeviceMesh, of
-            which the last dimension is a node.
-        environment: in which Slurm has said which task this is; None: that of this process.
-        host: name of this machine; None: what it calls itself, and Linux's number of its last start.
+        hierarchy: "node": ranks with the same node number in one step of Slurm, or otherwise with the same host name,
+            share a node. Or the lists of ranks themselves; or a process group of torch.distributed, or a DeviceMesh
+            whose last dimension is a node.
+        environment: the variables by which Slurm says which task this is; None: those of this process.
+        host: name of this machine; None: its own host name, and Linux's boot id.
 
-    Raises ConfigError, on all ranks, for what says none of this, and if nodes have unequal numbers of ranks.
+    Raises ConfigError, on all ranks, for any other hierarchy, and if nodes have unequal numbers of ranks.
     """
     if isinstance(hierarchy, list | tuple):
         nodes = _listed(hierarchy, communicator.world_size)
@@ -59,7 +59,7 @@ def find_nodes(
 
 
 def places(nodes: Partition) -> Partition:
-    """Return the ranks that are first in their node, those that are second, and so on, in the order of `nodes`."""
+    """Return the ranks that come first in their nodes, then those that come second, and so on, in order of `nodes`."""
     return tuple(zip(*nodes, strict=True))
 
 
@@ -76,10 +76,10 @@ def _listed(given: Sequence[Any], world_size: int) -> Partition:
 
 
 def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
-    """Return "step/node" if this rank is a task of a step of Slurm, under its number there; else "/".
+    """Return "step/node" if this rank is a task of a Slurm step with the same number there; otherwise "/".
 
-    A program that was started within one task of a step, as torchrun is, has other numbers than the step, and counts by
-    the name of its machine.
+    A program started within one task of a step, like torchrun, has other numbers than the step, and is found by the
+    name of its machine.
     """
     numbers = environment.get("SLURM_PROCID"), environment.get("SLURM_STEP_NUM_TASKS")
     if numbers != (str(communicator.rank), str(communicator.world_size)):
@@ -89,23 +89,23 @@ def _task(environment: Mapping[str, str], communicator: Communicator) -> str:
 
 
 def _host() -> str:
-    """Return the name of this machine, and what tells it from another of the same name: when it was started."""
+    """Return the name of this machine, and its boot id, which tells it from others of the same name."""
     started = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {started.read_text().strip() if started.exists() else ''}"
 
 
 def _by_machine(machines: Sequence[str]) -> list[str]:
-    """Return of "step/node/host" of all ranks that by which they share a node: numbers, if all are tasks of one step,
-    else names."""
+    """Return from all ranks' "step/node/host" what identifies their nodes: node numbers, if all are tasks of one step,
+    otherwise host names."""
     known = [machine.split("/", 2) for machine in machines]
     steps = {step for step, _, _ in known}
     return [node if len(steps) == 1 and "" not in steps else host for _, node, host in known]
 
 
 def _members(hierarchy: object, communicator: Communicator) -> str:
-    """Return the ranks of `communicator` that this rank's process group, or last dimension of a mesh, has, in words.
+    """Return the ranks of `communicator` in this rank's process group, or last dimension of a mesh, as a string.
 
-    What is none is said in words, too, so that all ranks hear of it.
+    For anything else return an error message, so that all ranks learn of it.
     """
     group = hierarchy.get_group(hierarchy.ndim - 1) if hasattr(hierarchy, "mesh_dim_names") else hierarchy  # type: ignore[attr-defined]
     found = communicator.ranks_of(group)
@@ -115,7 +115,7 @@ def _members(hierarchy: object, communicator: Communicator) -> str:
 
 
 def _alike(said: Sequence[str]) -> Partition:
-    """Return the ranks that have said the same, as parts."""
+    """Return a partition of the ranks by what they have said."""
     parts: dict[str, list[int]] = {}
     for rank, word in enumerate(said):
         parts.setdefault(word, []).append(rank)
@@ -137,7 +137,7 @@ def _checked(said: Sequence[str]) -> Partition:
 
 
 def _gathered(word: str, communicator: Communicator) -> list[str]:
-    """Return what all ranks say, in their order."""
+    """Return what all ranks say, in rank order."""
     mine = torch.frombuffer(bytearray(word.encode()), dtype=torch.uint8).to(communicator.control_device)
     rows = communicator.all_gather(mine, "resireduce.start.nodes", equal_sizes=False).wait()
     return [bytes(row.tolist()).decode() for row in rows]

@@ -1,7 +1,7 @@
-"""Process groups of torch.distributed: one for each optimizer in use, and taken up again when it is closed.
+"""Process groups of torch.distributed: one for each optimizer in use, reused when that is closed.
 
-Each holds sockets and threads until the program ends, so they are not made anew for every optimizer. Two that are in
-use never share one: their collectives would be taken for each other's.
+Each holds sockets and threads until the program ends, so they are not made anew for every optimizer. Two optimizers in
+use never share one: their collectives would be confused.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class Pooled:
 
     group: dist.ProcessGroup
     launched: int = 0
-    """Collectives that this rank has launched in it, which whoever does so counts."""
+    """Collectives that this rank has launched in it, counted by the code that launches them."""
     free: bool = False
     """Whether no optimizer of this rank uses it."""
 
@@ -29,7 +29,7 @@ _world: list[dist.ProcessGroup] = []
 
 
 def acquire(base: dist.ProcessGroup | None) -> Pooled:
-    """A group of the ranks of `base` (None: of all) that no optimizer uses. All these ranks must call it together."""
+    """Return a group of the ranks of `base` (None: all) that no optimizer uses. All these ranks call it together."""
     world = dist.group.WORLD
     assert world is not None
     if _world != [world]:  # torch.distributed was started again: groups of before are gone
@@ -41,9 +41,9 @@ def acquire(base: dist.ProcessGroup | None) -> Pooled:
 
 
 def acquire_part(over: dist.ProcessGroup, parts: tuple[tuple[int, ...], ...]) -> Pooled:
-    """Return a group, that no optimizer uses, of those `parts` of the ranks of `over` that this rank is among.
+    """Return a group that no optimizer uses, of the one of `parts` of the ranks of `over` that this rank is in.
 
-    All ranks of `over` must call it together; `parts` have numbers of the whole job, and each rank once.
+    All ranks of `over` must call it together; `parts` contain each rank once, numbered as in the whole job.
     """
     own = next(part for part in parts if dist.get_rank() in part)
     return _acquire((tuple(dist.get_process_group_ranks(over)), parts), over, lambda: _new_group(over, own))
@@ -64,8 +64,8 @@ def release(pooled: Pooled) -> None:
 
 
 def _free_everywhere(pool: list[Pooled], over: dist.ProcessGroup) -> Pooled | None:
-    """One that all ranks of `over` have released, and in which all have launched as many collectives: one rank may
-    have lost an optimizer that another still has, or in the middle of a step."""
+    """Return a group that all ranks of `over` have released after equally many collectives: one rank may have lost an
+    optimizer that another still has, or may have lost it in the middle of a step."""
     if not pool:
         return None
     device = "cuda" if dist.get_backend(over) == "nccl" else "cpu"
@@ -85,7 +85,7 @@ def _new_group(base: dist.ProcessGroup | None, ranks: tuple[int, ...]) -> dist.P
 
 
 def _timeout(group: dist.ProcessGroup) -> timedelta | None:
-    """Return the time limit of `group`, as the user set it; None (torch's own) if this torch does not tell."""
+    """Return the time limit of `group`, as set by the user; None (torch's default) if this torch does not tell it."""
     device = torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu")
     try:
         return group._get_backend(device).options._timeout

@@ -32,7 +32,7 @@ class Rows:
 
 @dataclass
 class Pieces:
-    """An exchange, of which the result is one rank's piece after the other's, `sizes` elements of each."""
+    """An exchange, whose result is the ranks' pieces one after the other, `sizes` elements from each."""
 
     work: dist.Work
     result: Tensor
@@ -40,13 +40,13 @@ class Pieces:
     device: torch.device
 
     def wait(self) -> Sequence[Tensor]:
-        """Wait for the pieces, and return them, in the order of ranks."""
+        """Wait for the pieces, and return them, in rank order."""
         self.work.wait()
         return self.result.to(self.device, non_blocking=True).split(self.sizes)
 
 
 class Launches(Protocol):
-    """What launches these collectives."""
+    """The communicator that launches these collectives."""
 
     world_size: int
     """Number of ranks."""
@@ -54,17 +54,17 @@ class Launches(Protocol):
     """Where sizes must lie."""
 
     def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Rows:
-        """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
+        """Launch a gather of 1-D `tensor`, equally long on all ranks; the first `sizes[i]` elements of rank i count."""
 
     def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Pieces:
         """Launch an exchange: `sizes[i]` elements of 1-D `tensor` go to rank i, `theirs[i]` come from it."""
 
 
 class Ragged(ABC):
-    """A collective of unequal sizes: of the sizes first, then of the elements.
+    """A collective of unequal sizes: first of the sizes, then of the elements.
 
-    The second is launched before any other of the communicator's, and at the latest when it is waited for. So all ranks
-    launch in one order, wherever each of them waits.
+    The second is launched before any other collective of the communicator, at the latest when it is waited for. So all
+    ranks launch in one order, wherever each of them waits.
 
     Args:
         communicator: launches both.
@@ -82,7 +82,7 @@ class Ragged(ABC):
         return self._launched is not None or self._sizes.work.is_completed()
 
     def launch(self) -> Handle[Sequence[Tensor]]:
-        """Learn the sizes, and launch the collective of the elements, if that has not been done."""
+        """Receive the sizes, and launch the collective of the elements, if that has not been done."""
         if self._launched is None:
             self._launched = self._launch([int(size) for size in self._sizes.wait()])
         return self._launched
@@ -96,7 +96,7 @@ class Ragged(ABC):
 
 
 class RaggedGather(Ragged):
-    """A gather, of tensors that are padded to the largest.
+    """A gather of tensors that are padded to the largest.
 
     Args:
         communicator: launches the gathers of the sizes and of the elements.
@@ -114,12 +114,12 @@ class RaggedGather(Ragged):
 
 
 class RaggedExchange(Ragged):
-    """An exchange, of which nothing is padded.
+    """An exchange without padding.
 
     Args:
         communicator: launches the exchanges of the sizes and of the elements.
-        tensor: 1-D, what this rank has for rank 0, and behind it what it has for rank 1, and so on.
-        sizes: how many elements it has for each.
+        tensor: 1-D, what this rank has for rank 0, followed by what it has for rank 1, and so on.
+        sizes: how many elements it has for each rank.
     """
 
     def __init__(self, communicator: Launches, tensor: Tensor, sizes: Sequence[int]):

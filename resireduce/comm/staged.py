@@ -1,7 +1,7 @@
-"""Tensors of a GPU over gloo, which gathers only those of the host: by way of copies in pinned memory.
+"""GPU tensors over gloo, which gathers only host tensors, through copies in pinned memory.
 
-Two ranks on one GPU need it, which NCCL refuses. The host waits for the GPU at each launch, so that nothing is hidden
-behind the backward pass: right for measuring memory, not for speed.
+Two ranks on one GPU, which NCCL refuses, need it. The host waits for the GPU at each launch, so that nothing overlaps
+with the backward pass: suitable for measuring memory, not speed.
 """
 
 from dataclasses import dataclass
@@ -13,22 +13,22 @@ from resireduce.comm.base import Polled
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """Return a contiguous copy of `tensor` in the host's memory, pinned if it comes from a GPU, when it is there."""
+    """Return a contiguous copy of `tensor` in the host's memory, pinned if it comes from a GPU, once it is complete."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).copy_(tensor)
 
 
 @dataclass
 class Unstaged:
-    """The handle of a collective whose result in the host's memory belongs into `target`."""
+    """The handle of a collective whose result in the host's memory is to be copied into `target`."""
 
     handle: Polled[Tensor]
     target: Tensor
 
     @property
     def is_ready(self) -> bool:
-        """Whether the result has come to the host's memory."""
+        """Whether the result is in the host's memory."""
         return self.handle.is_ready
 
     def wait(self) -> Tensor:
-        """Wait for the result, copy it into `target`, and return that."""
+        """Wait for the result, copy it into `target`, and return `target`."""
         return self.target.copy_(self.handle.wait(), non_blocking=True)

@@ -22,7 +22,7 @@ class _Launched:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the sum is there; on a GPU, where only its stream waits, always."""
+        """Whether the sum is there; always true on a GPU, where only its stream waits."""
         return self.result.is_cuda or self.work.is_completed()
 
     def wait(self) -> Tensor:
@@ -44,9 +44,9 @@ class _Whole:
 class TorchCommunicator(Communicator):
     """The ranks of `group`; None: all ranks. ConfigError if no process group has been initialised.
 
-    shares: whether its collectives go through `group` itself, as a hook's of DistributedDataParallel must; else through
-    another group of the same ranks, so that a collective of the user's own, between `backward` and `step`, or one of
-    another optimizer cannot be taken for one of these.
+    shares: whether collectives use `group` itself, as a hook of DistributedDataParallel must; otherwise they use
+    another group of the same ranks, so that they cannot be confused with a collective of the user's own, between
+    `backward` and `step`, or of another optimizer.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None, shares: bool = False):
@@ -71,7 +71,7 @@ class TorchCommunicator(Communicator):
 
     @property
     def would_block(self) -> bool:
-        """Whether sizes of a gather or an exchange are missing, which is to be launched before any other collective."""
+        """Whether a gather or an exchange, which must be launched before any other collective, still lacks sizes."""
         return self._ragged is not None and not self._ragged.is_known
 
     def close(self) -> None:
@@ -88,7 +88,7 @@ class TorchCommunicator(Communicator):
         return [*made]
 
     def ranks_of(self, group: object) -> list[int] | None:
-        """Return the numbers here of the ranks of `group`, ascending; None if it is no process group of this rank's."""
+        """Return the ranks of `group`, as numbered here, ascending; None if it is no process group of this rank's."""
         if not isinstance(group, dist.ProcessGroup):
             return None
         numbers, members = dist.get_process_group_ranks(self.group), dist.get_process_group_ranks(group)
@@ -122,7 +122,7 @@ class TorchCommunicator(Communicator):
         return _Whole(self.gather_rows(tensor, [tensor.numel()] * self.world_size))
 
     def reduce_scatter(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum of which this rank gets its part. Gloo's own sums a copy of everything, and so is not used."""
+        """Launch a sum of which this rank gets its part. Gloo's own is not used, since it sums a copy of everything."""
         if dist.get_backend(self.group) != "nccl":
             whole = self.all_reduce(tensor, name)
             return Deferred(lambda: self._own(whole.wait()), lambda: whole.is_ready)
@@ -132,9 +132,9 @@ class TorchCommunicator(Communicator):
         return _Launched(dist.reduce_scatter_tensor(own, tensor, group=self.group, async_op=True), own)
 
     def scatter_sum(self, tensor: Tensor, name: str) -> Polled[Tensor]:
-        """Launch a sum of which this rank gets its part; over gloo of what all ranks send it, in the order of ranks.
+        """Launch a sum of which this rank gets its part; over gloo it sums what all ranks send, in rank order.
 
-        As bytes, whatever they stand for: all ranks' parts are there at once.
+        They are sent as bytes of whatever dtype, and all ranks' parts are there at once.
         """
         if dist.get_backend(self.group) == "nccl":
             return self.reduce_scatter(tensor, name)
@@ -160,7 +160,7 @@ class TorchCommunicator(Communicator):
         return tensor if near is tensor else tensor.copy_(near)
 
     def _stages(self, tensor: Tensor) -> bool:
-        """Whether `tensor` travels by way of the host's memory."""
+        """Whether `tensor` travels through the host's memory."""
         return self._is_gloo and tensor.is_cuda
 
     def _finish_ragged(self) -> None:
@@ -169,7 +169,7 @@ class TorchCommunicator(Communicator):
             self._ragged = None
 
     def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Rows:
-        """Launch a gather of 1-D `tensor`, as long on all ranks; of rank i's the first `sizes[i]` elements count."""
+        """Launch a gather of 1-D `tensor`, equally long on all ranks; the first `sizes[i]` elements of rank i count."""
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         shape, pinned = (self.world_size, near.numel()), near is not tensor and tensor.is_cuda

@@ -16,16 +16,16 @@ from resireduce.payload import Payload
 from resireduce.share import share
 
 NARROW = (torch.uint8, torch.int16, torch.int32, torch.int64)
-"""Dtypes of places within a row: the first that holds them is taken."""
+"""Dtypes for places within a row: the first that can hold them is used."""
 
 
 @dataclass(frozen=True)
 class ADTopK(Selecting):
     """Sends of dimension 1 the k largest magnitudes, k = max(1, floor(density x length)), for all other indices alike.
 
-    So every row of a matrix, and every filter position of a convolution, contributes. Places are those within
+    So every row of a matrix, and every filter position of a convolution, contributes. Places are counted within
     dimension 1, in the narrowest dtype that holds them. A tensor of fewer dimensions is one row. At least one element
-    of each row is sent: more than the density where rows are short. Of equal magnitudes torch chooses.
+    of each row is sent, which exceeds the density where rows are short. Among equal magnitudes torch chooses.
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -41,7 +41,7 @@ class ADTopK(Selecting):
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def sent_indices(self, payload: Payload) -> Tensor:
-        """Return the flat indices that the payload holds: 1-D, int64, those of one row after the other."""
+        """Return the flat indices that the payload holds: 1-D, int64, row by row."""
         return _flat(_in_rows(payload, 1), _rows(payload.shape)[1])
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
@@ -64,14 +64,14 @@ class ADTopK(Selecting):
 class ADTopKInterleaved(ADTopK):
     """Sends all-dimension top-k in the first step and every second after it, in those between the k largest of all.
 
-    The number of the step decides, so that all ranks turn together.
+    The step number decides, so that all ranks alternate together.
     """
 
     turns: ClassVar[int] = 2
 
     always: tuple[str, ...] = ()
-    """Parts of names of tensors that are always sent all-dimension. The released code has ("fc",), which is the name of
-    a layer in some models; here no name means anything unless it is given."""
+    """Substrings of the names of tensors that are always sent all-dimension. The released code has ("fc",), the name of
+    a layer in some models; here no name has a meaning unless it is given."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the payload of this step's turn: all-dimension with places in rows, or top-k with int32 indices."""
@@ -98,21 +98,21 @@ class ADTopKInterleaved(ADTopK):
         return TopK(self.density).error_(grad, payload)
 
     def _takes_rows(self, source: tuple[str, int] | None) -> bool:
-        """Whether the turn of that name, with its rank behind the last stroke, and step is all-dimension."""
+        """Whether the payload from that name, with the rank behind its last slash, and step is all-dimension."""
         assert source is not None
         name = source[0].rpartition("/")[0] or source[0]
         return source[1] % 2 == 0 or any(part in name for part in self.always)
 
 
 def _rows(shape: torch.Size) -> tuple[int, int, int]:
-    """Numbers of elements before, in and behind dimension 1; a tensor without it is one row."""
+    """Return the numbers of elements before, in and after dimension 1; a tensor without it is one row."""
     if len(shape) < 2:
         return 1, shape.numel(), 1
     return shape[0], shape[1], math.prod(shape[2:])
 
 
 def _parts(dense: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield the tensor, some outer rows at a time: which those are, and a view of them, [rows, length, inner]."""
+    """Yield the tensor some outer rows at a time: their numbers, and a view of them, [rows, length, inner]."""
     _, length, inner = _rows(dense.shape)
     flat, row = dense.view(-1), length * inner
     for piece in pieces(flat.numel(), row):
@@ -120,13 +120,13 @@ def _parts(dense: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _in_rows(payload: Payload, part: int) -> Tensor:
-    """A part of the payload by rows, [outer, k, inner]."""
+    """Return a part of the payload by rows, [outer, k, inner]."""
     outer, _, inner = _rows(payload.shape)
     return payload.parts()[part].view(outer, -1, inner)
 
 
 def _flat(places: Tensor, length: int) -> Tensor:
-    """Indices, 1-D int64, in a flat tensor of [rows, length, inner], of `places` in its rows, [rows, k, inner]."""
+    """Return the indices, 1-D int64, in flat [rows, length, inner], of `places` in its rows, [rows, k, inner]."""
     rows, _, inner = places.shape
     first = torch.arange(rows, device=places.device).view(-1, 1, 1).mul_(length)
     return (first + places).mul_(inner).add_(torch.arange(inner, device=places.device)).view(-1)

@@ -18,18 +18,18 @@ from resireduce.payload import Payload
 from resireduce.share import share
 
 LAST = 0.75
-"""Share of the training after which rows may be selected from."""
+"""Share of the training after which all-dimension top-k may be used."""
 
 
 @dataclass(frozen=True)
 class ADTopKThreshold(Selecting, SparseCompressor):
     """Sends what reaches the least magnitude of an earlier top-k, which is taken anew every `every` steps.
 
-    In the first `warm_up` steps, and in each whose number `every` divides, the k largest are sent, k = max(1,
-    floor(density x n)), and the least of them is the threshold until the next time. It is this compressor's state, each
-    tensor's own. Between, as much is sent as reaches it: none, some or all; zeros never are. In the last quarter of
-    `steps` all-dimension top-k is sent of a tensor whose threshold last changed by `stable` of itself or less. A plan
-    reckons with k.
+    In the first `warm_up` steps, and in each whose number is a multiple of `every`, the k largest are sent, k = max(1,
+    floor(density x n)), and the least of them is the threshold until the next time. It is this compressor's state, one
+    for each tensor. In between, all elements that reach it are sent, which may be none, some or all; zeros are never
+    sent. In the last quarter of `steps`, a tensor whose threshold last changed by at most `stable` of itself is sent by
+    all-dimension top-k. A plan assumes k.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -38,9 +38,9 @@ class ADTopKThreshold(Selecting, SparseCompressor):
     every: int = 10
     """The released scripts have 5, 10 or 20, by model."""
     steps: int | None = None
-    """Steps of the whole training; None: that is not known, and rows are never selected from."""
+    """Steps of the whole training; None: unknown, and all-dimension top-k is never used."""
     stable: float = 0.1
-    """Ours: the released code compares the threshold with itself."""
+    """Our choice: the released code compares the threshold with itself."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
@@ -53,16 +53,16 @@ class ADTopKThreshold(Selecting, SparseCompressor):
             raise ConfigError(f"stable: {self.stable!r} is not allowed; give a number, 0 or more")
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return the threshold, below zero before the first, and its last relative change: float64, [2]."""
+        """Return the threshold, negative before the first, and its last relative change: float64, [2]."""
         return {"threshold": torch.tensor([-1.0, math.inf], dtype=torch.float64, device=like.device)}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of the k largest but for zeros, as at the start: int64, ascending."""
+        """Return the flat indices of the k largest without zeros, as at the start: int64, ascending."""
         indices = largest_magnitudes(flat, share(self.density, flat.numel()))
         return indices if flat.is_meta else indices[flat[indices] != 0]
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return what this step sends: the k largest, after which `state` is theirs, what reaches it, or rows'."""
+        """Return this step's payload: the k largest, which update `state`, what reaches it, or all-dimension top-k."""
         flat, memory = grad.view(-1), state["threshold"]
         if grad.is_meta:
             return self.compress(grad, name, step)

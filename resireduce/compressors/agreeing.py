@@ -1,4 +1,4 @@
-"""What compressors have in common of which all ranks together decide what is sent; each names its own source paper."""
+"""The common base of compressors for which all ranks together decide what is sent; each names its own paper."""
 
 from abc import abstractmethod
 from typing import ClassVar
@@ -10,7 +10,7 @@ from resireduce.payload import Payload
 
 
 class Agreeing(Compressor):
-    """Makes payloads in rounds, of sums over all ranks, and these are summed too."""
+    """Makes payloads in rounds of sums over all ranks; the payloads are then summed too."""
 
     collective: ClassVar[Collective] = "all_reduce"
     same_draw: ClassVar[bool] = True
@@ -18,14 +18,14 @@ class Agreeing(Compressor):
 
     @abstractmethod
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """As in `Compressor`: yield what ranks are to sum or exchange; return the payload of `grad` that follows."""
+        """Yield what ranks are to sum or exchange, as in `Compressor`; return the resulting payload of `grad`."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return what one rank alone sends of `grad` in its first step; `name` and `step` seed random choices."""
         return self.compress_with(grad, name, step, self.state(grad.shape, grad))
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return what one rank alone sends of `grad`, by this `state`: it is sent what it has put in itself."""
+        """Return what one rank alone sends of `grad`, by this `state`: each round returns this rank's own input."""
         rounds = self.agree(grad, name, step, state)
         try:
             asked = next(rounds)

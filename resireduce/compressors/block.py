@@ -55,19 +55,19 @@ class Block8(Quantising):
         return dense
 
     def _shape(self, numel: int) -> tuple[int, int]:
-        """Rows and columns of bytes that hold the levels of so many elements."""
+        """Return the rows and columns of bytes that hold the levels of `numel` elements."""
         return 1, numel
 
     def _columns(self, piece: slice) -> slice:
-        """Which columns hold those of a piece."""
+        """Return the columns that hold the levels of a piece."""
         return piece
 
     def _packed(self, levels: Tensor) -> Tensor:
-        """Levels, from 0 on, as rows of bytes."""
+        """Return levels, counted from 0, as rows of bytes."""
         return levels[None]
 
     def _unpacked(self, rows: Tensor, count: int) -> Tensor:
-        """The first `count` levels in rows of bytes."""
+        """Return the first `count` levels in rows of bytes."""
         return rows[0]
 
     @property

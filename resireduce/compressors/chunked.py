@@ -15,16 +15,16 @@ from resireduce.payload import Payload
 from resireduce.share import share
 
 ROWS = 64
-"""Chunks that are looked at at once."""
+"""Chunks that are processed at once."""
 
 
 @dataclass(frozen=True)
 class Chunked(Selecting):
     """Sends of each chunk of 4096 elements the k largest magnitudes, k = max(1, floor(density x 4096)): 14 bits each.
 
-    Twelve are the place in the chunk. Two are the value: its sign, and whether it is larger than the mean magnitude of
-    what is sent; the means of those that are and of those that are not travel once for the tensor. A last chunk that is
-    shorter is filled up with zeros; a tensor that is smaller is one chunk.
+    Twelve bits are the place in the chunk. Two are the value: its sign, and whether it is larger than the mean
+    magnitude of what is sent; the mean magnitudes of the larger and of the smaller ones travel once for the tensor. A
+    shorter last chunk is filled up with zeros; a smaller tensor is one chunk.
     """
 
     chunk: int = 4096
@@ -80,7 +80,7 @@ class Chunked(Selecting):
         return self.add_(grad, payload, scale=-1.0)
 
     def _layout(self, numel: int) -> tuple[int, int, int]:
-        """Elements of a chunk, number of chunks, and how many elements of each are sent."""
+        """Return the elements of a chunk, the number of chunks, and how many elements of each are sent."""
         size = min(self.chunk, numel)
         return size, -(-numel // size), share(self.density, size)
 
@@ -91,6 +91,6 @@ def _width(size: int) -> int:
 
 
 def _mean(magnitudes: Tensor, chosen: Tensor) -> Tensor:
-    """Mean of the chosen ones, 0-D, in their dtype; 0 of none. It cannot overflow."""
+    """Return the mean of the chosen magnitudes, 0-D, in their dtype; 0 if there are none. It cannot overflow."""
     total = (magnitudes * chosen).double().div_(chosen.sum().clamp(min=1)).sum()
     return total.clamp_(max=torch.finfo(total.dtype).max).to(magnitudes.dtype)

@@ -17,9 +17,9 @@ from resireduce.payload import Payload
 from resireduce.share import share
 
 LARGEST_SIDE = 181
-"""181 x 181 places are the most that 16 bits tell apart."""
+"""181 x 181 places are the most that 16 bits can distinguish."""
 ROOM = 16
-"""Coefficients are held divided by the square of this, so that no sum of the largest numbers overflows."""
+"""Coefficients are stored divided by the square of this, so that no sum of the largest numbers overflows."""
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,16 @@ class DeMo(Selecting):
     """Sends of each tile of 64 x 64 elements the k largest coefficients of its cosine transform, k = max(1,
     floor(density x elements of a tile)), with 16 bits for the place of each.
 
-    The transform is the orthonormal DCT-II along both sides. A tensor is a matrix of its first dimension by all others,
-    one of fewer than two dimensions a row. A side that is no multiple of 64 is cut into equal parts, as few as do not
-    exceed 64, and the last is filled up with zeros. A tile whose difference from what would be sent is more than the
-    gradient's dtype holds is not sent in that step.
+    The transform is the orthonormal DCT-II along both sides. A tensor is taken as a matrix of its first dimension by
+    all others; one of fewer than two dimensions is a row. A side that is not a multiple of 64 is cut into as few equal
+    parts of at most 64 as possible, and the last is filled up with zeros. A tile is not sent in a step where its
+    difference from what would be sent exceeds the range of the gradient's dtype.
 
-    Every rank computes values from coefficients itself: by sums, which on processors of different kinds may differ in
-    their last digits, and parameters with them.
+    Every rank computes values from coefficients itself, as sums, which may differ in the last digits between kinds of
+    processors, and the parameters with them.
 
-    The paper's algorithm is this with scheme "decayed", whose residual is its momentum, and an optimizer without one.
+    The paper's algorithm is this with scheme "decayed", whose residual is its momentum, and an optimizer without
+    momentum.
     """
 
     side: int = 64
@@ -49,11 +50,11 @@ class DeMo(Selecting):
 
     @property
     def exact(self) -> bool:
-        """False: what is sent are coefficients, from which values are computed."""
+        """False: coefficients are sent, from which values are computed."""
         return False
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return coefficients, in float32 (float64 of float64), and their places in the tiles, in 16 bits."""
+        """Return coefficients, in float32 (float64 for float64), and their places in the tiles, in 16 bits."""
         tiles = _Tiles(grad, self.side)
         shape = (*tiles.counts, share(self.density, tiles.height * tiles.width))
         values = torch.empty(shape, dtype=tiles.dtype, device=grad.device)
@@ -70,7 +71,7 @@ class DeMo(Selecting):
         return Payload.pack(values.view(-1), places.view(-1), like=grad, source=(name, step))
 
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
-        """Add `scale` x what the coefficients are transformed back to, to `dense`; return `dense`."""
+        """Add `scale` x the inverse transform of the coefficients to `dense`; return `dense`."""
         tiles = _Tiles(dense, self.side)
         values, places = (part.view(*tiles.counts, -1) for part in payload.parts())
         for at, part in tiles.parts():
@@ -79,7 +80,7 @@ class DeMo(Selecting):
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent; return it."""
+        """Subtract what was sent from `grad`; return it."""
         return self.add_(grad, payload, scale=-1.0)
 
 
@@ -93,7 +94,7 @@ class _Tiles:
         self._left, self._right = (_cosines(size, self.dtype, dense.device) for size in (self.height, self.width))
 
     def parts(self) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
-        """Yield some tiles at a time, at most about a sixteenth: which those are, and a view of what is in them."""
+        """Yield some tiles at a time, at most about a sixteenth: their numbers, and a view of their elements."""
         tiles = max(1, max(SMALLEST, self._matrix.numel() // PIECES) // (self.height * self.width))
         wide = min(tiles, self.counts[1])
         for rows in slices(self.counts[0], max(1, tiles // wide)):
@@ -108,19 +109,19 @@ class _Tiles:
             return (self._left / ROOM) @ self._cut(part) @ (self._right.T / ROOM)
 
     def backward(self, values: Tensor, places: Tensor) -> Tensor:
-        """Return tiles from coefficients / ROOM^2, at int64 `places` of their flat form; else they are zero."""
+        """Return tiles from coefficients / ROOM^2 at int64 `places` of their flat form; all others are zero."""
         coefficients = values.new_zeros(*values.shape[:2], self.height * self.width).scatter_(2, places, values)
         with self._exactly():
             return (self._left.T * ROOM) @ coefficients.unflatten(2, (self.height, self.width)) @ (self._right * ROOM)
 
     def hold(self, part: Tensor, sent: Tensor) -> Tensor:
-        """Return for each tile in `part` whether what is `sent` of it, and what is left, are finite there: bool."""
+        """Return for each tile in `part` whether what is `sent` of it, and what is left, are both finite: bool."""
         rounded = sent.to(part.dtype)
         finite = rounded.isfinite() & (self._cut(part).to(part.dtype) - rounded).isfinite()
         return finite.flatten(2).all(2)
 
     def _exactly(self) -> AbstractContextManager[object]:
-        """Multiply in the coefficients' dtype, also where a script has its backward pass or its step in autocast."""
+        """Multiply in the coefficients' dtype, even if a script runs its backward pass or its step in autocast."""
         device = self._matrix.device.type
         return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
 

@@ -20,7 +20,7 @@ SAMPLE = 0.01
 ROUNDS = 10
 """How often it is lowered at most."""
 SURPLUS = 1 / 16
-"""Share of the elements by which those that reach the threshold may be more than k before their list is given up."""
+"""Share of the elements by which those that reach the threshold may exceed k before their list is given up."""
 PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 """Densities of the paper's first four epochs (section 3.3)."""
 
@@ -29,23 +29,23 @@ PAPER_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 class DGC(Selecting, SparseCompressor):
     """Sends at most k = max(1, floor(density x n)) elements that reach a threshold, found by sampling.
 
-    The threshold is that of the sample's own top share. As long as it lets less than 0.8 k pass it is lowered by a
-    fifth, ten times at most; where it lets more than k pass, their k largest are taken (the released code takes those
-    of the lowest indices). Zeros are never sent, so that a message may be short, or empty. The paper's gradient
+    The threshold is the smallest magnitude in the sample's own top share. As long as fewer than 0.8 k elements pass, it
+    is lowered by a fifth, at most ten times; where more than k pass, their k largest are taken (the released code takes
+    those of the lowest indices). Zeros are never sent, so that a message may be short, or empty. The paper's gradient
     clipping is `max_local_grad_norm` of `resireduce.distribute`.
     """
 
     equal_sizes: ClassVar[bool] = False
 
     momentum_factor: float = 0.0
-    """In place of the optimizer's momentum, which must be 0: formed on each rank, before compression (section 3.1)."""
+    """Momentum formed on each rank before compression, in place of the optimizer's, which must be 0 (section 3.1)."""
     nesterov: bool = False
     masking: bool = True
-    """Momentum factor masking (section 3.2): no velocity is left where it was sent."""
+    """Momentum factor masking (section 3.2): the velocity is set to zero where it was sent."""
     warmup: tuple[float, ...] = ()
     """Densities of the first stages, one after the other (section 3.3); the paper's are PAPER_WARMUP."""
     warmup_steps: int = 0
-    """Steps of each stage; the paper has an epoch."""
+    """Steps of each stage; one epoch in the paper."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
@@ -87,7 +87,7 @@ class DGC(Selecting, SparseCompressor):
         return candidates if len(candidates) <= k else candidates[largest_magnitudes(flat[candidates], k)]
 
     def _estimate(self, flat: Tensor, density: float, name: str, step: int) -> Tensor:
-        """Return the threshold, 0-D: the smallest of the top share of a sample, of two elements at least."""
+        """Return the threshold, 0-D: the smallest of the top share, at least two elements, of a sample."""
         n = flat.numel()
         samples = min(n, max(math.ceil(SAMPLE * n), math.ceil(2 / density)))
         positions = one_of_each(n, samples, 0, samples, generator(flat.device, name, step), flat.device)

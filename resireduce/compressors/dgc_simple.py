@@ -22,11 +22,11 @@ ROUNDS = 10
 class DGCSimple(Selecting, SparseCompressor):
     """Sends what reaches a threshold estimated from a sample: about density x n elements.
 
-    The sample is drawn with repeats. As long as the threshold lets more than 1.3 x density x n pass it is raised by 30
-    per cent, as long as it lets less than 0.7 x density x n pass lowered by 30 per cent, ten times at most; what it
-    then lets pass is sent, as much as that is: a step of 30 per cent may jump over the range, and where most
-    magnitudes are equal, most are sent. A plan reckons with density x n. If nothing passes, the elements of the largest
-    magnitude are sent; zeros never are. Optimizer, momentum and residual stay as with top-k.
+    The sample is drawn with replacement. While more than 1.3 x density x n elements pass the threshold, it is raised by
+    30 per cent; while fewer than 0.7 x density x n pass, it is lowered by 30 per cent; at most ten times. All that then
+    pass are sent, however many: a step of 30 per cent may jump over the range, and where most magnitudes are equal,
+    most are sent. A plan assumes density x n. If nothing passes, the elements of the largest magnitude are sent; zeros
+    are never sent. Optimizer, momentum and residual work as with top-k.
     """
 
     equal_sizes: ClassVar[bool] = False

@@ -15,11 +15,11 @@ from resireduce.payload import Payload
 class EFSignSGD(Quantising):
     """Sends the sign of every element, in one bit, and the mean of all magnitudes: |g|_1 / n x sign(g), algorithm 1.
 
-    Zeros count as positive. The mean over the ranks is taken of what they send (the released codes of benchmarks sum).
+    Zeros count as positive. What the ranks send is averaged (the released benchmark codes sum it).
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return signs, eight a byte, and the mean magnitude, in float32 (float64 of float64)."""
+        """Return signs, eight per byte, and the mean magnitude, in float32 (float64 for float64)."""
         flat = grad.view(-1)
         mean = torch.zeros(1, dtype=torch.float64, device=flat.device)
         for piece in pieces(flat.numel()):

@@ -15,7 +15,7 @@ from resireduce.payload import Payload
 class Fp16(Compressor):
     """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
 
-    Values beyond `largest` are sent as that, the rest of them is error too.
+    Values beyond `largest` are sent as `largest`; the rest is error too.
     """
 
     collective: ClassVar[Collective] = "all_reduce"
@@ -25,16 +25,16 @@ class Fp16(Compressor):
 
     @property
     def exact(self) -> bool:
-        """False: values are rounded, so sent + error is the gradient but for rounding."""
+        """False: values are rounded, so sent + error equals the gradient only up to rounding."""
         return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
+        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
         return cls()
 
     def for_world(self, world_size: int) -> "Fp16":
-        """Return the compressor with a limit by which no sum, whole or in part, over `world_size` ranks overflows."""
+        """Return the compressor with a limit that keeps any full or partial sum over `world_size` ranks finite."""
         return replace(self, largest=2.0 ** math.floor(math.log2(torch.finfo(torch.float16).max / world_size)))
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -50,5 +50,5 @@ class Fp16(Compressor):
         return part.add_(payload.buffer[start : start + part.numel()].to(part.dtype), alpha=scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent, which leaves what rounding took away; return `grad`."""
+        """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
         return grad.sub_(payload.buffer.view(payload.shape).to(grad.dtype))

@@ -15,24 +15,24 @@ from resireduce.kernels.reaching import few_reaching, reaching_or_largest
 from resireduce.share import share
 
 LOWER, HIGHER = 0.5, 1.5
-"""What the threshold is multiplied by where it lets too few pass, or too many."""
+"""Factors for the threshold where too few elements pass, or too many."""
 
 
 @dataclass(frozen=True)
 class GaussianK(Selecting, SparseCompressor):
     """Sends what a normal distribution of the gradient's mean and deviation would exceed with probability `density`.
 
-    The threshold is mean + z deviation, where z leaves half of the density above. While it lets fewer than 2/3 of k =
-    max(1, floor(density x n)) magnitudes pass it is halved, while more than 4/3, raised by half: in `rounds` rounds at
-    most. What it then lets pass is sent, as much as that is: of a gradient that is not normal a step may jump over the
-    range, to and fro. If nothing passes, the elements of the largest magnitude are sent; zeros never are. A plan
-    reckons with k.
+    The threshold is mean + z x deviation, where z leaves half of the density above. With k = max(1, floor(density x
+    n)), it is halved while fewer than 2/3 k magnitudes pass, and raised by half while more than 4/3 k do, in at most
+    `rounds` rounds. All that then pass are sent, however many: for a gradient that is not normal, a step may jump over
+    the range, back and forth. If nothing passes, the elements of the largest magnitude are sent; zeros are never sent.
+    A plan assumes k.
     """
 
     equal_sizes: ClassVar[bool] = False
 
     rounds: int = 3
-    """How often the threshold is changed at most: 3 as beside SIDCo's release, 4 as beside ADTopk's."""
+    """How often the threshold is changed at most: 3 in the code released with SIDCo, 4 in that with ADTopk."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""

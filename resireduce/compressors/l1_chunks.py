@@ -18,8 +18,8 @@ from resireduce.share import share
 class L1Chunks(Agreeing, Selecting):
     """Sends the k chunks of the largest L1 norms, summed over all ranks: the same on all, which an all-reduce sums.
 
-    k = max(1, floor(density x number of chunks)). Norms are formed and summed in float32 at least; of equal ones the
-    first chunks are sent. The last chunk of a tensor may be shorter, and is sent filled up with zeros.
+    k = max(1, floor(density x number of chunks)). Norms are formed and summed in float32 at least; among equal norms
+    the first chunks are sent. A shorter last chunk of a tensor is filled up with zeros.
     """
 
     size: int = 256
@@ -73,6 +73,6 @@ class L1Chunks(Agreeing, Selecting):
         return norms
 
     def _places(self, chunks: Tensor, numel: int) -> tuple[Tensor, Tensor]:
-        """Return the flat indices of all elements of `chunks`, and which are in the tensor: others are its last's."""
+        """Return the flat indices of all elements of `chunks`, and which are inside the tensor; others are clamped."""
         places = chunks.unsqueeze(1).mul(self.size).add(torch.arange(self.size, device=chunks.device)).view(-1)
         return places.clamp(max=numel - 1), places < numel

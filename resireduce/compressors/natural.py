@@ -13,7 +13,7 @@ from resireduce.draw import generator
 from resireduce.payload import Payload
 
 EXPONENTS = 127
-"""Powers of two that seven bits tell apart, beside zero."""
+"""Powers of two that seven bits distinguish, besides zero."""
 NEGATIVE = 128
 MANTISSA = 23
 """Bits of float32 below its exponent."""
@@ -24,8 +24,8 @@ class Natural(Quantising):
     """Sends every element as one of the two powers of two around it, drawn so that it is right on average: a sign and
     an exponent in 8 bits.
 
-    The exponents are the 127 up to the largest magnitude's. What is smaller than the least of these powers is sent
-    as that or as zero, also right on average; only beyond the dtype's largest power of two it is rounded down.
+    The exponents are the 127 up to the largest magnitude's. An element below the least of these powers is sent as that
+    power or as zero, also right on average; only one beyond the dtype's largest power of two is rounded down.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -36,7 +36,7 @@ class Natural(Quantising):
         return True
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return a byte an element, and the largest exponent, in 32 bits."""
+        """Return one byte per element, and the largest exponent, in 32 bits."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
         wide = torch.promote_types(flat.dtype, torch.float32)
         limit = math.frexp(torch.finfo(flat.dtype).max)[1] - 1

@@ -19,7 +19,7 @@ class NoCompression(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
+        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
         return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -31,5 +31,5 @@ class NoCompression(Compressor):
         return dense.add_(payload.buffer.view(payload.shape), alpha=scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Set `grad` to zero and return it. The payload may share its memory, so this ends the payload's use."""
+        """Set `grad` to zero and return it. The payload may share its memory, and then cannot be used any more."""
         return grad.zero_()

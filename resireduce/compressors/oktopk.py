@@ -23,7 +23,7 @@ from resireduce.payload import Payload
 from resireduce.share import share
 
 RAISES, RAISE = 5, 1.03
-"""How often, and by what, a threshold is raised within a step that lets more than 4/3 of k magnitudes pass."""
+"""How often, and by what factor, a threshold is raised within a step while more than 4 k / 3 magnitudes pass."""
 PERIODS, FACTORS = ("local_every", "global_every", "regions_every"), ("local_factor", "global_factor")
 Sums = tuple[Tensor, Tensor]
 """Values, in float32 at least, and their flat indices, int64 and ascending."""
@@ -34,18 +34,18 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
     """Sends what each rank selects to the ranks that sum it, each a region, and of the sums those that are selected.
 
     Section 3: k = max(1, floor(density x n)). Each rank selects the magnitudes that reach its threshold, which is the
-    k-th largest in every `local_every`-th step; in others it is used again, raised by 3 % up to five times while more
+    k-th largest in every `local_every`-th step; in others it is reused, raised by 3 % up to five times while more
     than 4 k / 3 pass, and afterwards divided by `local_factor` if fewer than 2 k / 3 have passed, multiplied by it if
-    more than 5 k / 4 have. If too many pass even so, it is the k-th largest anew. Regions begin where each rank's
-    selection would be shared out evenly, on average over the ranks, looked at in every `regions_every`-th step. Of the
-    sums those come back on all ranks that reach a threshold of all: the k-th largest of all sums in every
-    `global_every`-th step, and else as before, divided or multiplied by `global_factor` if fewer than 2 k / 3 or more
-    than 4 k / 3 have reached it. Where none has, or more than 2 k, it is found anew in the next step. What a rank has
-    selected, and is among these, leaves its residual; nothing else does. Steps are counted by the optimizer, so that
-    all ranks look at the same. The first that is compressed finds everything; so does one of another k, and each of n.
+    more than 5 k / 4 have. If too many still pass, it is set to the k-th largest again. Regions begin where they would
+    divide each rank's selection evenly, on average over the ranks, found in every `regions_every`-th step. All ranks
+    get back those sums that reach a common threshold: the k-th largest of all sums in every `global_every`-th step,
+    and otherwise the last one, divided or multiplied by `global_factor` if fewer than 2 k / 3 or more than 4 k / 3 have
+    reached it. If none has, or more than 2 k have, it is found anew in the next step. Only what a rank has selected,
+    and is among these sums, leaves its residual. Steps are counted by the optimizer, so that all ranks agree on them.
+    The first compressed step finds everything; thresholds are found anew for another k, and in each step with k = n.
 
-    No rank sends more than 4 k / 3 elements to others; how many sums come back depends on all. A plan reckons with a
-    step in which everything is found: k elements, and k sums of each region.
+    No rank sends more than 4 k / 3 elements to others; how many sums come back depends on all. A plan assumes a step in
+    which everything is found: k elements, and k sums of each region.
     """
 
     collective: ClassVar[Collective] = "rounds"
@@ -53,15 +53,15 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
     state_of_ranks: ClassVar[bool] = True
 
     local_every: int = 32
-    """In every so many steps a rank's threshold is exact: 32 for VGG in the release, 128 for BERT."""
+    """Steps between exact thresholds of a rank: 32 for VGG in the release, 128 for BERT."""
     global_every: int = 32
-    """In every so many steps the threshold of all is exact."""
+    """Steps between exact common thresholds."""
     regions_every: int = 64
-    """In every so many steps regions are shared out anew."""
+    """Steps between new divisions into regions."""
     local_factor: float = 1.012
-    """By what a rank's threshold changes from step to step: 1.012 for VGG in the release, 1.025 for BERT."""
+    """Factor by which a rank's threshold changes from step to step: 1.012 for VGG in the release, 1.025 for BERT."""
     global_factor: float = 1.008
-    """By what the threshold of all changes."""
+    """Factor by which the common threshold changes."""
     ranks: int = 1
     """How many regions there are; `for_world` sets it."""
 
@@ -81,8 +81,8 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return what is remembered of a tensor of `shape`: three tensors of numbers, on the device of `like`.
 
-        mine, common: a threshold, the k that it is of, and the number of the step, counted from 1, in which it was
-        found; 0: none is known. starts: where each rank's region begins, and last the number of such a step.
+        mine, common: a threshold, the k that it belongs to, and the number of the step, counted from 1, in which it was
+        found; 0: none is known. starts: where each rank's region begins, and last the step in which this was found.
         """
         none = Threshold().remembered(like.device)
         starts = regions.first_starts(shape.numel(), self.ranks, like.device)
@@ -93,9 +93,9 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         return _largest(flat, share(self.density, flat.numel()))
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Exchange what each rank selects of its `grad`; return what of this rank's has gone into the average.
+        """Exchange what each rank selects of its `grad`; return the part of this rank's that entered the average.
 
-        `state`: this rank's own threshold is changed here; what all have in common only by `learn_`.
+        `state`: this rank's own threshold is changed here; what all ranks share is changed only by `learn_`.
         """
         flat, k = grad.view(-1), share(self.density, grad.numel())
         wide = torch.promote_types(grad.dtype, torch.float32)
@@ -116,7 +116,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         )
 
     def learn_(self, state: State, payload: Payload) -> None:
-        """Remember in `state` what all ranks have in common by `payload`: a threshold, and where regions begin."""
+        """Store in `state` what all ranks share after `payload`: a threshold, and where regions begin."""
         for name, value in payload.learnt.items():
             state[name].copy_(value)
 
@@ -147,7 +147,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         return found
 
     def _regions(self, mine: Tensor, step: int, starts: Tensor) -> Generator[Tensor, Any, tuple[Tensor, int]]:
-        """Return where regions begin, and the bytes that this rank has told of it: ranks agree if that is due."""
+        """Return where regions begin, and the bytes that this rank has sent for it: ranks agree on them if due."""
         if self.ranks == 1 or not (mine.is_meta or is_due(step, int(starts[-1]), self.regions_every)):
             return starts, 0
         asked = regions.told(mine, starts)
@@ -156,7 +156,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
     def _common(
         self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
     ) -> Generator[ToAll, Any, tuple[Sums, Threshold, int]]:
-        """Return which sums of all regions are selected, the threshold of all, and bytes that this rank has offered."""
+        """Return the selected sums of all regions, the common threshold, and the bytes that this rank has offered."""
         known = Threshold.of(memory)
         exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
         values, places = sums
@@ -194,7 +194,7 @@ def _packed(values: Tensor, places: Tensor, like: Tensor) -> Payload:
 
 
 def _scaled(payload: Payload, scale: float) -> Payload:
-    """Return `payload` with its values multiplied by `scale`, in float32 at least: a sum may be beyond a float16."""
+    """Return `payload` with its values x `scale`, in float32 at least: a sum may exceed the range of float16."""
     values, indices = payload.parts()
     scaled = Payload.pack(values * scale, indices, like=values, ragged=True)
     return replace(payload, buffer=scaled.buffer, layout=scaled.layout)

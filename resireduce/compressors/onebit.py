@@ -20,7 +20,7 @@ class OneBit(Quantising):
     """
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return bits, eight a byte, and two means, in float32 (float64 of float64); of no elements 0."""
+        """Return bits, eight per byte, and two means, in float32 (float64 for float64); 0 for no elements."""
         flat = grad.view(-1)
         sums = torch.zeros(2, dtype=torch.float64, device=flat.device)
         counts = torch.zeros(2, dtype=torch.float64, device=flat.device)

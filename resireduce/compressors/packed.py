@@ -15,22 +15,22 @@ from resireduce.kernels.rice import decode, encode
 from resireduce.payload import Payload
 
 HEADER = 8
-"""Bytes before the values: how many they are, x 256, + the width of the codes; one int64."""
+"""Bytes before the values: one int64, the number of values x 256 + the width of the codes."""
 
 
 @dataclass(frozen=True)
 class Packed(Compressor):
     """Sends what top-k selects, values as they are, and of each index the gap before it, in Golomb-Rice code.
 
-    Or what another compressor selects, given as `of`. Indices at random places cannot take fewer than n x H(k / n)
-    bits, H the binary entropy, and take a hundredth more; those that lie together take fewer. Messages are as long as
-    that makes them.
+    Another compressor, given as `of`, can select instead. Indices at random places need at least n x H(k / n) bits, H
+    the binary entropy, and take a hundredth more; those that lie together take fewer. The length of a message depends
+    on this.
     """
 
     equal_sizes: ClassVar[bool] = False
 
     of: SparseCompressor
-    """Selects, and rounds values if it does."""
+    """Selects the elements; its values are sent as it rounds them, if it does."""
 
     @property
     def exact(self) -> bool:
@@ -39,7 +39,7 @@ class Packed(Compressor):
 
     @property
     def momentum(self) -> Momentum | None:
-        """Momentum that the other corrects, if it does."""
+        """Momentum that the other compressor corrects, if any."""
         return self.of.momentum
 
     @classmethod
@@ -52,11 +52,11 @@ class Packed(Compressor):
         return self._packed(self.of.compress(grad, name, step), grad, (name, step))
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return what the other remembers of a tensor of `shape`, with dtype and device of `like`."""
+        """Return the other compressor's state of a tensor of `shape`, with dtype and device of `like`."""
         return self.of.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """As `compress` of `grad`, `name` and `step`, with the other's `state`, which it may change in place."""
+        """Do as `compress` of `grad`, `name` and `step`, with the other's `state`, which it may change in place."""
         return self._packed(self.of.compress_with(grad, name, step, state), grad, (name, step))
 
     def _packed(self, payload: Payload, grad: Tensor, source: tuple[str, int]) -> Payload:
@@ -75,11 +75,11 @@ class Packed(Compressor):
         return self.of.add_(dense, self._unpacked(payload), scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent; return it."""
+        """Subtract what was sent from `grad`; return it."""
         return self.of.error_(grad, self._unpacked(payload))
 
     def _unpacked(self, payload: Payload) -> Payload:
-        """The payload as the other makes it."""
+        """Return the payload as the other compressor makes it."""
         like = torch.empty(payload.shape, dtype=payload.dtype, device="meta")
         dtype = torch.float16 if self.of.half else payload.dtype
         # Without storage nobody knows how many there are; decoded, they are few beside the tensor.

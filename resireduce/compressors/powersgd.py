@@ -21,18 +21,18 @@ from resireduce.payload import Payload
 class PowerSGD(Agreeing):
     """Sends two narrow matrices, P = M Q and then M^T P, which all-reduces sum: M is the gradient, Q the last M^T P.
 
-    Algorithm 1, with warm start: P and M^T P have `rank` columns, and those of P are made orthonormal when it has been
-    summed, so that what comes back, P x the average of P^T M, is the average gradient projected onto them. M has
-    shape[0] rows. A rank keeps M - P P^T M, which is 0 where M has no more than `rank` dimensions. Sums are formed in
-    float32 at least. A column of Q that a step leaves zero, as that of a gradient of zeros does, stays what it was.
+    Algorithm 1, with warm start: P and M^T P have `rank` columns, and those of P are made orthonormal after it has been
+    summed, so that the result, P x the average of P^T M, is the average gradient projected onto them. M has shape[0]
+    rows. A rank keeps M - P P^T M, which is 0 if M has rank `rank` or less. Sums are formed in float32 at least. If a
+    step would set a column of Q to zero, as a gradient of zeros does, that column stays as it was.
     """
 
     rank: int = 2
-    """Columns of each matrix, or the smaller side of the gradient, if that is less."""
+    """Columns of each matrix, at most the smaller side of the gradient."""
     warm_start: bool = True
-    """Whether Q is what the last step has sent, which each rank remembers; else it is drawn anew in each step."""
+    """Whether Q is what the last step has sent, which each rank remembers; otherwise it is drawn anew in each step."""
     min_compression_rate: float = 2.0
-    """How many times as large as what is sent a tensor must be; others are sent as they are, and have no residual."""
+    """How many times larger than its payload a tensor must be; others are sent dense, and have no residual."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
@@ -52,19 +52,19 @@ class PowerSGD(Agreeing):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: `density` means nothing to it."""
+        """Return the compressor with its defaults: `density` is ignored."""
         return cls()
 
     def compresses(self, shape: torch.Size) -> bool:
-        """Whether a tensor of `shape` is more than `min_compression_rate` times as large as what is sent of it."""
+        """Whether a tensor of `shape` is more than `min_compression_rate` times as large as its payload."""
         rows, columns = _sides(shape)
         return (rows + columns) * self._width(shape) * self.min_compression_rate < rows * columns
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return the transpose of Q as it is at the start, drawn from a normal distribution, in float32 at least.
+        """Return the transpose of the initial Q, drawn from a normal distribution, in float32 at least.
 
-        A row of it for each column of what is sent, since products with rows are several times as fast on a CPU.
-        Nothing without warm start.
+        It has a row for each column of what is sent, since products with rows are several times as fast on a CPU.
+        There is no state without warm start.
         """
         return {"q": self._drawn(shape, like, type(self).__name__, 0)} if self.warm_start else {}
 
@@ -83,7 +83,7 @@ class PowerSGD(Agreeing):
         return Payload.pack(_fitting(own, p, grad).view(-1), like=grad, known=p, rounds_bytes=p.nbytes)
 
     def learn_(self, state: State, payload: Payload) -> None:
-        """Remember the sum of all ranks' `payload`s in `state`, as Q of the next step."""
+        """Store `payload`, the sum over all ranks, in `state`, as Q of the next step."""
         if self.warm_start:
             _, q = _factors(payload)
             state["q"].copy_(torch.where(q.any(1, keepdim=True), q, state["q"]))
@@ -98,7 +98,7 @@ class PowerSGD(Agreeing):
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` this rank's part of what is sent; return it."""
+        """Subtract this rank's part of what is sent from `grad`; return it."""
         return self.add_(grad, payload, scale=-1.0)
 
     def _width(self, shape: torch.Size) -> int:
@@ -114,12 +114,12 @@ class PowerSGD(Agreeing):
 
 
 def _sides(shape: torch.Size) -> tuple[int, int]:
-    """Rows and columns of the matrix that a tensor of `shape` is taken for."""
+    """Return the rows and columns of a tensor of `shape`, taken as a matrix."""
     return shape[:1].numel(), shape[1:].numel()
 
 
 def _pieces(matrix: Tensor) -> Iterator[slice]:
-    """Slices of rows, so many that what is computed of them is small beside the matrix."""
+    """Yield slices of rows, few enough that what is computed of them is small beside the matrix."""
     columns = matrix.shape[1]
     for piece in pieces(matrix.numel(), columns):
         yield slice(piece.start // columns, piece.stop // columns)
@@ -132,7 +132,7 @@ def _factors(payload: Payload) -> tuple[Tensor, Tensor]:
 
 
 def _fitting(own: Tensor, p: Tensor, grad: Tensor) -> Tensor:
-    """Return `own`, in float16 made so small that no element of what is sent or kept of `grad` is beyond its range."""
+    """Return `own`, for a float16 `grad` scaled so that no element of what is sent or kept exceeds its range."""
     if grad.dtype != torch.float16:
         return own
     least, most = grad.aminmax()

@@ -14,14 +14,14 @@ from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
 
 LEVELS = 127
-"""Most levels that int8 can hold, beside the sign."""
+"""Most levels that int8 can hold, besides the sign."""
 
 
 @dataclass(frozen=True)
 class QSGD(Compressor):
     """Each bucket of elements as its norm and, for each element, a level: 127 |x| / norm, rounded at random, signed.
 
-    Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte an element and four a bucket.
+    Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte per element, four per bucket.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -50,7 +50,7 @@ class QSGD(Compressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
+        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
         return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -83,7 +83,7 @@ class QSGD(Compressor):
         return dense
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent, which leaves what rounding changed; return `grad`."""
+        """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
         return self.add_(grad, payload, scale=-1.0)
 
     def _norms(self, flat: Tensor, order: float) -> Tensor:

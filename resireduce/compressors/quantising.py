@@ -1,4 +1,4 @@
-"""What compressors have in common that send something of every element, rounded; each names its own source paper."""
+"""The common base of compressors that send every element, rounded; each names its own paper."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -11,18 +11,18 @@ from resireduce.payload import Payload
 
 @dataclass(frozen=True)
 class Quantising(Compressor):
-    """Sends something of every element. What rounding takes is the error; a density means nothing to it."""
+    """Sends every element, rounded. The rounding error is the error; a density is ignored."""
 
     @property
     def exact(self) -> bool:
-        """False: values are rounded, so sent + error is the gradient but for rounding."""
+        """False: values are rounded, so sent + error equals the gradient only up to rounding."""
         return False
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so that `density` means nothing to it."""
+        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
         return cls()
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent, which leaves what rounding changed; return `grad`."""
+        """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
         return self.add_(grad, payload, scale=-1.0)

@@ -44,7 +44,7 @@ class RandomK(Selecting):
 
 
 def _indices(payload: Payload) -> Tensor:
-    """Draw the indices of a payload again, rather than keep them from the backward pass to the step."""
+    """Draw the indices of a payload again, instead of keeping them from the backward pass to the step."""
     assert payload.source is not None
     return _draw(payload.shape.numel(), payload.buffer.numel(), payload.source, payload.buffer.device)
 

@@ -13,20 +13,20 @@ from resireduce.kernels.reaching import few_reaching, reaching_or_largest
 from resireduce.share import share
 
 WIDTH = 0.2
-"""The search ends when its interval is as narrow: after three probes."""
+"""The search ends when its interval is this narrow: after three probes."""
 STEPS = (0.8, 0.6, 0.4, 0.2, 0.0)
-"""Where the trimmed variant looks, one after the other."""
+"""Where the trimmed variant probes, in this order."""
 
 
 @dataclass(frozen=True)
 class RedSync(Selecting, SparseCompressor):
     """Sends what exceeds a threshold between the mean and the largest magnitude, found by halving.
 
-    With k = max(1, floor(density x n)) a probe ends the search if it lets more than k and fewer than 2 k pass. Fewer
-    than k / 2, and the search goes on below, else above; so it does for k / 2 to k, away from the goal. It ends at a
-    fifth of the interval, after three probes, and what the last lets pass is sent, as much as that is: where the
+    With k = max(1, floor(density x n)), a probe ends the search if more than k and fewer than 2 k elements pass. If
+    fewer than k / 2 pass, the search goes on below, otherwise above; so it moves away from the goal for k / 2 to k. It
+    ends at a fifth of the interval, after three probes, and all that pass the last are sent, however many: where the
     largest magnitude lies far out, the probes are too far apart. If nothing passes, the elements of the largest
-    magnitude are sent; zeros never are. A plan reckons with k.
+    magnitude are sent; zeros are never sent. A plan assumes k.
     """
 
     equal_sizes: ClassVar[bool] = False
@@ -41,7 +41,7 @@ class RedSync(Selecting, SparseCompressor):
         return self._search(flat, k, found.mean, found.largest - found.mean)
 
     def _search(self, flat: Tensor, k: int, mean: float, width: float) -> Tensor:
-        """Return what is selected by a threshold from `mean` to `width` above it."""
+        """Return the elements selected by a threshold between `mean` and `mean` + `width`."""
         lower, upper, threshold = 0.0, 1.0, mean
         while upper - lower > WIDTH:
             middle = (lower + upper) / 2

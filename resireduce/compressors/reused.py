@@ -1,4 +1,4 @@
-"""A threshold that is found exactly once in a while, and used again in between, as Ok-Topk's are."""
+"""A threshold that is found exactly from time to time, and reused in between, as in Ok-Topk."""
 
 from dataclasses import dataclass, replace
 
@@ -7,27 +7,27 @@ from torch import Tensor
 
 
 def is_due(step: int, found: int, every: int) -> bool:
-    """Whether in `step`, counted from 0, that is to be found again which was in step number `found`, counted from 1.
+    """Whether what was found in step number `found`, counted from 1, is due again in `step`, counted from 0.
 
-    That is so if a multiple of `every` steps has come since; and if `found` is 0: it never was.
+    It is due if a multiple of `every` steps has come since, or if `found` is 0: it was never found.
     """
     return not found or (found - 1) // every != step // every
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """A magnitude that about k elements reach. All that is remembered of it are three numbers."""
+    """A magnitude that about k elements reach, remembered as three numbers."""
 
     value: float = 0.0
     """The magnitude; 0: none is known."""
     k: int = 0
-    """The number of elements that was wanted when it was found."""
+    """The number of elements that were wanted when it was found."""
     found: int = 0
     """The number of the step, counted from 1, in which it was found exactly."""
 
     @classmethod
     def of(cls, memory: Tensor) -> "Threshold":
-        """Return what `memory`, three float64, holds; of one without storage, that none is known."""
+        """Return the threshold that `memory`, three float64, holds; an unknown one if it has no storage."""
         if memory.is_meta:
             return cls()
         value, k, found = memory.tolist()
@@ -38,12 +38,12 @@ class Threshold:
         return torch.tensor([self.value, self.k, self.found], dtype=torch.float64, device=device)
 
     def is_due(self, k: int, step: int, every: int) -> bool:
-        """Whether in `step`, counted from 0, it is to be found again: every so many steps, and for another `k`."""
+        """Whether it must be found again in `step`, counted from 0: after `every` steps, and for another `k`."""
         return not self.value or self.k != k or is_due(step, self.found, every)
 
     def adapted(self, count: int, most: float, factor: float) -> "Threshold":
-        """Return it divided by `factor` if fewer than 2/3 of k reached it, multiplied if more than `most`, by their
-        `count`."""
+        """Return it divided by `factor` if `count`, the elements that reached it, is less than 2/3 of k, multiplied by
+        `factor` if more than `most`."""
         if 3 * count < 2 * self.k:
             return replace(self, value=self.value / factor)
         return replace(self, value=self.value * factor) if count > most else self

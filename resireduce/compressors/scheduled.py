@@ -16,36 +16,36 @@ from resireduce.payload import Payload
 class Scheduled(Compressor):
     """Compresses step i as `kind` does with density `schedule(i)`; steps are counted from 0.
 
-    All ranks must be given the same schedule: it may depend on nothing but the step.
+    All ranks must be given the same schedule, which may depend only on the step.
     """
 
     kind: type[Compressor]
     """The compressor's class."""
     schedule: Callable[[int], float]
-    """The density of each step, in (0, 1]. Raises ConfigError, in the backward pass, for another."""
+    """The density of each step, in (0, 1]. Any other raises ConfigError, in the backward pass."""
 
     ranks: int = 1
     """Number of ranks; `for_world` sets it."""
 
     def for_world(self, world_size: int) -> "Scheduled":
-        """Return the compressor whose kind is as it must be for `world_size` ranks."""
+        """Return this compressor as it must be for `world_size` ranks."""
         return replace(self, ranks=world_size)
 
     def _at(self, step: int) -> Compressor:
         return self.kind.from_density(self.schedule(step)).for_world(self.ranks)
 
     def _of(self, payload: Payload) -> Compressor:
-        """The kind with the density that the payload was made with, if it knows its step; else any: it needs none."""
+        """Return the kind with the payload's density, if the payload knows its step; else any, as none is needed."""
         return self._any if payload.source is None else self._at(payload.source[1])
 
     @property
     def _any(self) -> Compressor:
-        """The kind with density 1, for all that does not depend on the density."""
+        """The kind with density 1, for everything that does not depend on the density."""
         return self.kind.from_density(1.0).for_world(self.ranks)
 
     @property
     def collective(self) -> Collective:  # type: ignore[override]
-        """How payloads of the kind meet."""
+        """How payloads of the kind are combined."""
         return self.kind.collective
 
     @property
@@ -65,12 +65,12 @@ class Scheduled(Compressor):
 
     @property
     def state_of_ranks(self) -> bool:  # type: ignore[override]
-        """Whether the state of the kind is of so many ranks."""
+        """Whether the state of the kind depends on the number of ranks."""
         return self.kind.state_of_ranks
 
     @property
     def turns(self) -> int:  # type: ignore[override]
-        """After how many steps payloads of the kind have their first form again."""
+        """After how many steps payloads of the kind return to their first form."""
         return self.kind.turns
 
     @property
@@ -90,12 +90,12 @@ class Scheduled(Compressor):
 
     @property
     def momentum(self) -> Momentum | None:
-        """Momentum that the kind corrects, if it does."""
+        """Momentum that the kind corrects, if any."""
         return self._any.momentum
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Raise ConfigError: a schedule is no `density`; `resireduce.distribute` is given one in its place."""
+        """Raise ConfigError: a `density` is not a schedule; `resireduce.distribute` takes a function instead."""
         raise ConfigError(f"density: {density!r} is not allowed for a Scheduled compressor; give it a function")
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
@@ -103,19 +103,19 @@ class Scheduled(Compressor):
         return self._at(step).compress(grad, name, step)
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return what the kind remembers of a tensor, which depends on no density."""
+        """Return the kind's state of a tensor, which does not depend on the density."""
         return self._any.state(shape, like)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return the payload of the kind with the density of this step; `state` goes on."""
+        """Return the payload of the kind with the density of this step; `state` is carried on."""
         return self._at(step).compress_with(grad, name, step, state)
 
     def agree(self, grad: Tensor, name: str, step: int, state: State) -> Rounds:
-        """Make the payload of `grad`, in the rounds of the kind, with the density of this step; `state` goes on."""
+        """Make the payload of `grad`, in the kind's rounds, with the density of this step; `state` is carried on."""
         return self._at(step).agree(grad, name, step, state)
 
     def learn_(self, state: State, payload: Payload) -> None:
-        """Change `state` as the kind does, by what the `payload`s of all ranks, of one step, have come to."""
+        """Change `state` as the kind does, by `payload`, the sum of all ranks' payloads of one step."""
         self._of(payload).learn_(state, payload)
 
     def compresses(self, shape: torch.Size) -> bool:
@@ -135,10 +135,10 @@ class Scheduled(Compressor):
         return self._of(payload).add_part_(part, payload, start, scale)
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
-        """Overwrite `dense` with what the payloads of all ranks, of one step, come to in the kind; return `dense`."""
+        """Overwrite `dense` with the kind's combination of all ranks' payloads of one step; return `dense`."""
         found = list(payloads)
         return self._of(found[0]).combine_(dense, found, scale)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent; return what is left, in its memory."""
+        """Subtract what was sent from `grad`; return what is left, in its memory."""
         return self._of(payload).error_(grad, payload)

@@ -19,31 +19,32 @@ from resireduce.share import share
 
 FITS = ("exponential", "pareto", "gamma")
 CALLS = 5
-"""After so many calls the number of stages is looked at."""
+"""Calls after which the number of stages is adapted."""
 FEWER, MORE = 0.8, 1.2
-"""Mean numbers sent, as parts of k, below which there is a stage more from then on, and above which one fewer."""
+"""Mean numbers sent, as parts of k, below which a stage is added, and above which one is removed."""
 
 
 @dataclass(frozen=True)
 class SIDCo(Selecting, SparseCompressor):
     """Sends what exceeds the threshold of a distribution that is fitted to the magnitudes, in stages.
 
-    With one stage the share that is to exceed it is `density`. With M it is `first` in the first stage, and each of the
-    others is fitted to what exceeded the one before, less the least of it, for a share (density / first)^(1 / (M - 1)).
-    M is 1 at the start; after each five calls it rises by one where fewer than 0.8 k elements were sent on average, k =
-    max(1, floor(density x n)), and falls by one where more than 1.2 k were, from 1 to ceil(log2(1 / density)). Each
-    tensor has its own: it is this compressor's state. Of a tensor of zeros nothing is sent, and its state stays. If no
-    element passes, those of the largest magnitude are sent; zeros never are. A plan reckons with k.
+    With one stage, the share that is to exceed the threshold is `density`. With M stages it is `first` in the first
+    one; each of the others is fitted to what exceeded the one before, minus its least value, for a share
+    (density / first)^(1 / (M - 1)). M is 1 at the start. After every five calls it rises by one if fewer than 0.8 k
+    elements were sent on average, k = max(1, floor(density x n)), and falls by one if more than 1.2 k were, between 1
+    and ceil(log2(1 / density)). Each tensor has its own M, as this compressor's state. Of a tensor of zeros nothing is
+    sent, and its state stays. If no element passes, those of the largest magnitude are sent; zeros are never sent. A
+    plan assumes k.
     """
 
     equal_sizes: ClassVar[bool] = False
 
     fit: str = "exponential"
-    """exponential; pareto: the generalised Pareto distribution; gamma, and in later stages pareto."""
+    """exponential; pareto: the generalised Pareto distribution; gamma, with pareto in later stages."""
     stages: int | None = None
-    """M, always; None: it is adapted."""
+    """A fixed M; None: it is adapted."""
     first: float = 0.25
-    """Share of the elements that are to pass the first stage of several; with a greater density there is one stage."""
+    """Share of the elements that are to pass the first of several stages; with a greater density there is one stage."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a setting that cannot be used."""
@@ -54,15 +55,15 @@ class SIDCo(Selecting, SparseCompressor):
             raise ConfigError(f"stages: {self.stages!r} is not allowed; give a number, 1 or more, or None")
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
-        """Return the number of stages, calls since it was looked at, and the sum of what these sent, as parts of k."""
+        """Return the number of stages, the calls since it was adapted, and the sum of what they sent, as parts of k."""
         return {} if self.stages else {"stages": torch.tensor([1.0, 0.0, 0.0], dtype=torch.float32, device=like.device)}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of what passes as many stages as there are at the start: int64, ascending."""
+        """Return the flat indices of what passes the initial number of stages: int64, ascending."""
         return self._passing(flat, self.stages or 1)
 
     def compress_with(self, grad: Tensor, name: str, step: int, state: State) -> Payload:
-        """Return what passes as many stages as `state` has, which is adapted."""
+        """Return what passes the number of stages in `state`, which is adapted."""
         if grad.is_meta or self.stages:
             return self.compress(grad, name, step)
         flat, memory = grad.view(-1), state["stages"]
@@ -75,14 +76,14 @@ class SIDCo(Selecting, SparseCompressor):
         return self.packed(grad, indices)
 
     def _adapted(self, stages: int, calls: int, sent: float) -> tuple[float, float, float]:
-        """Return the state after so many `calls`, which sent this sum of parts of k."""
+        """Return the state after this many `calls`, which sent `sent` in sum, as parts of k."""
         if calls < CALLS:
             return stages, calls, sent
         change = (sent < FEWER * calls) - (sent > MORE * calls)
         return self._allowed(stages + change), 0, 0.0
 
     def _allowed(self, stages: float) -> int:
-        """Return the number of stages that is nearest to `stages`, from 1 to what this density allows."""
+        """Return the number of stages nearest to `stages`, between 1 and what this density allows."""
         return int(max(1, min(stages, math.ceil(math.log2(1 / self.density)))))
 
     def _passing(self, flat: Tensor, stages: int) -> Tensor:
@@ -91,7 +92,7 @@ class SIDCo(Selecting, SparseCompressor):
         return reaching_or_largest(flat, not_above(self._threshold(flat, stages), flat.dtype))
 
     def _threshold(self, flat: Tensor, stages: int) -> float:
-        """Return the last stage's threshold, or that of the stage which leaves nothing to fit."""
+        """Return the threshold of the last stage, or of the stage that leaves nothing to fit."""
         if stages == 1 or self.density >= self.first:
             return self._first(flat, self.density)
         threshold, part = self._first(flat, self.first), (self.density / self.first) ** (1 / (stages - 1))
@@ -103,7 +104,7 @@ class SIDCo(Selecting, SparseCompressor):
         return threshold
 
     def _first(self, flat: Tensor, part: float) -> float:
-        """Return the first stage's threshold for this share; gamma, which has no zeros, is fitted to all others."""
+        """Return the first stage's threshold for this share; gamma, which allows no zeros, is fitted to the rest."""
         logarithms = self.fit == "gamma"
         found = moments(magnitudes(flat, 0.0 if logarithms else None), logarithms)
         if found is None:
@@ -113,7 +114,7 @@ class SIDCo(Selecting, SparseCompressor):
         return self._tail(found, 0.0, part)
 
     def _tail(self, found: Moments, least: float, part: float) -> float:
-        """Return what a share `part` of the values exceeds, less `least`, of which `found` are the moments."""
+        """Return what a share `part` of the values, less `least`, exceeds; `found` are the moments of the values."""
         if self.fit == "exponential":
             return exponential(found.mean - least, part)
         return generalised_pareto(found.mean - least, found.variance, part)

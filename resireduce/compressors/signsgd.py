@@ -19,14 +19,14 @@ from resireduce.payload import Payload
 class SignSGD(Quantising):
     """Sends the sign of every element, in one bit; what comes back is what more ranks sent, +1 or -1; +1 of as many.
 
-    Zeros count as positive; a tensor of nothing but zeros has no vote, and if no rank votes zeros come back. The paper
-    keeps nothing of what is not sent: scheme "none". What is sent dense is averaged, as ever.
+    Zeros count as positive; a rank whose tensor is all zeros has no vote, and if no rank votes, zeros come back. The
+    paper keeps nothing of what is not sent: scheme "none". What is sent dense is averaged, as usual.
     """
 
     source_feeds_back: ClassVar[bool] = False
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return signs, eight a byte, and a byte that is 1 if this rank votes."""
+        """Return signs, eight per byte, and a byte that is 1 if this rank votes."""
         flat = grad.view(-1)
         votes = torch.zeros(1, dtype=torch.bool, device=flat.device)
         for piece in pieces(flat.numel()):
@@ -42,7 +42,7 @@ class SignSGD(Quantising):
         return dense
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
-        """Overwrite `dense` with what the ranks have voted for, counted in whole numbers; return it."""
+        """Overwrite `dense` with the majority vote of the ranks, counted in integers; return it."""
         ballots = [payload.parts() for payload in payloads]
         flat = dense.view(-1)
         any_vote = torch.stack([votes for _, votes in ballots]).amax().to(dense.dtype)

@@ -13,12 +13,12 @@ class Signum(SignSGD):
     """Sends the sign of every element's momentum, formed on each rank, in one bit; the majority's comes back, as with
     signSGD.
 
-    Momentum is u <- m u + g; the paper's, m u + (1 - m) g, has the same signs. It takes the place of the optimizer's,
-    which must be 0. Of what is sent dense momenta are averaged.
+    Momentum is u <- m u + g; the paper's, m u + (1 - m) g, has the same signs. It replaces the optimizer's, which must
+    be 0. For tensors that are sent dense, the momenta are averaged.
     """
 
     momentum_factor: float = 0.9
-    """m, 0 or more and less than 1; 0 is signSGD."""
+    """m, with 0 <= m < 1; 0 is signSGD."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a factor that cannot be used."""
@@ -27,5 +27,5 @@ class Signum(SignSGD):
 
     @property
     def momentum(self) -> Momentum | None:
-        """Return the momentum to form before signs are taken, which nothing masks; None without a factor."""
+        """Return the momentum to form before signs are taken, without masking; None without a factor."""
         return Momentum(self.momentum_factor, masking=False) if self.momentum_factor else None

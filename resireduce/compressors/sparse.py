@@ -1,4 +1,4 @@
-"""What compressors have in common that send some elements as values and indices."""
+"""The common base of compressors that send some elements as values and indices."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field
@@ -19,22 +19,22 @@ class SparseCompressor(Compressor):
     """Sends some elements, in the gradient's dtype or in half precision, with int32 indices (int64 from 2^31 on)."""
 
     half: bool = field(default=False, kw_only=True)
-    """Whether values travel as float16: 6 bytes an element. What that takes from them is error, and kept."""
+    """Whether values travel as float16: 6 bytes per element. The rounding error stays in the residual."""
 
     @property
     def exact(self) -> bool:
-        """Whether the values are the gradient's own: they are, unless they are rounded to half precision."""
+        """Whether the values are the gradient's own: true unless they are rounded to half precision."""
         return not self.half
 
     @property
     def divides(self) -> bool:
-        """Whether payloads are packed, and added in part, as here."""
+        """Whether payloads are packed and added in parts by the methods of this class."""
         here, own = SparseCompressor, type(self)
         return self.cuts and own.packed is here.packed and own.add_part_ is here.add_part_
 
     @abstractmethod
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Indices (int64, unique, ascending) of the elements of 1-D `flat` to send; `name`, `step`: `compress`'s."""
+        """Return the indices (int64, unique, ascending) of 1-D `flat` to send; `name`, `step`: as in `compress`."""
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the selected elements, values and int32 indices: 8 bytes each in float32."""
@@ -68,7 +68,7 @@ class SparseCompressor(Compressor):
     def add_part_(self, part: Tensor, payload: Payload, start: int, scale: float = 1.0) -> Tensor:
         """Add `scale` x the values whose index lies in 1-D `part`, which begins at `start`; return `part`.
 
-        Without storage nobody knows which these are: it is reckoned with indices that are spread evenly.
+        Without storage these are unknown: indices are assumed to be spread evenly.
         """
         if self._added(part, payload, start, scale, whole=False):
             return part
@@ -81,12 +81,12 @@ class SparseCompressor(Compressor):
         return part.index_add_(0, indices[chosen] - start, values[chosen].to(part.dtype), alpha=scale)
 
     def _added(self, part: Tensor, payload: Payload, start: int, scale: float, whole: bool) -> bool:
-        """Whether compiled code has added what lies in `part`, or `whole`: of float32, in the form of `packed`."""
+        """Whether compiled code has added what lies in `part`, or `whole`: only float32, as `packed` lays it out."""
         (values, count), (indices, _) = payload.layout
         return (values, indices) == LAYOUT and add_sent_(part, start, payload.buffer, count, scale, whole)
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent; return it. Zeros are left there, or what rounding took."""
+        """Subtract what was sent from `grad`; return it. Zeros, or rounding errors, are left there."""
         if self.half:
             return self.add_(grad, payload, scale=-1.0)
         grad.view(-1).index_fill_(0, self.sent_indices(payload), 0.0)
@@ -97,7 +97,7 @@ class SentParts:
     """The payload of a gradient that comes in parts, from the first to the last.
 
     Args:
-        indices: flat ones of all that is sent: int64, ascending.
+        indices: flat indices of all that is sent: int64, ascending.
         like: has the gradient's shape and dtype.
     """
 
@@ -106,9 +106,9 @@ class SentParts:
         self._values: list[Tensor] = []
 
     def take_out(self, part: Tensor, start: int, compressor: Compressor) -> Tensor:
-        """Return contiguous `part`, elements from number `start` on, without what is sent of it, in its memory.
+        """Return contiguous `part`, the elements from `start` on, without what is sent of it, in its memory.
 
-        compressor: a SparseCompressor that sends as many elements on all ranks.
+        compressor: a SparseCompressor that sends equally many elements on all ranks.
         """
         assert isinstance(compressor, SparseCompressor) and compressor.equal_sizes
         indices = self._between(start, start + part.numel()) - start
@@ -122,12 +122,12 @@ class SentParts:
         return compressor.error_(part, payload)
 
     def payload(self) -> Payload:
-        """Return the payload, as `SparseCompressor.packed` makes it of the whole, once all parts have been there."""
+        """Return the payload, as `SparseCompressor.packed` makes it of the whole, once all parts have come."""
         narrow = torch.int32 if self._like.numel() <= torch.iinfo(torch.int32).max else torch.int64
         return Payload.pack(torch.cat(self._values), self._indices.to(narrow), like=self._like)
 
     def _between(self, start: int, stop: int) -> Tensor:
-        """Return the indices from `start` to `stop`; without storage as many as if they were spread evenly."""
+        """Return the indices from `start` to `stop`; without storage they are assumed to be spread evenly."""
         if self._indices.is_meta:
             count, numel = self._indices.numel(), self._like.numel()
             return self._indices[count * start // numel : count * stop // numel]

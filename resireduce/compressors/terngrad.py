@@ -19,8 +19,8 @@ from resireduce.payload import Payload
 class TernGrad(Quantising):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 
-    Before, magnitudes are clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
-    the paper's gradients, whose mean is zero. Unbiased but for what is clipped.
+    Magnitudes are first clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
+    the paper's gradients, whose mean is zero. Unbiased except for what is clipped.
     """
 
     source_feeds_back: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class TernGrad(Quantising):
         return self.clip is None
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """Return two planes of bits, not zero and negative, and s, in float32 (float64 of float64)."""
+        """Return two planes of bits, "not zero" and "negative", and s, in float32 (float64 for float64)."""
         flat, source = grad.view(-1), generator(grad.device, name, step)
         largest = self._largest(flat)
         planes = torch.empty(2, -(-flat.numel() // BYTE), dtype=torch.uint8, device=flat.device)
@@ -60,7 +60,7 @@ class TernGrad(Quantising):
         return dense
 
     def _largest(self, flat: Tensor) -> Tensor:
-        """Return s, [1]: the largest magnitude, or where clipping begins."""
+        """Return s, [1]: the largest magnitude, or the clipping limit if that is smaller."""
         wide = torch.promote_types(flat.dtype, torch.float32)
         largest = torch.linalg.vector_norm(flat, torch.inf).to(wide).view(1)
         if self.clip is None:

@@ -33,11 +33,11 @@ class Threshold(SparseCompressor):
 
     @classmethod
     def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: how much is sent depends on the gradient, not on `density`."""
+        """Return the compressor with its defaults: how much is sent depends on the gradient; `density` is ignored."""
         return cls()
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
-        """Return the flat indices of what is greater, int64, ascending; of a tensor without storage, all."""
+        """Return the flat indices of greater magnitudes, int64, ascending; all for a tensor without storage."""
         if flat.is_meta:
             return torch.empty(flat.numel(), dtype=torch.int64, device=flat.device)
         return reaching(flat, not_above(self.threshold, flat.dtype), strictly=True)

@@ -18,12 +18,12 @@ class TopK(Selecting, SparseCompressor):
     """Sends the k elements of largest magnitude, k = max(1, floor(density x n))."""
 
     def selects_from_parts(self, like: Tensor) -> bool:
-        """Whether a gradient is not float64 on a GPU, whose keys have no room for places; False for subclasses."""
+        """Whether the gradient is not float64 on a GPU, where keys have no room for places; False for subclasses."""
         exact = like.device.type in ("cpu", "meta") or (like.dtype != torch.float64 and like.numel() <= 1 << 32)
         return type(self) is TopK and exact and self._count(like) < like.numel()
 
     def selection(self, like: Tensor) -> LargestOfParts:
-        """Return what selects the k largest magnitudes of the parts of a gradient `like` this one."""
+        """Return an object that selects the k largest magnitudes of the parts of a gradient `like` this one."""
         return LargestOfParts(like, self._count(like))
 
     @property
@@ -32,12 +32,12 @@ class TopK(Selecting, SparseCompressor):
         return type(self) is TopK
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
-        """As of all sparse compressors; on a CPU by one call of compiled code, where that pays."""
+        """Do as all sparse compressors; on a CPU by one call of compiled code, where that is faster."""
         packed = None if self.half or not self.adds else packed_largest(grad.view(-1), self._count(grad))
         return super().compress(grad, name, step) if packed is None else self._payload(grad, packed)
 
     def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
-        """Add `added`, if any, to `dense`, in place; return the payload of its largest magnitudes, and leave the rest.
+        """Add `added`, if any, to `dense`, in place; take out its largest magnitudes, and return their payload.
 
         Each element is read once. check: FloatingPointError is raised if the sum is not finite.
         """

@@ -16,26 +16,26 @@ Ends = NDArray[np.bool_]
 class Arrivals:
     """What is known of the gradients of one step, in the order in which they arrive in the backward pass.
 
-    Arrays of float64 whose last axis is that of the tensors, one at least; the axes before it, which broadcast, are
-    cases that are decided at once. A message takes the largest `latency` and the sum of `transfer` of its tensors, and
-    leaves when all are ready and the message before it has come. Raises ConfigError for a number below 0, one that is
-    not finite, and a tensor that is ready before the one before it.
+    Arrays are float64, and their last axis is that of the tensors, at least one; the axes before it, which broadcast,
+    are cases that are decided at once. A message takes the largest `latency` and the sum of `transfer` of its tensors,
+    and leaves when all are ready and the previous message has arrived. Raises ConfigError for a number below 0, one
+    that is not finite, and a tensor that is ready before the previous one.
     """
 
     ready: Array
     """Seconds after the start of the backward pass at which each can be sent, if it is compressed by itself."""
     transfer: Array
-    """Seconds that each takes on the link, without latency."""
+    """Seconds that each takes on the link, excluding latency."""
     latency: Array
-    """Seconds that a message of it alone takes beside that."""
+    """Seconds that a message of it alone takes in addition."""
     nbytes: Array
     """Bytes that are sent of each."""
     backward: Array | None = None
-    """Seconds of the backward pass that each takes, compression not counted; only `omgs` needs it."""
+    """Seconds of the backward pass that each takes, excluding compression; only `omgs` needs it."""
     elements: Array | None = None
     """Elements that are compressed of each; only `omgs` needs it."""
     compress: Callable[[Array], Array] | None = None
-    """From elements to the seconds it takes to compress them, a number for each case; only `omgs` needs it."""
+    """Function from a number of elements, for each case, to the seconds of compression; only `omgs` needs it."""
 
     def __post_init__(self) -> None:
         for name in ("ready", "transfer", "latency", "nbytes"):
@@ -56,6 +56,6 @@ class Arrivals:
 
 
 def messages_of(ends: Ends) -> list[range]:
-    """Return the tensors of each message, by number, of one case, whose answer of a rule, 1-D, is `ends`."""
+    """Return the tensors of each message, by number, for one case, where a rule has returned 1-D `ends`."""
     stops = [int(place) + 1 for place in np.flatnonzero(ends)]
     return [range(start, stop) for start, stop in zip([0, *stops], stops, strict=False)]

@@ -1,4 +1,4 @@
-"""What a step costs, as it was timed, and the messages that a rule makes of that."""
+"""The measured costs of a step, and the messages that a rule makes by them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -18,26 +18,26 @@ TIMED = {"mg-wfbp": mg_wfbp, "omgs": omgs, "optimal": optimal, "rgmerge-style": 
 
 @dataclass(frozen=True)
 class Costs:
-    """Times of one step: of the slowest rank, of tensors in the order in which they arrive.
+    """Times of one step on the slowest rank, for tensors in the order in which they arrive.
 
-    All values are plain, so that `vars` of it can be saved as JSON, and `Costs(**read)` is the same again. Raises
+    All values are plain, so that `vars` of it can be saved as JSON, and `Costs(**read)` restores it. Raises
     ConfigError unless each list has a number, 0 or more, for each name.
     """
 
     latency_seconds: float
-    """What a message of nothing takes."""
+    """Time of an empty message."""
     seconds_per_byte: float
-    """What each byte takes that a rank sends."""
+    """Time of each byte that a rank sends."""
     names: Sequence[str]
     """Names of the tensors that are compressed, in the order in which their gradients come."""
     ready_seconds: Sequence[float]
     """When each can be sent, counted from any moment before the first."""
     compress_seconds: Sequence[float]
-    """What compressing each takes."""
+    """Time to compress each."""
     nbytes: Sequence[int]
-    """What a rank sends of each."""
+    """Bytes that a rank sends of each."""
     elements: Sequence[int]
-    """How many elements each of these gradients has."""
+    """Number of elements of each gradient."""
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -50,10 +50,10 @@ class Costs:
                 raise ConfigError(f"{one.name}: {value!r} is not allowed; give numbers of 0 or more, one for each name")
 
     def messages(self, rule: str) -> list[list[str]]:
-        """Return the names of the tensors of each message that `rule` makes, one of TIMED; the same for same costs.
+        """Return the names of the tensors of each message that `rule`, one of TIMED, makes; equal for equal costs.
 
-        `omgs` would compress a message as one tensor; here these are its messages alone. Raises ConfigError for a rule
-        that is not known.
+        `omgs` would compress a message as one tensor; this returns only its messages. Raises ConfigError for an unknown
+        rule.
         """
         ends = TIMED[choose("rule", rule, TIMED)](self._arrivals())
         return [[self.names[place] for place in message] for message in messages_of(ends)]
@@ -75,9 +75,9 @@ class Costs:
 
 
 def line_through(sizes: Array, seconds: Array) -> tuple[float, float]:
-    """Return what is nearest to `seconds`, by relative errors, as a start and an amount for each of `sizes`.
+    """Return the intercept and slope of the line over `sizes` that is nearest to `seconds` by relative errors.
 
-    Both 0 or more: by least squares, or the better of a line through 0 and a constant where that has a negative part.
+    Both are 0 or more: by least squares, or the better of a line through 0 and a constant if either would be negative.
     """
     known = seconds > 0
     if not known.any():

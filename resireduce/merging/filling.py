@@ -1,4 +1,4 @@
-"""One pass over the tensors, that all rules have in common which decide for each whether it joins the one before."""
+"""The pass over the tensors shared by all rules that decide for each whether it joins the one before."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from resireduce.merging.arrivals import Array, Arrivals, Ends
 
 @dataclass(frozen=True)
 class Filling:
-    """A message that holds the tensors up to number `place`, and has not left; one number for each case."""
+    """A message that holds the tensors up to number `place`, and has not been launched; one value for each case."""
 
     place: int
     ready: Array
@@ -19,7 +19,7 @@ class Filling:
     transfer: Array
     nbytes: Array
     free: Array
-    """When the message before it has come."""
+    """When the message before it has arrived."""
 
     @property
     def start(self) -> Array:
@@ -28,12 +28,12 @@ class Filling:
 
     @property
     def end(self) -> Array:
-        """When it would have come."""
+        """When it would have arrived."""
         return self.start + self.latency + self.transfer
 
 
 def scan(arrivals: Arrivals, joins: Callable[[Filling], Ends]) -> Ends:
-    """Return where messages of `arrivals` end if `joins` says, of a message, whether the next tensor joins it."""
+    """Return where messages of `arrivals` end if `joins` says for each message whether the next tensor joins it."""
     ready, transfer, latency, nbytes = map(
         arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency, arrivals.nbytes)
     )

@@ -1,4 +1,4 @@
-"""Rules that look at sizes and the clock, and not at what a message costs.
+"""Rules that use sizes and the clock, but not the cost of a message.
 
 None and one: Zhang et al., "Poseidon", ATC 2017, and You et al., SC 2017. DeAR: Zhang et al., ICDCS 2023. Horovod's
 fusion: its documentation, "Tensor fusion".

@@ -8,9 +8,9 @@ from resireduce.merging.filling import Filling, scan
 def mg_wfbp(arrivals: Arrivals) -> Ends:
     """Return where MG-WFBP's messages of `arrivals` end.
 
-    The next tensor joins a message that would not have come when it is ready, if the message could not leave before
-    then anyway, or if it waits for less than the latency that is saved. It decides tensor by tensor, and so is not
-    always the best: `optimal` is.
+    When the next tensor is ready before a message would have arrived, it joins that message if the message could not
+    leave before then anyway, or if it waits for less than the latency that is saved. The rule decides tensor by tensor,
+    and so is not always the best: `optimal` is.
     """
     ready = arrivals.spread(arrivals.ready)
 

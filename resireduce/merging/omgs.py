@@ -11,8 +11,8 @@ def omgs(arrivals: Arrivals) -> Ends:
     """Return where OMGS's messages of `arrivals` end, which are merged first, and then compressed as one tensor.
 
     Compression is part of the backward pass. The next tensor joins if waiting for it, and compressing longer, takes
-    less than the latency that is saved. As published, the next tensor's own compression is not waited for, so that it
-    may be slower than no merging at all. Raises ConfigError without `backward`, `elements` and `compress`.
+    less than the latency that is saved. As published, the rule does not count the next tensor's own compression, so
+    that it may be slower than no merging at all. Raises ConfigError without `backward`, `elements` and `compress`.
     """
     if arrivals.backward is None or arrivals.elements is None or arrivals.compress is None:
         raise ConfigError("omgs: it must know what compression takes; give backward, elements and compress")

@@ -7,10 +7,10 @@ from resireduce.merging.arrivals import Arrivals, Ends
 
 
 def optimal(arrivals: Arrivals) -> Ends:
-    """Return where messages of `arrivals` end if the last of them is to come as early as it can; the fewest of those.
+    """Return where messages of `arrivals` end so that the last arrives as early as possible, with the fewest messages.
 
-    The earlier the messages of the first tensors have come, the earlier can all: so it suffices to know for each tensor
-    when it and those before it can have come at the earliest. Time and memory go with the square of their number.
+    The earlier the messages of the first tensors arrive, the earlier all can: so it suffices to know for each tensor
+    the earliest time at which it and those before it can have arrived. Time and memory are quadratic in their number.
     """
     ready, transfer, latency = map(arrivals.spread, (arrivals.ready, arrivals.transfer, arrivals.latency))
     *cases, count = arrivals.shape

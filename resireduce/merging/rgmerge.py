@@ -5,10 +5,10 @@ from resireduce.merging.filling import scan
 
 
 def rgmerge_style(arrivals: Arrivals) -> Ends:
-    """Return where messages of `arrivals` end that are filled for as long as the one before them is under way.
+    """Return where messages of `arrivals` end that are filled while the one before them is under way.
 
-    Those are the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so
-    that the link is never idle while something is ready. It is MG-WFBP that waits for nothing.
+    This meets the README's two aims: on all ranks the same tensors are merged, as many as are ready, and sizes vary so
+    that the link is never idle while something is ready. It is MG-WFBP without waiting.
     """
     ready = arrivals.spread(arrivals.ready)
     return scan(arrivals, lambda filling: ready[..., filling.place + 1] <= filling.free)

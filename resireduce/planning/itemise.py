@@ -33,7 +33,7 @@ def held_items(optimizer: DistributedOptimizer, model: nn.Module | None = None) 
 
 
 def held_bytes(tensor: Tensor) -> int:
-    """Bytes of `tensor`; of one that stands for several, as an 8-bit state does for codes and scales, of all these."""
+    """Return the bytes of `tensor`; if it wraps several, like an 8-bit state with codes and scales, of all of them."""
     if not is_traceable_wrapper_subclass(tensor):
         return tensor.nbytes
     return sum(held_bytes(getattr(tensor, inner)) for inner in tensor.__tensor_flatten__()[0])

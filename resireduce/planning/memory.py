@@ -54,9 +54,9 @@ def measure_states(optimizer: DistributedOptimizer) -> ModelStates:
 
 
 def baseline_total(model: nn.Module, states: ModelStates, dense: Iterable[str] | None = None) -> int:
-    """Bytes of the model states if all that is trained had a kept gradient, and all that is compressed a full residual.
+    """Return the model states' bytes with kept gradients, and a full residual of every compressed tensor.
 
-    In the parameters' own dtype; `dense` as in `resireduce.distribute`.
+    Both are in the parameters' own dtype; `dense` as in `resireduce.distribute`.
     """
     gradients = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
     residuals = sum(parameter.nbytes for parameter in compressible(model, dense).values())
@@ -75,7 +75,7 @@ def held_tensors(optimizer: DistributedOptimizer) -> dict[str, list[Tensor]]:
 
 
 def waiting_bytes(optimizer: DistributedOptimizer) -> int:
-    """Bytes of gradients that `optimizer` sends without compression, streamed, and so wait for `step()` as they are."""
+    """Return the bytes of streamed gradients that `optimizer` sends dense, so that they wait for `step()`."""
     waits = optimizer.streamed and not optimizer.updates_in_backward
     return sum(slot.template.nbytes for slot in optimizer.slots if slot.dense) if waits else 0
 

@@ -1,4 +1,4 @@
-"""What a residual promises."""
+"""The interface of residuals."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -20,13 +20,13 @@ def norm_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def alike(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return both, `first` and `second`, if they are contiguous and of one shape, dtype and device; None else."""
+    """Return both, `first` and `second`, if they are contiguous and of one shape, dtype and device; otherwise None."""
     same = (first.shape, first.dtype, first.device) == (second.shape, second.dtype, second.device)
     return (first, second) if same and first.is_contiguous() and second.is_contiguous() else None
 
 
 def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
-    """Return `grad` and what is `stored` to be added to it, if who goes through its elements can do that on the way."""
+    """Return `grad` and what is `stored`, if code that goes through `grad` can add it on the way; otherwise None."""
     if isinstance(stored, Plain):
         return alike(grad, stored.values)
     if type(stored) is Blocks and stored.adds_to(grad):  # a subclass may add in a way of its own
@@ -35,22 +35,22 @@ def addable(grad: Tensor, stored: Stored) -> tuple[Tensor, Addend] | None:
 
 
 def named(kind: str, stored: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """What several residuals, `stored` by tensor, hold: by names that begin with `kind`, so are unique in a scheme."""
+    """Return what residuals, `stored` by tensor name, hold, by names that begin with `kind`: unique in a scheme."""
     return {f"{kind}.{name}{end}": t for name, one in stored.items() for end, t in one.tensors().items()}
 
 
 class Residual(ABC):
     """This rank's memory of what it has not sent. It never travels.
 
-    In each step, for each tensor whose gradient has arrived: `compensate_`, then compression, then `update`; once all
-    have arrived, `end_step`. Contract: a group's result does not depend on the order in which its members arrive, and
-    `nbytes()` is that of the tensors really held between two steps.
+    In each step, each tensor whose gradient has arrived goes through `compensate_`, compression and `update`; once all
+    have arrived, `end_step` is called. Contract: a group's result does not depend on the order in which its members
+    arrive, and `nbytes()` counts the tensors actually held between two steps.
 
     Args:
         grouping: which tensors are members of one group.
         dtype: storage precision, a name in RESIDUAL_DTYPES; None: each gradient's own.
-        rank: whose residual this is; random choices that need not agree between ranks are seeded with it.
-        device: where it is held between its uses: "cpu", the host's memory; None: each gradient's own.
+        rank: whose residual this is; it seeds random choices that need not agree between ranks.
+        device: where it is held between uses: "cpu", the host's memory; None: each gradient's own.
 
     Subclasses have further arguments, all keyword-only, which users give as `options`.
     """
@@ -61,28 +61,28 @@ class Residual(ABC):
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate, zeroed, what the tensor `name`, with shape, dtype and device of `parameter`, needs."""
+        """Allocate zeros for tensor `name`, which has shape, dtype and device of `parameter`."""
 
     @abstractmethod
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
         """Return gradient + residual of tensor `name` (paper, section 2.2, step 2).
 
-        In contiguous `grad`'s memory or in the residual's own, in `grad`'s shape and dtype. The caller may free `grad`
-        if the result does not share its memory.
+        The result lies in the memory of contiguous `grad` or in the residual's own, in `grad`'s shape and dtype. The
+        caller may free `grad` if the result does not share its memory.
         """
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
-        """Return two tensors: all that `compensate_(grad, name)` would do is to add the second to the first.
+        """Return two addends, if all that `compensate_(grad, name)` does is to add the second to the first.
 
-        Contiguous, of one shape and dtype, or the second in few bits or a sub-matrix: whoever goes through the elements
-        in any case may add them on the way. None if `compensate_` does anything else, or is a subclass' own.
+        They are contiguous, of one shape and dtype, or the second is in few bits or a sub-matrix: code that goes
+        through the elements anyway may add them on the way. None if `compensate_` does more, or is a subclass' own.
         """
         return None
 
     def leaves_stored(self, name: str) -> bool:
-        """Whether `compensate_` leaves what is stored of tensor `name` as it is, and forms the sum in `grad`'s memory.
+        """Whether `compensate_` forms the sum for tensor `name` in `grad`'s memory, and does not change what is stored.
 
-        Then `grad` may be looked at with the residual in it, and refused: the next one finds all as it was.
+        Then `grad` may be checked with the residual added, and refused, without an effect on the next step.
         """
         return False
 
@@ -90,106 +90,106 @@ class Residual(ABC):
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
         """Store the error that is left of tensor `name` (paper, section 2.2, step 5).
 
-        `error()` computes it, in the memory of what `compensate_` returned. `step`, the number of the step counted from
-        0, seeds random choices.
+        `error()` computes it, in the memory of what `compensate_` returned. `step`, the step number counted from 0,
+        seeds random choices.
         """
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
-        """Store `value` of tensor `name`, in the memory of what `compensate_` returned, outside of any step's sending.
+        """Store `value` of tensor `name`, in the memory of what `compensate_` returned, outside a step's sending.
 
-        What was not sent after all, or comes from another job. `step` seeds random choices, as in `update`.
+        `value` was not sent after all, or comes from another job. `step` seeds random choices, as in `update`.
         """
         self.update(name, lambda: value, step)
 
     def takes_parts(self, name: str) -> bool:
-        """Whether gradients of tensor `name` may come in parts, twice: by `compensate_part_` and `update_part`."""
+        """Whether gradients of tensor `name` may come in parts, twice, by `compensate_part_` and `update_part`."""
         return False
 
     def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
         """Return contiguous `grad`, a part of tensor `name` from element `start` on, with the residual added in place.
 
-        As often as is wanted, before `update_part`. Raises NotImplementedError in a residual that takes no parts.
+        It may be called repeatedly before `update_part`. Raises NotImplementedError in a residual that takes no parts.
         """
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
     def looks_first(self, name: str) -> bool:
-        """Whether what is stored of tensor `name` depends on all that is left: parts then come by `look_at_part`, too.
+        """Whether what is stored of tensor `name` depends on all that is left.
 
-        All of them, in their order, and then `end_look`, before the first `update_part`.
+        Then `look_at_part` is called for all parts, in order, and then `end_look`, before the first `update_part`.
         """
         return False
 
     def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Look at contiguous `error`, what will be left of tensor `name` from element `start` on.
+        """Look at contiguous `error`, which will be left of tensor `name` from element `start` on.
 
         Raises NotImplementedError in a residual that does not look first.
         """
         raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
 
     def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """All parts of tensor `name` have been looked at; it is on the device of `like`, and `step` as in `update`.
+        """End the look at tensor `name`, which is on the device of `like`, after its last part; `step`: see `update`.
 
         Raises NotImplementedError in a residual that does not look first.
         """
         raise NotImplementedError(f"{type(self).__name__} does not look at what is left before it stores that")
 
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
-        """Store contiguous `error`, what is left of tensor `name` from element `start` on.
+        """Store contiguous `error`, which is left of tensor `name` from element `start` on.
 
-        All parts one after the other, with one `source` for random rounding, are as one call of `update`. Raises
+        Calls for all parts in order, with one `source` for random rounding, equal one call of `update`. Raises
         NotImplementedError in a residual that takes no parts.
         """
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
     def absorbs(self, name: str) -> bool:
         """Whether `compensate_` adds tensor `name`'s gradient into what is stored, so that it may be called repeatedly
-        before `update`, for one gradient after the other."""
+        before `update`, once for each gradient."""
         return False
 
     def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
         """Add `grad`, the gradient of some `rows` of tensor `name`, into what is stored, where the residual `absorbs`.
 
-        All rows one after the other are as one call of `compensate_`, whose result is then that of `absorbed`. Raises
-        NotImplementedError in a residual that does not.
+        Calls for all rows equal one call of `compensate_`, whose result `absorbed` then returns. Raises
+        NotImplementedError in a residual that does not absorb.
         """
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
     def absorbed(self, name: str) -> Tensor:
-        """Return residual + gradients of tensor `name` that have been absorbed, in the residual's own memory.
+        """Return the residual of tensor `name` with the gradients it has absorbed, in the residual's own memory.
 
         Raises NotImplementedError in a residual that does not absorb.
         """
         raise NotImplementedError(f"{type(self).__name__} takes gradients as a whole")
 
     def end_step(self, step: int) -> None:
-        """Store what has waited for other tensors: all gradients of step number `step` have arrived."""
+        """Store what has waited for other tensors, now that all gradients of step number `step` have arrived."""
         return
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """Everything stored, indices included, by a name that is unique within this residual."""
+        """Return everything stored, indices included, by a name that is unique within this residual."""
 
     def nbytes(self) -> int:
-        """Bytes held between two steps."""
+        """Return the bytes held between two steps."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Copy the values that `state` has for `tensors()`, in the same shapes and dtypes, into the tensors held."""
+        """Copy the values of `tensors()` in `state`, of the same shapes and dtypes, into the tensors held."""
         for name, tensor in self.tensors().items():
             tensor.copy_(state[name])
 
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
-        """The generator that rounding of tensor `name` draws from in step number `step`, on the device of `like`.
+        """Return the generator for rounding tensor `name` in step number `step`, on the device of `like`.
 
         None on the meta device.
         """
         return generator(like.device, f"{name}/{self.rank}", step)
 
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
-        """Return room for a tensor of this shape in the storage precision; None is `like`'s own dtype.
+        """Return storage for a tensor of this shape in the storage precision; None is `like`'s own dtype.
 
-        On `like`'s device, or in the host's memory.
-        Raises ConfigError if the storage dtype is wider: the sum is formed in the gradient's, so nothing would be won.
+        It lies on `like`'s device, or in the host's memory. Raises ConfigError if the storage dtype is wider: the sum
+        is formed in the gradient's dtype, so nothing would be gained.
         """
         near = self._near(shape, like)
         if self.device is None:
@@ -198,17 +198,17 @@ class Residual(ABC):
         return hosted
 
     def host_tensors(self) -> list[Tensor]:
-        """Return those of `tensors()` that are held in the host's memory."""
+        """Return the `tensors()` that are held in the host's memory."""
         return [tensor for hosted in self._hosted for tensor in hosted.tensors().values()]
 
     def prefetch(self, name: str) -> None:
-        """Begin to bring what is added to the gradient of tensor `name` to its device, where that is expected soon."""
+        """Start copying the residual of tensor `name` to its gradient's device, because that gradient is due soon."""
         stored = self.stored_for(name)
         if stored is not None:
             stored.prefetch()
 
     def stored_for(self, name: str) -> Stored | None:
-        """Return what is read for tensor `name`, if anything is."""
+        """Return the storage that is read for tensor `name`, if any."""
         return None
 
     def _near(self, shape: tuple[int, ...], like: Tensor) -> Stored:

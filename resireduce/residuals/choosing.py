@@ -9,18 +9,18 @@ from torch import Tensor
 from resireduce.errors import ConfigError, check_share
 
 NORMS = ("residual", "compensated")
-"""What norms are taken of: what is left after sending (the paper), or what was compressed (the released code)."""
+"""What the norms are of: what is left after sending (the paper), or what was compressed (the released code)."""
 CHOICES = ("largest", "softmax")
-"""How rows and columns are chosen: those of the largest norms (the paper), or drawn (the released code)."""
+"""How rows and columns are chosen: by the largest norms (the paper), or drawn at random (the released code)."""
 
 
 class Ratio:
-    """A share of each tensor that is stored, in (0, 1]: one for all, or by name.
+    """The share of each tensor to store, in (0, 1]: one for all, or by name.
 
     Args:
         field: the option's name, for messages.
-        value: a share, or {shell pattern of tensor names: share}, of which the first match counts. Raises ConfigError
-            for anything else.
+        value: a share, or {shell pattern of tensor names: share}, where the first match counts. Raises ConfigError for
+            anything else.
     """
 
     def __init__(self, field: str, value: object):

@@ -13,10 +13,10 @@ from resireduce.residuals.full import FullResidual
 class DecayedResidual(FullResidual):
     """Error feedback with R' = decay x (G~ - sent), for each tensor: what is not sent counts less from step to step.
 
-    DeMo's momentum is G~: what is sent of it is taken off, the rest decays. With decay 1 it is the baseline.
+    DeMo's momentum is G~: what is sent is subtracted from it, and the rest decays. With decay 1 it is the baseline.
 
     Args:
-        decay: more than 0, at most 1. Raises ConfigError for another. SparseLoCo has 0.95.
+        decay: more than 0, at most 1. Raises ConfigError for any other. SparseLoCo uses 0.95.
     """
 
     def __init__(self, *, decay: float = 0.999, **options: object):
@@ -34,5 +34,5 @@ class DecayedResidual(FullResidual):
         super().update_part(error.mul_(self.decay), name, start, source)
 
     def restore(self, name: str, value: Tensor, step: int) -> None:
-        """Store `value` of tensor `name` as it is: no step has gone by."""
+        """Store `value` of tensor `name` without decay: no step has passed."""
         super().update(name, lambda: value, step)

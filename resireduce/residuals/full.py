@@ -13,8 +13,8 @@ from resireduce.residuals.stored import Plain, Stored
 class FullResidual(Residual):
     """Error feedback, G~ = R + G and R' = G~ - sent.
 
-    Stored in the gradient's own dtype, the sum is formed in the residual's memory: the gradient is absorbed, and its
-    buffer is free before anything is compressed. This is what streamed gradients live on. In another dtype the sum is
+    If it is stored in the gradient's own dtype, the sum is formed in the residual's memory: the gradient is absorbed,
+    and its buffer is free before anything is compressed. Streamed gradients rely on this. In another dtype the sum is
     formed in the gradient's memory, and rounded when it is stored.
     """
 
@@ -37,7 +37,7 @@ class FullResidual(Residual):
         return self._stored[name].add_to_(grad)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
-        """Return R of tensor `name`, and `grad`, if the sum is formed in the memory of R; else `grad`, and R."""
+        """Return R of tensor `name` and `grad`, if the sum is formed in the memory of R; otherwise `grad` and R."""
         if type(self).compensate_ is not FullResidual.compensate_:
             return None
         summing = self._summing.get(name)
@@ -48,7 +48,7 @@ class FullResidual(Residual):
         return name not in self._summing and type(self).compensate_ is FullResidual.compensate_
 
     def absorbs(self, name: str) -> bool:
-        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 a large residual swallows small passes."""
+        """Whether R has the gradient's own dtype, of 32 bits at least: in 16 bits a large R loses small gradients."""
         return name in self._summing and norm_dtype(self._summing[name].values) == self._summing[name].values.dtype
 
     def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
@@ -60,7 +60,7 @@ class FullResidual(Residual):
         return self._summing[name].values
 
     def takes_parts(self, name: str) -> bool:
-        """Whether R is stored in another precision than the gradient's, and not in the host's memory."""
+        """Whether R is stored in a precision other than the gradient's, and not in the host's memory."""
         return name not in self._summing and self._stored[name].cuts
 
     def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
@@ -72,7 +72,7 @@ class FullResidual(Residual):
         self._stored[name].set_part(error, start, source)
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
-        """Store the error, unless it is in the residual's memory already, since the sum was formed there."""
+        """Store the error, unless it is already in the residual's memory, where the sum was formed."""
         left, stored = error(), self._stored[name]
         if not (isinstance(stored, Plain) and left is stored.values):
             stored.set_(left, self.source(name, left, step))

@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def between(rows: Tensor, first: int, last: int, n_rows: int) -> slice:
-    """Return where ascending 1-D `rows` hold numbers from `first` to `last`, which is none of them.
+    """Return where ascending 1-D `rows` hold numbers from `first` up to, and without, `last`.
 
-    Without storage as if they were spread evenly over `n_rows`.
+    Without storage they are assumed to be spread evenly over `n_rows`.
     """
     if rows.is_meta:
         return slice(len(rows) * first // n_rows, len(rows) * last // n_rows)
@@ -18,14 +18,14 @@ def between(rows: Tensor, first: int, last: int, n_rows: int) -> slice:
 
 
 class Moving:
-    """The chosen rows of a matrix take the places of those chosen before, once these have been read; until then they
-    wait. What waits is as much as more new rows than old ones lie before some row: little, if they are about the same.
+    """Puts the newly chosen rows of a matrix in the places of the old ones, once these have been read; until then they
+    wait. The most that wait is the largest excess of new over old rows before any row: few, if both are similar.
 
     Args:
         values: the block of the old rows, 2-D, which becomes that of the new ones.
         old: numbers of the old rows: 1-D, ascending.
         new: as many of the new ones, ascending.
-        columns: numbers of the columns that the block has of the new rows; None: all.
+        columns: numbers of the columns that the block holds of the new rows; None: all.
         n_rows: rows of the matrix.
     """
 
@@ -36,9 +36,9 @@ class Moving:
         self._written = 0
 
     def write(self, part: Tensor, first: int) -> bool:
-        """Take what is chosen of 2-D `part`, rows from number `first` on of which no old one will be read any more.
+        """Store what is chosen of 2-D `part`, the rows from number `first` on; old rows up to its end have been read.
 
-        Parts come in their order. Return whether this was the last.
+        Parts come in order. Return whether this was the last.
         """
         last = first + len(part)
         chosen = part.index_select(0, self.rows[between(self.rows, first, last, self._n_rows)] - first)

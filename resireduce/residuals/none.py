@@ -1,4 +1,4 @@
-"""No residual: what is not sent is lost (paper, section 2.2, without steps 2 and 5). The control that shows what
+"""No residual: what is not sent is lost (paper, section 2.2, without steps 2 and 5). It is the control that shows what
 residuals are worth."""
 
 from collections.abc import Callable

@@ -11,16 +11,16 @@ from resireduce.residuals.stored import Stored
 from resireduce.share import share
 
 PIECES = 16
-"""In how many pieces the places of a large tensor are made."""
+"""Number of pieces in which the places of a large tensor are generated."""
 SMALLEST = 1 << 12
-"""Places below which a piece is not worth its launch."""
+"""Smallest number of places that is worth a piece of its own."""
 
 
 class PartialResidual(Residual):
     """Stores a fixed random part of the elements, as a small tensor; the rest is lost.
 
     One element is drawn from each of k equal stretches of the flattened tensor, k = max(1, floor(ratio x n)). The draw
-    is made again, from the tensor's name, whenever it is needed: only values are stored.
+    is repeated, seeded by the tensor's name, whenever it is needed: only values are stored.
 
     Args:
         ratio: share of the elements, or {pattern of names: share}. Raises ConfigError for one outside (0, 1].
@@ -65,7 +65,7 @@ class PartialResidual(Residual):
     def _places(self, name: str, flat: Tensor) -> Iterator[tuple[slice, Tensor]]:
         """Yield pieces of what is stored, and where they belong in the tensor: int64, ascending, the same every time.
 
-        At most a sixteenth of the places is in memory at once, since they take more of it than the values.
+        At most a sixteenth of the places are in memory at once, since they take more memory than the values.
         """
         n, k, source = flat.numel(), self._count(name, flat), generator(flat.device, name)
         size = max(SMALLEST, -(-k // PIECES))

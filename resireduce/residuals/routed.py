@@ -12,7 +12,7 @@ from resireduce.residuals.stored import Stored
 
 
 class RoutedResidual(Residual):
-    """Sends each call to the residual that `routes` names for the tensor, or to `other`."""
+    """Forwards each call to the residual that `routes` names for the tensor, or to `other`."""
 
     def __init__(self, routes: Mapping[str, Residual], other: Residual):
         super().__init__(grouping=Grouping())
@@ -31,7 +31,7 @@ class RoutedResidual(Residual):
         return self._part(name).compensate_(grad, name)
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Addend] | None:
-        """Return what the part responsible for tensor `name` would add to `grad`, or the other way round; or None."""
+        """Return the addends of the part responsible for tensor `name` and gradient `grad`, if it has any."""
         own = type(self).compensate_ is RoutedResidual.compensate_
         return self._part(name).addends(grad, name) if own else None
 
@@ -56,7 +56,7 @@ class RoutedResidual(Residual):
         return self._part(name).compensate_part_(grad, name, start)
 
     def looks_first(self, name: str) -> bool:
-        """Whether the responsible part looks at what is left before it stores that."""
+        """Whether the responsible part looks at what is left before it stores it."""
         return self._part(name).looks_first(name)
 
     def look_at_part(self, error: Tensor, name: str, start: int) -> None:
@@ -64,7 +64,7 @@ class RoutedResidual(Residual):
         self._part(name).look_at_part(error, name, start)
 
     def end_look(self, name: str, like: Tensor, step: int) -> None:
-        """Tell the responsible part that all has been looked at."""
+        """Tell the responsible part that it has looked at all parts."""
         self._part(name).end_look(name, like, step)
 
     def update_part(self, error: Tensor, name: str, start: int, source: torch.Generator | None) -> None:
@@ -72,7 +72,7 @@ class RoutedResidual(Residual):
         self._part(name).update_part(error, name, start, source)
 
     def source(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
-        """Return what the responsible part draws from for tensor `name` in step number `step`."""
+        """Return the responsible part's generator for tensor `name` in step number `step`."""
         return self._part(name).source(name, like, step)
 
     def absorbs(self, name: str) -> bool:
@@ -101,5 +101,5 @@ class RoutedResidual(Residual):
             part.end_step(step)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of all parts, each of which puts its own kind before the names."""
+        """Return the tensors of all parts; each part prefixes the names with its kind."""
         return {name: tensor for part in self._parts for name, tensor in part.tensors().items()}

@@ -53,7 +53,7 @@ class RowsResidual(Residual):
         self._moving: dict[str, Moving] = {}  # of what comes in parts
 
     def register(self, name: str, parameter: Tensor) -> None:
-        """Allocate zeros for the first rows: the bytes are the same from the first step on."""
+        """Allocate zeros for the first rows, so that the bytes are the same from the first step on."""
         n_rows, n_columns = matrix_shape(name, parameter)
         rows = torch.arange(share(self.row_ratio.of(name), n_rows), dtype=torch.int32, device=parameter.device)
         self._stored[name] = _Rows(self.stored((len(rows), n_columns), parameter), rows, n_rows)
@@ -67,7 +67,7 @@ class RowsResidual(Residual):
         return grad
 
     def leaves_stored(self, name: str) -> bool:
-        """Return True, unless `compensate_` is a subclass' own: norms that are remembered are replaced by the next."""
+        """Return True, unless `compensate_` is a subclass' own: remembered norms are replaced in the next step."""
         return type(self).compensate_ is RowsResidual.compensate_
 
     def update(self, name: str, error: Callable[[], Tensor], step: int) -> None:
@@ -80,11 +80,11 @@ class RowsResidual(Residual):
         stored.values.set_(matrix.index_select(0, stored.rows), self.source(name, left, step))
 
     def takes_parts(self, name: str) -> bool:
-        """Whether norms are those of the residual, and rows are stored in a floating-point dtype, on the device."""
+        """Whether the norms are of the residual, and rows are stored in a floating-point dtype, on the device."""
         return self.norms == "residual" and isinstance(self._stored[name].values, Plain)
 
     def compensate_part_(self, grad: Tensor, name: str, start: int) -> Tensor:
-        """Add the rows that are stored of this part to their places in the gradient, in place; return it."""
+        """Add the stored rows of this part to their places in the gradient, in place; return it."""
         stored, matrix = self._stored[name], grad.view(len(grad), -1)
         first = start // matrix.shape[1]
         here = between(stored.rows, first, first + len(matrix), stored.n_rows)
@@ -92,11 +92,11 @@ class RowsResidual(Residual):
         return grad
 
     def looks_first(self, name: str) -> bool:
-        """Return True: norms of all rows decide which are stored."""
+        """Return True: the norms of all rows decide which are stored."""
         return True
 
     def look_at_part(self, error: Tensor, name: str, start: int) -> None:
-        """Form the norms of the rows of this part."""
+        """Compute the norms of the rows of this part."""
         matrix = error.view(len(error), -1)
         if start == 0:
             self._norms[name] = matrix.new_zeros(self._stored[name].n_rows, dtype=norm_dtype(matrix))

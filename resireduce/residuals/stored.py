@@ -48,7 +48,7 @@ class Stored(ABC):
         return False
 
     def add_part_to_(self, target: Tensor, start: int) -> Tensor:
-        """Add the elements that are stored from number `start` on to contiguous `target`; return `target`.
+        """Add the stored elements from number `start` on to contiguous `target`, as many as it has; return `target`.
 
         The result is that of the whole if `start` begins a block. NotImplementedError unless this `cuts`.
         """
@@ -184,7 +184,7 @@ class Blocks(Stored):
             part = flat[piece].float()
             blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(1)
-                # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
+            # A GPU multiplies by the reciprocal of a host number, which is not the same as dividing.
             scales.div_(largest if part.is_cpu or part.is_meta else torch.full_like(scales, largest))
             self.scales[piece.start // BLOCK : -(-piece.stop // BLOCK)] = scales
             scaled = part / spread(scales.clamp(min=torch.finfo(torch.float32).tiny), BLOCK, slice(0, part.numel()))

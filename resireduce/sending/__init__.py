@@ -1,1 +1,1 @@
-"""What travels between ranks: messages, how payloads are put into them, and how averages are formed of them."""
+"""What travels between ranks: messages, how payloads are put into them, and how averages are formed from them."""

@@ -1,4 +1,4 @@
-"""Messages under way, each with its own handle on a collective that several may share; and rounds before them."""
+"""Messages under way, each with its own handle on a collective that several may share, and rounds before them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Shared(Generic[T]):
-    """The handle of one collective that may be asked more than once, or by several messages: waits for it once."""
+    """The handle of one collective for repeated use, or for several messages: it waits for the collective once."""
 
     def __init__(self, handle: Handle[T]):
         self._handle = handle
@@ -30,13 +30,13 @@ class Shared(Generic[T]):
 
 @dataclass(frozen=True)
 class Brought(Generic[T]):
-    """The handle of what is there already."""
+    """The handle of a result that is already there."""
 
     result: T
-    """What rounds have brought."""
+    """The result of the rounds."""
 
     def wait(self) -> T:
-        """Return it."""
+        """Return the result."""
         return self.result
 
 
@@ -66,7 +66,7 @@ class Message:
 
 @dataclass
 class Round:
-    """What this rank puts into a sum or an exchange over all ranks, by which its payload is made, or the next round."""
+    """This rank's input to a sum or an exchange over all ranks, whose result gives its payload, or the next round."""
 
     name: str
     """Name of the tensor."""
@@ -75,12 +75,12 @@ class Round:
     asked: Tensor | ToAll | ToEach
     """What is summed, in its own memory, or exchanged."""
     rest: Rounds
-    """Goes on with the sum, or with what has come from each rank."""
+    """Continues with the sum, or with what has come from each rank."""
     handle: Handle[Any] | None = None
     """The collective under way, once it has been launched."""
 
     def launch(self, communicator: Communicator) -> None:
-        """Launch the collective, by a name that no other of the tensor has."""
+        """Launch the collective by `communicator`, under a name that is unique for the tensor."""
         asked, called = self.asked, f"{self.name}#{self.number}"
         if isinstance(asked, ToEach):
             self.handle = communicator.all_to_all(asked.tensor, asked.sizes, called)
@@ -91,7 +91,7 @@ class Round:
 
 
 def go_on(name: str, rounds: Rounds, number: int = 0, result: Any = None) -> Payload | Round:
-    """Return the payload of tensor `name`, or the round that follows number `number`, which has brought `result`."""
+    """Continue `rounds` of tensor `name` with the `result` of round `number`; return the payload or the next round."""
     try:
         asked = rounds.send(result)
     except StopIteration as made:

@@ -21,17 +21,17 @@ from resireduce.timeline import Timeline, timed
 
 
 class Messenger:
-    """Compressor + communicator + which tensors are sent dense (paper, section 2.2, steps 4 and 5).
+    """Sends by a compressor and a communicator, some tensors dense (paper, section 2.2, steps 4 and 5).
 
-    Averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
+    It averages once. Lossless gradients are scaled by 1 / world size before they are summed, as DistributedDataParallel
     does; what a lossy compressor sends is summed as it is and scaled afterwards, in the gradient's precision: half
-    precision would lose small values, without a residual that knows.
+    precision would lose small values, which would not enter a residual.
 
     Args:
-        compressor: of all tensors that are not `dense`.
-        communicator: of the ranks among which averages are formed.
-        dense: names of the tensors that are sent as they are.
-        warm_up_steps: in the first so many steps all tensors are.
+        compressor: for all tensors that are not `dense`.
+        communicator: the ranks among which averages are formed.
+        dense: names of the tensors that are sent without compression.
+        warm_up_steps: number of first steps in which all tensors are sent so.
 
     Raises ConfigError for a compressor whose exchange the communicator does not have.
     """
@@ -40,7 +40,7 @@ class Messenger:
         self, compressor: Compressor, communicator: Communicator, dense: frozenset[str], warm_up_steps: int = 0
     ):
         self.warm_up_steps = warm_up_steps
-        """In the first so many steps all tensors are sent dense; residuals stay empty."""
+        """Number of first steps in which all tensors are sent dense; residuals stay empty."""
         if compressor.collective == "rounds" and not communicator.exchanges:
             raise ConfigError(
                 f"compressor: {type(compressor).__name__} is not allowed over {type(communicator).__name__}, which has "
@@ -51,15 +51,15 @@ class Messenger:
         self.states = CompressorStates(self.compressor)
         self.begin_step(0)
         self.timeline: Timeline | None = None
-        """Told where the time of a step goes; None: nobody."""
+        """Records where the time of a step goes, if there is one."""
 
     def begin_step(self, step: int) -> None:
-        """Choose compressors for step number `step`, counted from 0, which begins; one that was not taken is undone."""
+        """Choose compressors for step number `step`, counted from 0, which begins; undo one that was not finished."""
         self.states.drop()
         self._warms_up = step < self.warm_up_steps
 
     def compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` in this step: none where it is sent dense."""
+        """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
         return self._dense_compressor if self._warms_up else self.later_compressor_of(name)
 
     def leaves_residual(self, name: str) -> bool:
@@ -67,26 +67,26 @@ class Messenger:
         return not self.compressor_of(name).lossless
 
     def packs(self, name: str) -> bool:
-        """Whether the payload of tensor `name` may share a collective with others in this step: it is compressed."""
+        """Whether the payload of tensor `name` may share a collective with others in this step, as it is compressed."""
         return self.merges(name) and not self._warms_up
 
     def merges(self, name: str) -> bool:
-        """Whether tensor `name` is compressed, once warm-up is over; else it is sent dense, in its bucket."""
+        """Whether tensor `name` is compressed, once warm-up is over; otherwise it is sent dense, in its bucket."""
         return name not in self._dense
 
     def later_compressor_of(self, name: str) -> Compressor:
-        """Return the compressor of tensor `name` once warm-up is over: none where it is sent dense."""
+        """Return the compressor of tensor `name` once warm-up is over: NoCompression if it is sent dense."""
         return self.compressor if self.merges(name) else self._dense_compressor
 
     def gathers(self, name: str) -> bool:
-        """Whether all ranks' payloads of tensor `name` are received in this step, instead of their sum."""
+        """Whether this step receives all ranks' payloads of tensor `name`, instead of their sum."""
         return self.compressor_of(name).collective == "all_gather"
 
     @timed("communicate")
     def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
         """Launch the collective of tensor `name`, or one for several of one compressor, of which it is the first.
 
-        Of what `compress` has `made`: a payload, or a round, which then is itself what is under way.
+        It sends what `compress` has `made`: payloads, or a round, which is then itself returned as under way.
         """
         if isinstance(made[0], Round):
             made[0].launch(self.communicator)
@@ -127,9 +127,9 @@ class Messenger:
 
     @timed("communicate")
     def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
-        """Launch the first collective of those that bring all ranks' `payload` of tensor `name` in parts.
+        """Launch the first of the collectives that gather all ranks' `payload` of tensor `name` in parts.
 
-        most_bytes: of all ranks' parts that are alive at once. present: whether there is a gradient on this rank.
+        most_bytes: of all ranks' parts that are alive at once. present: whether this rank has a gradient.
         """
         parts = Parts(name, payload, self.communicator, most_bytes, present)
         return PartedMessage(name, payload, self.compressor_of(name), parts)
@@ -147,7 +147,7 @@ class Messenger:
     def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
         """Return the dense average of what all ranks sent in `message`.
 
-        It lies in contiguous `into`, in the payload's own memory, or in a new tensor.
+        It is in contiguous `into`, in the payload's own memory, or in a new tensor.
         """
         if isinstance(message, PartedMessage):
             (flat,) = self.receive_parts(message, (0, message.payload.shape.numel()))
@@ -165,7 +165,7 @@ class Messenger:
         return self._average(message, [received], into)
 
     def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
-        """Have the compressor remember what all ranks have learnt by a sum, or by rounds."""
+        """Have the compressor update its state by what all ranks have learnt from a sum, or from rounds."""
         compressor = message.compressor
         if compressor.lossless or compressor.collective == "all_gather":
             return
@@ -174,9 +174,9 @@ class Messenger:
             compressor.learn_(state, known)
 
     def receive_parts(self, message: Message | PartedMessage, borders: Sequence[int]) -> Iterator[Tensor]:
-        """Yield the flat average of `message` from each of `borders`, which ascend from 0 to its end, to the next.
+        """Yield the flat average of `message` between consecutive `borders`, which ascend from 0 to its end.
 
-        New tensors, 1-D, of a compressor that `cuts`. Of a message in parts this can be done once.
+        The tensors are new and 1-D; it needs a compressor that `cuts`. A message in parts can be read only once.
         """
         sent = [] if isinstance(message, PartedMessage) else self._sent(message)
         for start, stop in pairwise(borders):
@@ -184,14 +184,14 @@ class Messenger:
 
     @timed("decompress")
     def _sent(self, message: Message) -> list[Payload]:
-        """Wait for `message`, and return what each rank has sent, or the sum."""
+        """Wait for `message`, and return all ranks' payloads, or their sum."""
         received = self._wait(message.handle)
         self._learn(message, received)
         return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
 
     @timed("decompress")
     def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
-        """Return elements `start` to `stop` of the flat average of what was `sent`, or of what comes in parts."""
+        """Return elements `start` to `stop` of the flat average of what was `sent`, or comes in parts."""
         payload, scale = message.payload, 1 / self.communicator.world_size
         part = torch.zeros(stop - start, dtype=payload.dtype, device=payload.buffer.device)
 
@@ -207,7 +207,7 @@ class Messenger:
         return part
 
     def _average(self, message: Message, buffers: Sequence[Tensor], into: Tensor | None) -> Tensor:
-        """Return what all payloads come to, one rank's after the other: in the same order everywhere."""
+        """Return the combination of all payloads, in rank order, which is the same everywhere."""
         payload, scale = message.payload, 1 / self.communicator.world_size
         if into is None:
             into = torch.empty(payload.shape, dtype=payload.dtype, device=payload.buffer.device)

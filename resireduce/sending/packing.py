@@ -1,4 +1,4 @@
-"""Payloads of several tensors behind one another in one buffer, so that one gather brings them all."""
+"""Payloads of several tensors concatenated in one buffer, so that one gather brings them all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,13 +10,13 @@ from resireduce.payload import ALIGNMENT, Payload
 from resireduce.sending.message import Shared
 
 SIZE_BYTES = 8
-"""Bytes of the number that says how long a payload is, where ranks' payloads may differ in that."""
+"""Bytes of the number that gives the length of a payload, where lengths may differ between ranks."""
 
 
 def packed_nbytes(sizes: Sequence[int], equal_sizes: bool) -> int:
-    """Return the bytes of one rank's message of payloads, of which `sizes` are the bytes of each.
+    """Return the bytes of one rank's message of payloads with `sizes` bytes each.
 
-    A single payload travels as it is. Several begin aligned and, without `equal_sizes`, behind their sizes.
+    A single payload travels as it is. Several are aligned and, without `equal_sizes`, preceded by their sizes.
     """
     if len(sizes) == 1:
         return sizes[0]
@@ -41,7 +41,7 @@ class Packed:
             self._header(self.buffer).copy_(torch.tensor(self._sizes, device=device))
         own = self._cut(self.buffer, self._sizes)
         self.payloads = [replace(payload, buffer=part) for payload, part in zip(payloads, own, strict=True)]
-        """The payloads, whose memory is that of the message now."""
+        """The payloads, which now use the memory of the message."""
         for payload, part in zip(payloads, own, strict=True):
             part.copy_(payload.buffer)
 
@@ -63,18 +63,18 @@ class Packed:
 
 
 class FromEach:
-    """The handle of one payload of messages that a gather brings: its buffer in each rank's message.
+    """The handle of one payload of several in a gathered message: its buffer in each rank's message.
 
     Args:
-        unpacked: the buffers of all payloads, of each rank.
-        number: which of the payloads it is, from 0.
+        unpacked: the buffers of all payloads, for each rank.
+        number: which of the payloads this is, from 0.
     """
 
     def __init__(self, unpacked: Shared[list[list[Tensor]]], number: int):
         self._unpacked, self._number = unpacked, number
 
     def wait(self) -> list[Tensor]:
-        """Return the payload's buffers, 1-D, one of each rank, in their order."""
+        """Return the payload's buffers, 1-D, one from each rank, in rank order."""
         return [parts[self._number] for parts in self._unpacked.wait()]
 
 

@@ -1,4 +1,4 @@
-"""A large message in parts: what all ranks send of some elements of a tensor is gathered, used, and let go."""
+"""A large message in parts: what all ranks send of some elements of a tensor is gathered, used, and freed."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,15 @@ from resireduce.payload import ALIGNMENT, Payload
 from resireduce.sending.message import Shared
 
 BINS = 256
-"""In how many ranges of elements ranks count, at once, what they send."""
+"""Number of ranges of elements in which ranks count, at once, what they send."""
 AHEAD = 2
-"""How many parts are alive at once: one is gathered while the one before it is used."""
+"""Number of parts alive at once: one is gathered while the one before it is used."""
 Gathered = Handle[Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
 class _Range:
-    """Elements that make a part: where this rank's payload has them, how many any rank has at most, where they end."""
+    """The elements of a part: their places in this rank's payload, the most that any rank has, and where they end."""
 
     first: int
     last: int
@@ -31,14 +31,14 @@ class _Range:
 
 @dataclass(frozen=True)
 class _Told:
-    """Where ranges begin and end, among a tensor's elements and in this rank's payload, and what all ranks tell."""
+    """Where ranges begin and end, among a tensor's elements and in this rank's payload, and all ranks' counts."""
 
     borders: list[int]
     places: list[int]
     handle: Gathered
 
     def counts(self) -> Tensor | None:
-        """Return how many elements each rank, one a row, has of each range, and whether it has a gradient, int64.
+        """Return the number of elements in each range, and whether there is a gradient: int64, one row per rank.
 
         None without storage.
         """
@@ -58,18 +58,18 @@ class PartedMessage:
 
 
 class Parts:
-    """All ranks' payloads of one tensor, gathered a range of its elements after the other.
+    """All ranks' payloads of one tensor, gathered one range of its elements after the other.
 
-    Ranks tell one another first how many elements they send of each of BINS ranges. Neighbours make a part as long as
-    that takes no more than its share of `most_bytes`; a range that takes more by itself is told of in BINS again. All
-    ranks find the same parts. A part has one size on all ranks: who has fewer elements fills it up with zeros at an
-    index that no tensor has.
+    Ranks first tell one another how many elements they send of each of BINS ranges. Neighbouring ranges make a part as
+    long as it takes no more than its share of `most_bytes`; a range that takes more by itself is divided into BINS
+    again. All ranks find the same parts. A part has one size on all ranks: a rank with fewer elements fills it up with
+    zeros at an index that no tensor has.
 
     Args:
-        name: of the collectives, to which a number is added.
+        name: name of the collectives, to which a number is added.
         payload: values and ascending indices, as a compressor that `divides` makes them.
         communicator: the ranks.
-        most_bytes: of the parts that are alive, all ranks' together.
+        most_bytes: most bytes of the parts that are alive, of all ranks together.
         present: whether this rank has a gradient; without one it sends zeros.
     """
 
@@ -86,12 +86,12 @@ class Parts:
 
     @property
     def somewhere(self) -> bool:
-        """Whether any rank has a gradient: waits for all ranks' counts."""
+        """Whether any rank has a gradient. Waits for all ranks' counts."""
         self._learn()
         return self._anywhere
 
     def _learn(self) -> None:
-        """Find the parts, of which the ranks tell one another once."""
+        """Find the parts from all ranks' counts, which are exchanged once."""
         if self._told is None:
             return
         told, self._told = self._told, None
@@ -102,7 +102,7 @@ class Parts:
     def through(self, stop: int, use: Callable[[Gathered], None]) -> None:
         """Call `use` for each part with elements from where the last call stopped to `stop`, ascending.
 
-        It gets the handle of all ranks' buffers, for `received`, and must not keep it. The next part is under way then.
+        It gets the handle of all ranks' buffers, for `received`, and must not keep it. The next part is then under way.
         """
         while self._used < stop and self._fill():
             end = self._held[0][0]
@@ -113,13 +113,13 @@ class Parts:
             self._held.popleft()
 
     def received(self, buffer: Tensor) -> Payload:
-        """Return what a rank has sent of a part as `buffer`, whose elements can be added in part."""
+        """Return the payload of a part from a rank's `buffer`, whose elements can be added in parts."""
         count = buffer.numel() // self._each
         layout = tuple((dtype, count) for dtype, _ in self._payload.layout)
         return Payload(buffer, layout, self._payload.shape, self._payload.dtype)
 
     def _fill(self) -> bool:
-        """Launch parts until AHEAD of them are held; False: there are none any more."""
+        """Launch parts until AHEAD of them are held; False: there are none left."""
         self._learn()
         while len(self._held) < AHEAD and self._ranges:
             found = self._ranges.popleft()
@@ -140,7 +140,7 @@ class Parts:
         return Shared(self._communicator.all_gather(tensor, f"{self._name}@{self._launched}"))
 
     def _tell(self, start: int, stop: int) -> _Told:
-        """Tell the others how many elements from `start` to `stop` each range has, and whether a gradient is here."""
+        """Tell the others how many elements each range from `start` to `stop` has, and whether there is a gradient."""
         borders = [start + (stop - start) * number // BINS for number in range(BINS + 1)]
         told = torch.zeros(BINS + 1, dtype=torch.int32, device=self._indices.device)
         places = [0] * len(borders)
@@ -151,7 +151,7 @@ class Parts:
         return _Told(borders, places, self._launch(told))
 
     def _found(self, told: _Told, counts: Tensor) -> Iterator[_Range]:
-        """Yield what makes a part of the elements that ranks have `told` of; of ranges without elements nothing."""
+        """Yield the parts of the elements that ranks have `told` of; nothing for ranges without elements."""
         first, together = 0, torch.zeros_like(counts[:, 0])
         for number in range(BINS):
             here = counts[:, number]
@@ -173,7 +173,7 @@ class Parts:
             yield _Range(told.places[first], told.places[last], int(counts.max()), told.borders[last])
 
     def _even(self) -> Iterator[_Range]:
-        """Yield the parts of a payload without storage, whose elements are taken to be spread evenly."""
+        """Yield the parts of a payload without storage, whose elements are assumed to be spread evenly."""
         held, stop = self._indices.numel(), self._payload.shape.numel()
         for first in range(0, held, self._most):
             last = min(first + self._most, held)

@@ -1,4 +1,4 @@
-"""The payload of a gradient that is made in parts, and never there as a whole."""
+"""The payload of a gradient that is made in parts, and is never there as a whole."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -21,17 +21,18 @@ def payload_of_parts(
     name: str,
     step: int,
 ) -> Payload:
-    """Return what is sent of a gradient with its residual, and leave the rest to that; all parts are made twice.
+    """Return the payload of a gradient with its residual, and store the rest in the residual; parts are made twice.
 
-    To see what is to be sent, from the last to the first; and to take it out, and leave the rest to the residual, from
-    the first to the last, twice where the residual looks first. Raises NonFiniteGradient before that is touched.
+    They are made once from last to first, to see what is to be sent, and once from first to last, to take it out and
+    store the rest; the latter twice if the residual looks first. Raises NonFiniteGradient before the residual is
+    touched.
 
     Args:
-        compressor, residual: of tensor `name`.
-        gradient: returns that of some rows, a new contiguous tensor with the same bits each time.
-        rows: all of the tensor, each part beginning with a multiple of 64 elements.
+        compressor, residual: those of tensor `name`.
+        gradient: returns the gradient of some rows, a new contiguous tensor with the same bits each time.
+        rows: slices that cover the tensor, each beginning at a multiple of 64 elements.
         like: has the shape, dtype and device of tensor `name`.
-        step: its number, which seeds how the rest is rounded.
+        step: the step number, which seeds random rounding of the rest.
     """
     width = like.shape[1:].numel()
     selection = compressor.selection(like)

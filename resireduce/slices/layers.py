@@ -1,8 +1,8 @@
 """Layers whose weight's gradient is made row by row: forward and backward of nn.Linear, nn.Embedding and nn.Conv2d, and
 of transformers' Conv1D, a linear layer whose weight has a row for each input.
 
-What they compute is what torch's own compute. A weight's gradient goes to whoever takes it in slices, if anybody does,
-and to autograd else.
+They compute the same as torch's own layers. A weight's gradient goes to the object that takes it in slices, if there is
+one, and otherwise to autograd.
 """
 
 import sys
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
 
 TAKERS = WeakTensorKeyDictionary()
-"""Who takes the gradient of a weight in slices."""
+"""The Taker of each weight whose gradient is taken in slices."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Taker:
     """Takes the gradient of one weight in slices."""
 
     node: Any
-    """What adds the weight's gradient up, in autograd's graph."""
+    """The node of autograd's graph that accumulates the weight's gradient."""
     take: Callable[[RowGradient], bool]
     """Absorbs the gradient; False: it must be whole."""
 
     def took(self, make: Callable[[], RowGradient]) -> bool:
-        """Whether the gradient that `make` returns was taken: not where a graph of it, or itself, is asked for."""
+        """Whether the gradient that `make` returns was taken; not if the caller wants it, or a graph of it."""
         if torch.is_grad_enabled():
             return False
         try:
@@ -125,7 +125,7 @@ class _Planned(torch.autograd.Function):
 
 
 def forms() -> dict[type[nn.Module], Callable[..., Tensor]]:
-    """Return by class the forward that makes gradients row by row; of transformers' Conv1D if it has been imported."""
+    """Return the forward that makes gradients row by row, by class; with transformers' Conv1D if it is imported."""
     utilities = sys.modules.get("transformers.pytorch_utils")
     return _FORWARD if utilities is None else {**_FORWARD, utilities.Conv1D: _transposed}
 
@@ -136,9 +136,9 @@ def is_by_rows(parameter: Tensor) -> bool:
 
 
 def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
-    """Return a number, 0-D, whose backward pass makes a gradient of `parameter`, without storage, as its layers do.
+    """Return a 0-D tensor whose backward pass makes a gradient of `parameter`, without storage, as its layers do.
 
-    whole: whether other layers that share it have made their part of the gradient whole.
+    whole: whether other layers that share it have made their part of the gradient as a whole.
     """
     taker = TAKERS.get(parameter)
     if taker is None:
@@ -148,15 +148,15 @@ def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
 
 
 def _weight_of(layer: nn.Module) -> Any:
-    """The parameter `weight` of `layer`; None if a parametrization has taken its place since.
+    """Return the parameter `weight` of `layer`; None if a parametrization has replaced it.
 
-    To ask for `layer.weight` then would compute it once more, which spectral_norm, for one, counts.
+    Reading `layer.weight` would then compute it once more, which spectral_norm, for example, counts.
     """
     return layer._parameters.get("weight")
 
 
 def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:
-    """Who takes the gradient of `weight` in slices, if plain autograd keeps the graph of this call with `inputs`."""
+    """Return the Taker of `weight`, if plain autograd records this call with `inputs`; otherwise None."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
         return None
     if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():

@@ -1,4 +1,4 @@
-"""Gradients of weights that can be made some rows at a time, from what a layer was given and what came back to it."""
+"""Gradients of weights that can be made some rows at a time, from a layer's inputs and its outputs' gradients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class RowGradient(ABC):
-    """The gradient of a weight, of which rows (dimension 0) are made when they are asked for."""
+    """The gradient of a weight, whose rows (dimension 0) are made on request."""
 
     @abstractmethod
     def rows(self, part: slice) -> Tensor:
@@ -18,16 +18,16 @@ class RowGradient(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes that are alive as long as this is, which are activations and their gradients."""
+        """Bytes of the activations and their gradients that this object keeps alive."""
 
     @abstractmethod
     def stays_below(self, limit: float) -> bool:
-        """Whether all elements, and all sums on the way to them, are surely smaller than `limit` in magnitude."""
+        """Whether all elements, and all partial sums, are certain to be smaller than `limit` in magnitude."""
 
 
 @dataclass(frozen=True)
 class LinearRows(RowGradient):
-    """The rows for `nn.Linear`: outputs' gradients, transposed, x inputs; matrices with a row for each sample."""
+    """The rows for `nn.Linear`: outputs' gradients, transposed, x inputs; both have a row for each sample."""
 
     inputs: Tensor
     outputs: Tensor
@@ -48,23 +48,23 @@ class LinearRows(RowGradient):
 
 @dataclass(frozen=True)
 class EmbeddingRows(RowGradient):
-    """The rows for `nn.Embedding`: outputs' gradients, summed for each index; 1-D int64, -1 where none is wanted."""
+    """The rows for `nn.Embedding`: outputs' gradients, summed for each index; 1-D int64, -1 to skip one."""
 
     indices: Tensor
     outputs: Tensor
     """A matrix, with a row for each index."""
     local: Tensor
-    """Room like `indices`."""
+    """Scratch memory like `indices`."""
 
     def rows(self, part: slice) -> Tensor:
-        """Return the gradient of the embeddings in `part`; what is outside of it is seen as padding, by index -1."""
+        """Return the gradient of the embeddings in `part`; indices outside it become -1, the padding."""
         count = part.stop - part.start
         local = torch.sub(self.indices, part.start - 1, out=self.local).clamp_(0, count + 1).remainder_(count + 1)
         return torch.ops.aten.embedding_dense_backward(self.outputs, local.sub_(1), count, -1, False)
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of indices, gradients and room."""
+        """Return the bytes of indices, gradients and scratch memory."""
         return self.indices.nbytes + self.outputs.nbytes + self.local.nbytes
 
     def stays_below(self, limit: float) -> bool:
@@ -103,7 +103,7 @@ class ConvolutionRows(RowGradient):
 
 @dataclass(frozen=True)
 class SumRows(RowGradient):
-    """The rows of the sum of several gradients of one weight, and of `whole`, one that is there, if any."""
+    """The rows of the sum of several gradients of one weight, and of `whole`, an existing one, if any."""
 
     uses: Sequence[RowGradient]
     whole: Tensor | None
@@ -122,13 +122,13 @@ class SumRows(RowGradient):
         return sum(use.nbytes for use in self.uses)
 
     def stays_below(self, limit: float) -> bool:
-        """Return False: nobody knows of sums."""
+        """Return False: it is unknown for sums."""
         return False
 
 
 @dataclass(frozen=True)
 class PlannedRows(RowGradient):
-    """The rows for a `parameter` without storage: room for them, and no values."""
+    """The rows for a `parameter` without storage, which have no values."""
 
     parameter: Tensor
 

@@ -1,4 +1,4 @@
-"""Which weights have their gradient made row by row, why others have not, and what is changed in their layers."""
+"""Which weights have their gradients made row by row, why others do not, and what is changed in their layers."""
 
 import warnings
 import weakref
@@ -29,18 +29,18 @@ SHARED = (
     "than the gradient, whose part of that use is whole else"
 )
 Holders = Sequence[tuple[nn.Module, str]]
-"""The modules that hold a parameter, with the name that each has for it."""
+"""The modules that hold a parameter, each with its name for it."""
 
 
 class RowLayers:
-    """The layers of `model` that hold the weights of `slots`, as long as they give gradients row by row.
+    """The layers of `model` that hold the weights of `slots`, while they make gradients row by row.
 
     Args:
-        model: whose classes, names and state stay as they are: a layer has a `forward` of its own.
+        model: its classes, names and state stay as they are: a layer gets a `forward` of its own.
         slots: those of large parameters.
         feedback: knows which residuals absorb gradients.
-        act: is called with the owner, slot and gradient; False: that must be whole.
-        done: is called with the owner and slot when a backward pass has come to the weight's last use.
+        act: is called with the owner, slot and gradient; False: the gradient must be whole.
+        done: is called with the owner and slot when a backward pass has reached the weight's last use.
         owner: takes the gradients, has `slots`, and is held weakly.
         passes: backward passes of a step.
     """
@@ -60,7 +60,7 @@ class RowLayers:
         self.twice: dict[str, str] = {}
         """Why the gradient of a large parameter is made twice, row by row, by its name."""
         self.by_rows: set[Slot] = set()
-        """All that are not made whole."""
+        """The slots whose gradients are not made whole."""
         self.shared: set[Slot] = set()
         """The slots in `by_rows` whose weight several layers share."""
         self._absorbs = feedback.absorbs
@@ -88,7 +88,7 @@ class RowLayers:
         self._end.atexit = False
 
     def notice(self, slot: Slot) -> None:
-        """Warn once of a gradient that has come whole although all its layers would make it row by row."""
+        """Warn once about a gradient that has come whole although all its layers would make it row by row."""
         if slot in self.by_rows and slot.parameter.grad is not None and self._absorbs(slot.name):
             self.by_rows.discard(slot)
             warnings.warn(
@@ -104,7 +104,7 @@ class RowLayers:
 
 
 def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int) -> str | None:
-    """Return why the gradient of `slot`, a parameter that `holders` have, must be whole; None: it need not be.
+    """Return why the gradient of `slot`, whose parameter `holders` hold, must be whole; None: it need not be.
 
     feedback: knows whether the residual absorbs it, or else takes parts of it. passes: backward passes of a step.
     """
@@ -131,7 +131,7 @@ def _why_not_twice(slot: Slot, feedback: ErrorFeedback, passes: int) -> str | No
 
 
 def _why_not(module: nn.Module, key: str) -> str | None:
-    """Why the gradient of the parameter `key` of `module` cannot be made row by row."""
+    """Return why the gradient of the parameter `key` of `module` cannot be made row by row; None if it can."""
     kind, own = type(module), vars(module).get("forward")
     form, name = _form(module), type(module).__name__
     if form is None or key != "weight":
@@ -152,9 +152,9 @@ def _why_not(module: nn.Module, key: str) -> str | None:
 
 
 def _form(module: nn.Module) -> Any:
-    """Return the forward that makes gradients row by row, for a module that has torch's own; else None.
+    """Return the forward that makes gradients row by row, for a module with torch's own forward; otherwise None.
 
-    That of `nn.MultiheadAttention.out_proj` is never called: attention uses its weight by itself.
+    The forward of `nn.MultiheadAttention.out_proj` is never called: attention uses its weight directly.
     """
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return None

@@ -1,4 +1,4 @@
-"""An elementwise optimizer's step of one large parameter, taken on slices of its rows: no gradient is there whole."""
+"""An elementwise optimizer's step of one large parameter, taken on slices of rows, without a whole gradient."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 
 ELEMENTWISE = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad")
-"""Classes of torch.optim in whose step each element of a parameter depends on nothing but its own gradient and state,
-and on numbers that all elements share."""
+"""Classes of torch.optim in whose step each element of a parameter depends only on its own gradient and state, and on
+numbers that all elements share."""
 
 
 def is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether the class of `optimizer` is one of ELEMENTWISE. A subclass may do anything, so it is none."""
+    """Whether the class of `optimizer` is one of ELEMENTWISE. A subclass may do anything, so it does not count."""
     return any(type(optimizer) is getattr(torch.optim, name) for name in ELEMENTWISE)
 
 
 def footprint(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
-    """Return how many tensors of its parameter's size a state of `optimizer`, one of ELEMENTWISE, has at least, and how
-    many of a gradient's size a step has at once at most: the gradient and what is made of it.
+    """Return how many tensors of the parameter's size the state of `optimizer`, one of ELEMENTWISE, has at least, and
+    how many of the gradient's size, itself included, a step needs at once at most.
 
-    Of forms that go through one parameter after the other: fused ones make less.
+    This holds for implementations that update one parameter after the other: fused ones need less.
     """
     held, made = {"SGD": (0, 1), "Adam": (2, 3), "AdamW": (2, 3), "RMSprop": (1, 2), "Adagrad": (1, 2)}[
         type(optimizer).__name__
@@ -33,7 +33,7 @@ def footprint(optimizer: torch.optim.Optimizer) -> tuple[int, int]:
 
 
 def _made_first(group: Mapping[str, Any]) -> int:
-    """Return how many tensors more are made of a gradient for the options of its `group`: two of three at most."""
+    """Return how many more tensors are made of a gradient for the options of its `group`: at most two of three."""
     decays = bool(group["weight_decay"]) and not group.get("decoupled_weight_decay", False)
     return min(2, decays + bool(group.get("maximize")) + bool(group.get("nesterov")))
 
@@ -46,15 +46,15 @@ def step_in_rows(
 ) -> None:
     """Have `optimizer`, one of ELEMENTWISE, update `parameter` as by one step with all `averages` of its rows.
 
-    A view of the rows stands in the parameter group for the parameter, and views of its state for that, while `step`
-    is called. What the first step makes is allocated whole. Numbers that all elements share, like the count of steps,
-    go on once.
+    While `step` is called, a view of the rows replaces the parameter in its group, and views of its state replace the
+    state. State made by the first step is allocated whole. Numbers that all elements share, like the count of steps,
+    advance once.
 
     Args:
         optimizer: holds the parameter in one of its groups.
         step: updates what is in the groups and has a gradient.
         parameter: of one dimension at least.
-        averages: slices of the rows, which are all rows together, with the averaged gradient of each.
+        averages: slices that together cover all rows, with the averaged gradient of each.
     """
     before = optimizer.state.get(parameter)
     state: dict[str, Any] = dict(before or {})
@@ -86,7 +86,7 @@ def step_in_rows(
 
 @contextmanager
 def _alone(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[list[Tensor]]:
-    """Within it the groups of `optimizer` hold nothing but what is put into place 0 of the list, in the group of
+    """Within it the groups of `optimizer` hold only what is put into place 0 of the list, in the group of
     `parameter`."""
     held = [group["params"] for group in optimizer.param_groups]
     place = [parameter]
@@ -100,7 +100,7 @@ def _alone(optimizer: torch.optim.Optimizer, parameter: Tensor) -> Iterator[list
 
 
 def _is_shared(value: object, parameter: Tensor) -> bool:
-    """Whether `value` of a state is one for all elements of `parameter`."""
+    """Whether `value` of a state is shared by all elements of `parameter`."""
     return not (isinstance(value, Tensor) and value.dim() == parameter.dim())
 
 
@@ -110,7 +110,7 @@ def _copied(value: Any) -> Any:
 
 
 def _put_back(made: dict[str, Any], state: dict[str, Any], parameter: Tensor, rows: slice) -> dict[str, Any]:
-    """Put what a step on `rows` has `made` anew into `state`, that of all rows; return what all elements share."""
+    """Put what a step on `rows` has newly `made` into `state`, that of all rows; return what all elements share."""
     shared = {}
     for key, value in made.items():
         if _is_shared(value, parameter):

@@ -1,4 +1,4 @@
-"""Which slices of large tensors may be asked for, and of which optimizers."""
+"""Which slices of large tensors may be asked for, and with which optimizers."""
 
 import torch
 

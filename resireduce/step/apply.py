@@ -1,4 +1,4 @@
-"""How the wrapped optimizer gets the averages that have come back: some together, those of large tensors in slices."""
+"""How the wrapped optimizer uses received averages: several together, those of large tensors in slices."""
 
 from collections.abc import Iterator, Sequence
 
@@ -17,7 +17,7 @@ class Applier:
     """Has the wrapped optimizer update parameters: those of a chunk of averages at once, large ones in slices of rows.
 
     Args:
-        optimizer: the wrapped one.
+        optimizer: the wrapped optimizer.
         slots: one for each parameter that is averaged.
         queue: where messages come from.
         settings: what `resireduce.distribute` was given.
@@ -54,7 +54,7 @@ class Applier:
             self._update_some()
 
     def _add(self, slot: Slot, factor: Tensor | None = None) -> None:
-        """Have a slot updated whose average is there, scaled by `factor`: in slices at once, or with others."""
+        """Update a slot whose average has come, scaled by `factor`: at once in slices, or later with others."""
         if slot in self.queue.in_slices:
             self._update_in_rows(slot, factor)
             return
@@ -65,7 +65,7 @@ class Applier:
 
     @timed("update")
     def _update_some(self) -> None:
-        """Let the wrapped optimizer update the parameters that have come back; it skips those without `.grad`."""
+        """Let the wrapped optimizer update the parameters whose averages have come; it skips those without `.grad`."""
         self._wrapped_step.some()
         self._free()
 
@@ -97,7 +97,7 @@ class Applier:
 
 
 def largest_layer(slots: Sequence[Slot]) -> int:
-    """Bytes of the gradients of that layer of `slots` that has most: tensors whose names differ in the last part."""
+    """Return the gradient bytes of the largest layer of `slots`: tensors whose names differ only in the last part."""
     layers: dict[str, int] = {}
     for slot in slots:
         layer = slot.name.rpartition(".")[0]

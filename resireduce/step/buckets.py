@@ -9,9 +9,9 @@ BUCKET_BYTES = 1 << 18
 
 
 def buckets(order: Iterable[Slot], limit_bytes: int = BUCKET_BYTES) -> Iterator[list[Slot]]:
-    """Cut `order` into messages: each tensor has its own, but small ones of one kind wait for each other.
+    """Cut `order` into messages: each tensor has its own, but small ones of one kind share one.
 
-    Until they take more than `limit_bytes`.
+    Such a message holds at most `limit_bytes`.
     """
     waiting: list[Slot] = []
     for slot in order:
@@ -28,10 +28,10 @@ def buckets(order: Iterable[Slot], limit_bytes: int = BUCKET_BYTES) -> Iterator[
 
 def arrange(messages: Iterable[list[Slot]], order: Iterable[Slot]) -> Iterator[list[Slot]]:
     """Put `messages` into the order in which `order` completes them; one of small tensors leaves when the next begins,
-    as `buckets` has it.
+    as in `buckets`.
 
-    What is in a message never changes: with three ranks or more, what an all-reduce rounds to depends on where in its
-    message an element lies, and training that goes on from a checkpoint begins with the first order again.
+    The contents of a message never change: with three ranks or more, how an all-reduce rounds an element depends on its
+    place in the message, and training that resumes from a checkpoint begins with the first order again.
     """
     place = {slot: message for message in messages for slot in message}
     missing = {id(message): len(message) for message in place.values()}

@@ -1,4 +1,4 @@
-"""The exchange of one step: all gradients on their way out, and their averages on their way back."""
+"""The exchange of one step: gradients go out, and their averages come back."""
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ class Exchange:
     """Takes gradients in, launches their messages, receives the averages and has the parameters updated.
 
     Args:
-        optimizer: the wrapped one.
+        optimizer: the wrapped optimizer.
         slots: one for each parameter.
         feedback: compresses and averages.
         settings: what `resireduce.distribute` was given.
@@ -54,7 +54,7 @@ class Exchange:
         self.queue: LaunchQueue
         self.updater: Updater
         self.before_forward = BeforeForward() if settings.in_halves else None
-        """Where averages come in the next forward pass: what is called before each module of that."""
+        """If averages come in the next forward pass: the hook before each module."""
         if self.before_forward is not None:
             self.queue = halves = HalvesQueue(slots, feedback, levels, settings.merge)
             self.updater = LateUpdater(optimizer, slots, halves, settings, self.before_forward)
@@ -66,11 +66,11 @@ class Exchange:
         held = largest_layer(slots) if settings.streamed else sum(slot.nbytes for slot in slots)
         self._scatter = None if levels.node is None else Scatter(slots, levels.node, feedback, held)
         self.hides = settings.overlaps and not settings.in_backward
-        """Whether a guard stands in `.grad` as soon as a gradient has been taken."""
+        """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
         feedback.finiteness.at_once = False
         self._lay_before: dict[Slot, Tensor] = {}
-        """Streamed: gradients that were there before the backward pass, of those that it had not reached then."""
+        """Streamed: gradients that were in `.grad` before the backward pass, of slots that it had not reached then."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
@@ -95,10 +95,10 @@ class Exchange:
             )
 
     def begin_backward(self, first: Slot) -> None:
-        """A backward pass begins, and has made the gradient of `first`.
+        """Begin a backward pass, which has made the gradient of `first`.
 
-        If averages are used within it, no guard may stand in `.grad` of an earlier one.
-        Streamed: a gradient that lies in `.grad` already was put there, and somebody may mean to use that memory.
+        If averages are used within it, no guard of an earlier pass may be in `.grad`.
+        Streamed: a gradient that is already in `.grad` was put there by hand, and that memory may be in use elsewhere.
         """
         if self.intake.streamed:
             others = (slot for slot in self.slots if not slot.passes and slot is not first)
@@ -116,10 +116,10 @@ class Exchange:
                 slot.hide()
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
-        """Autograd has finished with `slot`'s gradient.
+        """Take `slot`'s gradient, which autograd has finished.
 
-        Raises UsageError if that was under way already. passes: the last of so many backward passes is to be sent, and
-        others held; None: this one is not the last.
+        Raises UsageError if it was already under way. passes: number of backward passes, of which the last is sent and
+        the others are held; None: this one is not the last.
         """
         if slot in self._lay_before and self._lay_before[slot] is slot.parameter.grad:
             raise UsageError(LAY_BEFORE.format(name=slot.name))
@@ -150,7 +150,7 @@ class Exchange:
             self.updater.update_early(slot)
 
     def _launch(self) -> None:
-        """Launch what is ready: within the node first, if there are two levels, and what has come there beyond it."""
+        """Launch what is ready: with two levels first within the node, then, with what has come, between nodes."""
         if self._scatter is not None:
             for slot, mean in self._scatter.advance(self.queue.buckets):
                 with self.profiler.timing(slot):
@@ -158,10 +158,10 @@ class Exchange:
         self.queue.launch(self.steps)
 
     def take_step(self, loss: Tensor | float | None) -> bool:
-        """Send what has not been, receive, and update. False: the step was skipped for overflow.
+        """Send what has not been sent, receive, and update. False: the step was skipped for overflow.
 
-        loss: what a closure returned, if there was one. Raises NonFiniteGradient on all ranks, if a gradient of one is
-        not finite and there is no GradScaler.
+        loss: what a closure returned, if there was one. Raises NonFiniteGradient on all ranks if a gradient on any of
+        them is not finite and there is no GradScaler.
         """
         step = self.steps
         if not self._send_rest():
@@ -173,8 +173,8 @@ class Exchange:
         return taken
 
     def _send_rest(self) -> bool:
-        """Compress the gradients that have not been. False: the step was skipped for overflow, and nothing was sent."""
-        self.failed = True  # whatever ends it half-way
+        """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
+        self.failed = True  # if anything ends it half-way
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -192,7 +192,7 @@ class Exchange:
         return True
 
     def _finish(self, step: int, loss: Tensor | float | None) -> bool:
-        """After `_send_rest`: launch all that is left of `step`, receive, and update."""
+        """After `_send_rest`: launch the remaining messages of `step`, receive, and update."""
         self.queue.launch(step, complete=True)
         self.feedback.residual.end_step(step)  # after all rounds: the last updates a residual
         self.updater.finish(step, self.intake.is_spoilt, loss)
@@ -206,7 +206,7 @@ class Exchange:
         return not self.queue.flagged
 
     def _choose_messages(self, step: int) -> None:
-        """After `step`: merge by the costs that were timed, once they are known."""
+        """After `step`: merge by the measured costs, once they are known."""
         messages = self.profiler.end_step(step, self.queue.compressed)
         if messages is not None:
             self.queue.merge(messages)
@@ -220,7 +220,7 @@ class Exchange:
                 slot.parameter.grad = None
 
     def _fail_or_put_back(self, step: int) -> None:
-        """Put back what was sent, if a step can be skipped for a gradient that is not finite; else raise."""
+        """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""
         if self.grad_scaler is None:
             raise self.intake.non_finite or NonFiniteGradient(
                 "a gradient of another rank holds NaN or infinity; that rank says which"

@@ -1,4 +1,4 @@
-"""The way of averages within a node, back: slices are gathered, so that every rank has the whole."""
+"""Averages within a node, on their way back: slices are gathered, so that every rank has the whole."""
 
 from collections.abc import Sequence
 
@@ -13,10 +13,10 @@ from resireduce.timeline import Timeline, timed
 
 
 class Gather:
-    """Brings together the slices of averages that the ranks of a node have received from other nodes.
+    """Gathers the slices of averages that the ranks of a node have received from other nodes.
 
-    All its ranks ask for the same averages in the same order. Those of small tensors come in the messages in which
-    their gradients went.
+    All its ranks ask for the same averages in the same order. Those of small tensors travel in the same messages as
+    their gradients did.
 
     Args:
         node: the ranks of this rank's node.
@@ -32,7 +32,7 @@ class Gather:
         return self.feedback.timeline
 
     def average(self, slot: Slot, message: Sequence[Slot]) -> Tensor:
-        """Return the average of `slot`, dense and whole: of the `message` that it is in all are gathered at once."""
+        """Return the average of `slot`, dense and whole; all averages of its `message` are gathered at once."""
         if slot.average is None:
             own = [self._own(one) for one in message]
             rows = self._gathered(own[0] if len(own) == 1 else torch.cat(own), slot.name)

@@ -23,12 +23,12 @@ from resireduce.timeline import timed
 
 @dataclass
 class Half:
-    """A message after its reduce-scatter: all ranks' parts behind one another are its averages, and zeros."""
+    """A message after its reduce-scatter: all ranks' parts, concatenated, are its averages and padding zeros."""
 
     slots: list[Slot]
-    """Whose averages they are, in the order in which they lie."""
+    """The slots of the averages, in the order in which they lie."""
     part: Tensor
-    """The elements of the sum that this rank gets, 1-D; as many on all ranks."""
+    """The elements of the sum that this rank gets, 1-D; equally many on all ranks."""
 
     def placed(self) -> Iterator[tuple[Slot, int]]:
         """Yield each slot with the place of its first element in the average."""
@@ -41,10 +41,10 @@ class Half:
 class HalvesQueue(LaunchQueue):
     """Launches the reduce-scatter of each message as soon as all of its gradients are there.
 
-    Messages never change; the order in which they leave is learnt as ever.
+    Messages never change; their launch order is learnt as in `LaunchQueue`.
 
     Args:
-        slots, feedback, levels: as of `LaunchQueue`.
+        slots, feedback, levels: as for `LaunchQueue`.
         merge: "dear", or "dear-BYTES".
     """
 
@@ -53,11 +53,11 @@ class HalvesQueue(LaunchQueue):
         super().__init__(slots, feedback, 0, levels, merge=merge)
 
     def merge(self, merge: object) -> None:
-        """Send tensors together in groups of modules, closed by the bytes that `merge` says."""
+        """Send tensors together in groups of modules, limited by the bytes that `merge` gives."""
         self.messages = self._in_order(in_forward_order(self.slots, dear_bytes(merge) or DEAR_BYTES))
 
     def _in_order(self, messages: Iterable[list[Slot]]) -> list[list[Slot]]:
-        """Return `messages` in the order in which their last gradient comes."""
+        """Return `messages` in the order in which their last gradients come."""
         place = {slot: place for place, slot in enumerate(self._order)}
         return sorted(messages, key=lambda message: max(place[slot] for slot in message))
 
@@ -70,11 +70,11 @@ class HalvesQueue(LaunchQueue):
         buffer.mul_(1 / ranks.world_size)
         self._scattered.append((message, ranks.scatter_sum(buffer, message[0].name)))
         for slot in message:
-            slot.payload = slot.hidden = None  # its memory can be let go: averages come in new one
+            slot.payload = slot.hidden = None  # its memory can be freed: averages come in new memory
 
     @timed("communicate")
     def halves(self) -> list[Half]:
-        """Wait for the sums of all messages of the step, and return them in the order of their launch."""
+        """Wait for the sums of all messages of the step, and return them in launch order."""
         found = []
         while self._scattered:
             slots, sums = self._scattered.popleft()
@@ -84,11 +84,11 @@ class HalvesQueue(LaunchQueue):
 
     @timed("communicate")
     def gather(self, half: Half) -> Handle[Tensor]:
-        """Launch the second half of a message, which brings all ranks' parts."""
+        """Launch the second half of a message, which gathers all ranks' parts."""
         return self.feedback.communicator.gather(half.part, f"{half.slots[0].name}.gather")
 
     def settle(self, flag: bool) -> list[Slot]:
-        """Return the slots that had a gradient on any rank, the same on all, which agree on `flag` as ever."""
+        """Return the slots that had a gradient on any rank, equal on all; agree on `flag` as `ReceiveQueue.settle`."""
         presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
         self.flagged = bool(presence[-1])
         return [slot for slot in self.slots if presence[slot.index]]

@@ -19,15 +19,15 @@ from resireduce.step.stage import Stage
 
 
 class Intake(RowIntake):
-    """Takes gradients: as autograd finishes them where they overlap with the backward pass, else all in `step()`.
+    """Takes gradients: with overlap as autograd finishes them in the backward pass, otherwise all in `step()`.
 
     Args:
         slots: one for each parameter.
-        feedback: compresses them.
+        feedback: compresses gradients.
         settings: what `resireduce.distribute` was given.
-        hides: whether a guard stands in `.grad` once a gradient has been taken.
+        hides: whether a guard replaces `.grad` once a gradient has been taken.
         world: all ranks.
-        sizes: of the slices in which large gradients are taken.
+        sizes: bytes of the slices in which large gradients are taken.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Intake(RowIntake):
             slot.restart()
 
     def is_spoilt(self) -> bool:
-        """Whether a gradient of this rank was not finite: asks devices for which that was only noted until now."""
+        """Whether a gradient of this rank was not finite: reads back what has only been noted on devices so far."""
         self.non_finite = self.non_finite or self.feedback.finiteness.failure()
         return self.non_finite is not None
 
     def hold(self, slot: Slot) -> None:
-        """Have the residual absorb what a pass before the last brought to `slot`, or leave it in `.grad`."""
+        """Have the residual absorb the gradient of `slot` from a pass before the last, or leave it in `.grad`."""
         grad = slot.parameter.grad
         if slot.by_rows and grad is None:
             slot.hide()
@@ -82,9 +82,9 @@ class Intake(RowIntake):
         slot.hide()
 
     def take(self, slot: Slot, step: int) -> None:
-        """Compress `slot`'s gradient of this `step`; streamed, its payload is all that is left of it.
+        """Compress `slot`'s gradient of this `step`; if it is streamed, only its payload remains.
 
-        With slices it is held for the ranks of the node to share it out.
+        With slices it is held until the ranks of the node divide it.
         """
         slot.check_kind()
         try:
@@ -108,7 +108,7 @@ class Intake(RowIntake):
     def take_slice(self, slot: Slot, mean: Tensor | None, step: int) -> None:
         """Compress this rank's slice of the `mean` of `slot`'s gradients over its node; None: no rank there has one.
 
-        A sum that overflowed, of gradients that are finite, is kept out like a gradient that is not.
+        If the sum of finite gradients overflowed, it is kept out like a gradient that is not finite.
         """
         if slot.elsewhere:
             self.arrived.append(slot)
@@ -129,9 +129,9 @@ class Intake(RowIntake):
         return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)
 
     def pending(self) -> list[Slot]:
-        """Return the slots of gradients in `.grad`, or absorbed, that have not been taken: last of the model first.
+        """Return the slots whose gradient, in `.grad` or absorbed, has not been taken: last of the model first.
 
-        Gradients that were put there by hand are among them.
+        This includes gradients that were put there by hand.
         """
         waiting = (Stage.OPEN, Stage.ABSORBED)
         return [slot for slot in reversed(self.slots) if slot.stage in waiting and self._has(slot)]
@@ -140,7 +140,7 @@ class Intake(RowIntake):
         return (slot.passes > 0 and self.overlap) or slot.parameter.grad is not None
 
     def prepare(self) -> bool:
-        """Unscale and clip the whole gradient of this rank, without overlap. False: that of some rank overflowed."""
+        """Without overlap, unscale and clip this rank's whole gradient. False: the gradient of some rank overflowed."""
         if self.overlap or (self.max_norm is None and self.scaler is None):
             return True
         self._unscale_and_clip(self.pending())
@@ -172,6 +172,6 @@ class Intake(RowIntake):
             slot.parameter.grad.mul_(factor.to(slot.parameter.device))  # type: ignore[union-attr]
 
     def _anywhere(self, here: bool) -> bool:
-        """Whether `here` is true on any rank. No message is under way yet, so all ranks ask at the same place."""
+        """Whether `here` is true on any rank. No message is under way yet, so all ranks ask at the same point."""
         count = torch.tensor([int(here)], device=self.world.control_device)
         return bool(self.world.all_reduce(count, "resireduce.overflow").wait())

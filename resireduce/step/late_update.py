@@ -1,4 +1,4 @@
-"""The second half of a step whose averages are gathered in the next forward pass: every parameter is updated late."""
+"""The second half of a step whose averages are gathered in the next forward pass, where parameters are updated."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ from resireduce.step.update import Updater
 class LateUpdater(Updater):
     """Launches gathers of averages at the end of a step, and has each group of parameters updated when it is needed.
 
-    Options of the optimizer are those at the step, whatever a scheduler makes of them before the update.
+    The update uses the optimizer's options at the step, even if a scheduler has changed them since.
 
     Args:
-        optimizer, slots, queue, settings: as of `Updater`.
+        optimizer, slots, queue, settings: as for `Updater`.
         before_forward: knows whether the model is compiled; parameters are then updated in the step itself.
     """
 
@@ -42,7 +42,7 @@ class LateUpdater(Updater):
         super().__init__(optimizer, slots, queue, settings)
 
     def refuse(self) -> None:
-        """As ever, and raise UsageError for a hook before the step, which would find no gradients."""
+        """Refuse as `Updater` does, and raise UsageError for a hook before the step, which would find no gradients."""
         super().refuse()
         if self._wrapped_step.has_hooks_before:
             raise UsageError(
@@ -53,7 +53,7 @@ class LateUpdater(Updater):
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
         """Launch the gathers of all averages, first needed first, and let the optimizer's own hooks run.
 
-        step, flag, loss: as ever. Parameters are up to date when they are used.
+        step, flag, loss: as in `Updater`. Parameters are up to date when they are used.
         """
         halves = self.queue.halves()
         present = frozenset(self.queue.settle(flag()))
@@ -100,11 +100,11 @@ class LateUpdater(Updater):
         self._updates = []
 
     def let_gradients_go(self) -> None:
-        """Have no averages put into `.grad` by updates that have still to come."""
+        """Keep pending updates from putting averages into `.grad`."""
         for update in self._updates:
             update.let_gradients_go()
 
 
 def _of(half: Half, present: frozenset[Slot]) -> list[tuple[Slot, int]]:
-    """Return the slots of a message that had a gradient anywhere, each with its place in the average."""
+    """Return the slots of a message that had a gradient on any rank, each with its place in the average."""
     return [(slot, start) for slot, start in half.placed() if slot in present]

@@ -1,4 +1,4 @@
-"""In which order messages leave, and how many bytes of them are under way at once."""
+"""The order in which messages are launched, and how many bytes of them are under way at once."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -20,27 +20,27 @@ from resireduce.step.slot import Slot
 class LaunchQueue(ReceiveQueue):
     """Launches every tensor's message in every step, in one order that all ranks share, and receives in that order.
 
-    Before the first step the order is the reverse of the model's; from the second step on it is the order in which
-    rank 0's gradients arrived in the first. Messages that are gathered cost world size x payload bytes from launch to
-    receipt: beyond `gathered_limit` bytes of them the next waits. A single larger one goes alone; with `parts`, if its
-    compressor `divides`, in parts that take no more together, in `step()`, and nothing is launched between these. With
-    two `levels` messages are those of slices, and what comes back is gathered within the node.
+    In the first step the order is the reverse of the model's; from the second step on it is the order in which rank 0's
+    gradients arrived in the first. A gathered message takes world size x payload bytes from launch to receipt: if all
+    of them would take more than `gathered_limit`, the next waits. A single larger message goes alone or, with `parts`
+    and a compressor that `divides`, in parts that stay within the limit, in `step()`; nothing is launched between
+    these. With two `levels` messages carry slices, and the averages are then gathered within the node.
 
-    Where ranks make payloads in rounds, the first takes a message's place. The others come in `step()`, when the first
-    of all tensors have been launched: each of all tensors in the same order, before any message is received. In the
-    backward pass a rank would wait there for others, which may be in a collective of the user's.
+    Where ranks make payloads in rounds, the first round takes a message's place. The others follow in `step()`, after
+    the first rounds of all tensors: each round for all tensors in the same order, before any message is received. In
+    the backward pass a rank would have to wait there for others, which may be in a collective of the user's own.
 
-    Tensors that are sent dense are in buckets, which never change: what an all-reduce rounds to depends on where in its
-    message an element lies. The others may be merged into messages of several, which leave when the last is there.
+    Dense tensors are in buckets, which never change: how an all-reduce rounds an element depends on its place in the
+    message. The others may be merged into messages of several, which leave when the last tensor is there.
 
     Args:
         slots: one for each parameter.
         feedback: compresses and averages.
         gathered_limit: in bytes.
         levels: the ranks of this one's node, and of its place in all nodes.
-        remembers: whether a copy of what is sent is kept, for a step that is skipped.
+        remembers: whether to keep a copy of what is sent, for a step that is skipped.
         merge: which tensors travel together, as in `resireduce.distribute`.
-        parts: whether large messages are gathered in parts, each used before the next but one is there.
+        parts: whether large messages are gathered in parts, at most two of them at once.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class LaunchQueue(ReceiveQueue):
         super().__init__(slots, feedback, levels)
         self.gathered_limit, self._remembers, self._parts = gathered_limit, remembers, parts
         self.bucket_bytes = sum(slot.nbytes for slot in slots) if merge == "hybrid" else BUCKET_BYTES
-        """Dense tensors that may share a message travel in messages of so many bytes at most."""
+        """Largest message, in bytes, of dense tensors that may share one."""
         self.buckets, self._order = list(buckets(reversed(slots), self.bucket_bytes)), list(reversed(slots))
-        """Tensors that share a message whatever is merged, each other one by itself, in the order of arrival."""
+        """Tensors that always share a message, each other one by itself, in the order of arrival."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
         self._next: dict[Slot, Slot] = {}
@@ -71,7 +71,7 @@ class LaunchQueue(ReceiveQueue):
         return [slot for bucket in self.buckets for slot in bucket if self.feedback.merges(slot.name)]
 
     def merge(self, merge: object) -> None:
-        """Send tensors together as `merge` has it, which is as in `resireduce.distribute`; between two steps only."""
+        """Send tensors together as `merge`, as in `resireduce.distribute`, says; call it between two steps only."""
         together = merged(self.compressed, merge, self.feedback)
         dense = [bucket for bucket in self.buckets if not self.feedback.merges(bucket[0].name)]
         self.messages = self._in_order([*together, *dense])
@@ -89,7 +89,7 @@ class LaunchQueue(ReceiveQueue):
         self._in_parts: Slot | None = None
 
     def prefetch_after(self, slot: Slot) -> None:
-        """Begin to bring the residual that will be needed next, now that the gradient of `slot` is there."""
+        """Start copying the residual that will be needed next, now that the gradient of `slot` is there."""
         if not self._next:
             slots = [slot for bucket in self.buckets for slot in bucket]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
@@ -100,7 +100,7 @@ class LaunchQueue(ReceiveQueue):
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
         while self._launched < len(self.messages) and self._in_parts is None:
             if not complete and self.feedback.communicator.would_block:
-                return  # another rank may be in a collective of the user's, and come to this one in step() only
+                return  # another rank may be in a collective of the user's own, and reach this one only in step()
             message = self.messages[self._launched]
             missing = [slot for slot in message if slot.payload is None]
             if missing and not complete:
@@ -137,9 +137,9 @@ class LaunchQueue(ReceiveQueue):
             slot.payload, slot.message = None, message
 
     def _goes_in_parts(self, slot: Slot, step: int) -> bool:
-        """Whether the message of `slot` is to be gathered in parts: decided by what all ranks know alike.
+        """Whether the message of `slot` is to be gathered in parts, decided by what is equal on all ranks.
 
-        Where sizes of payloads differ, by that of a tensor without values.
+        If payload sizes differ, that of a tensor without values decides.
         """
         payload, name = slot.payload, slot.name
         if not self._parts or not isinstance(payload, Payload) or not self.feedback.gathers(name):
@@ -167,7 +167,7 @@ class LaunchQueue(ReceiveQueue):
                 self._send([slot])
 
     def gathered_nbytes(self, message: Sequence[Slot], payloads: Sequence[Payload | Round]) -> int:
-        """Bytes of all ranks' `payloads` of a message, if they are received; an all-reduce works in place."""
+        """Return the bytes of all ranks' `payloads` of a `message` if it is gathered; 0 otherwise (in place)."""
         if isinstance(payloads[0], Round) or not self.feedback.gathers(message[0].name):
             return 0
         equal_sizes = self.feedback.compressor_of(message[0].name).equal_sizes
@@ -175,7 +175,7 @@ class LaunchQueue(ReceiveQueue):
         return nbytes * self.feedback.communicator.world_size
 
     def receive(self) -> Slot | None:
-        """As ever; what the message held of the bytes that may be under way is free for others."""
+        """Receive as `ReceiveQueue` does, and release the message's share of the bytes that may be under way."""
         slot = self._under_way[0]
         if isinstance(slot.message, Message):
             self._gathered_bytes -= self._gathered_until.pop(slot, 0)

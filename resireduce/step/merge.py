@@ -1,4 +1,4 @@
-"""Messages of several tensors: which of those that are compressed travel together."""
+"""Messages of several tensors: which compressed tensors travel together."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -13,9 +13,9 @@ from resireduce.step.slot import Slot
 def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[list[Slot]]:
     """Return the messages of `slots`, tensors that are compressed, in the order in which they arrive.
 
-    merge: as in `resireduce.distribute`, checked; of lists of names those of other tensors are left out. A tensor that
-    no list names has a message of its own, and so have all before a rule has decided. `feedback` says how many bytes
-    are sent of each.
+    merge: as in `resireduce.distribute`, checked; names of other tensors in its lists are ignored. A tensor that no
+    list names has a message of its own, and so have all tensors before a rule has decided. `feedback` says how many
+    bytes are sent of each.
     """
     if isinstance(merge, str | None):
         return [*_alike(slots)] if merge in ("one", "hybrid") else [[slot] for slot in slots]
@@ -27,7 +27,7 @@ def merged(slots: Sequence[Slot], merge: Any, feedback: ErrorFeedback) -> list[l
 
 
 def planned_payload(slot: Slot, feedback: ErrorFeedback) -> Payload:
-    """Return what a rank sends of `slot` by `feedback` in the first step that is no warm-up, without storage."""
+    """Return the payload of `slot` by `feedback` in the first step after warm-up, without storage."""
     like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
     return feedback.later_compressor_of(slot.name).compress(like, slot.name, feedback.warm_up_steps)
 

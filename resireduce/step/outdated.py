@@ -1,7 +1,7 @@
-"""Parameters whose update has still to come: anything that is done with one brings it up to date before.
+"""Parameters whose update is pending: any use of one first brings it up to date.
 
-Zhang et al., "DeAR", ICDCS 2023, update a layer in the next forward pass, shortly before it is used. Whoever looks at
-its parameters earlier would see those of the step before.
+Zhang et al., "DeAR", ICDCS 2023, update a layer in the next forward pass, shortly before it is used. Code that reads
+its parameters earlier would see those of the previous step.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,23 @@ from resireduce.errors import UsageError
 from resireduce.step.slot import Slot, laid_out
 
 QUIET = torch._C.DisableTorchFunctionSubclass
-"""Within it nothing that is done with a parameter brings it up to date."""
+"""Within it no use of a parameter brings it up to date."""
 WITHOUT_VALUES = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
     *(Tensor.size, Tensor.dim, Tensor.numel),
 }
-"""What tells nothing of a parameter's values."""
+"""Attributes and methods that do not depend on a parameter's values."""
 
 
 class _Outdated(nn.Parameter):
-    """What a parameter is while its update has still to come: the same object, of this class."""
+    """The class of a parameter while its update is pending; it stays the same object."""
 
     _late_update: "LateUpdate"
-    """Brings it up to date, and makes it a plain parameter again."""
+    """Brings the parameter up to date, and makes it a plain parameter again."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Bring all such parameters among the arguments up to date, and call `func`, whatever it is."""
+        """Bring all such parameters among the arguments up to date, and call `func`."""
         if func in WITHOUT_VALUES:
             with QUIET():
                 return func(*args, **(kwargs or {}))
@@ -41,12 +41,12 @@ class _Outdated(nn.Parameter):
         return func(*args, **(kwargs or {}))
 
     def __deepcopy__(self, memo: Any) -> Any:
-        """Return a copy of the parameter as it is up to date."""
+        """Return a copy of the updated parameter."""
         bring_up_to_date([self])
         return self.__deepcopy__(memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Return what pickles the parameter as it is up to date."""
+        """Return what pickles the updated parameter."""
         bring_up_to_date([self])
         return self.__reduce_ex__(protocol)
 
@@ -56,14 +56,14 @@ Part = Callable[[list[dict[str, Any]], Sequence[tuple[Tensor, Tensor]]], object]
 
 
 class LateUpdate:
-    """The update of some parameters by an average that is on its way: taken once, when the first of them is needed.
+    """The update of some parameters by averages that are on their way: done once, when the first of them is needed.
 
-    Until it has been taken to its end, whoever uses one of them, in any thread, waits for it.
+    Until it is finished, any use of one of them, in any thread, waits for it.
 
     Args:
         slots: one for each parameter, and where its average begins in the 1-D tensor that `gathered` brings.
         gathered: the averages.
-        part: takes a part of the optimizer's step.
+        part: does a part of the optimizer's step.
         groups: parameters and options of the optimizer's groups as they were at the step.
         lock: held while the optimizer is used.
     """
@@ -86,13 +86,13 @@ class LateUpdate:
             slot.parameter.__class__ = _Outdated
 
     def let_gradients_go(self) -> None:
-        """Leave no averages in `.grad`, which has been emptied since the step."""
+        """Leave no averages in `.grad`, which has been cleared since the step."""
         self._keeps_gradients = False
 
     def apply(self) -> None:
-        """Wait for the averages, and have the parameters updated by them, unless that has been done.
+        """Wait for the averages, and update the parameters by them, unless that has been done.
 
-        Raises UsageError if it was tried before, and failed half-way.
+        Raises UsageError if an earlier attempt failed half-way.
         """
         with self._lock, QUIET(), torch.inference_mode(False), torch.no_grad():
             if self._taken:
@@ -108,7 +108,7 @@ class LateUpdate:
             self._taken, self._slots, self._groups = True, [], []
 
     def _apply(self) -> None:
-        """Update on the stream of the step, for which that of the present use then waits."""
+        """Update on the stream of the step; the current stream then waits for it."""
         if self._stream is None:
             self._update()
             return
@@ -120,8 +120,8 @@ class LateUpdate:
     def _update(self) -> None:
         assert self._gathered is not None
         averages = self._gathered.wait()
-        self._gathered = None  # whatever comes of it, this is tried once
-        stand_ins: dict[Tensor, Tensor] = {}  # so that the parameters are not taken for updated ones before they are
+        self._gathered = None  # whatever the outcome, this is tried once
+        stand_ins: dict[Tensor, Tensor] = {}  # so that the parameters do not count as updated too early
         for slot, start in self._slots:
             parameter = slot.parameter
             average = averages[start : start + parameter.numel()].view(parameter.shape)
@@ -140,7 +140,7 @@ class LateUpdate:
 
 
 def bring_up_to_date(values: Sequence[object]) -> None:
-    """Take the updates that have still to come of the parameters among `values`."""
+    """Apply the pending updates of the parameters among `values`."""
     for value in values:
         if type(value) is _Outdated:
             update = vars(value).get("_late_update")  # another thread may have taken it
@@ -153,10 +153,10 @@ class BeforeForward:
 
     def __init__(self) -> None:
         self.compiled = False
-        """Whether torch.compile has taken a module in: what it makes looks at parameters before any hook is called."""
+        """Whether torch.compile has compiled a module: its code reads parameters before any hook is called."""
 
     def __call__(self, module: nn.Module, _: object) -> None:
-        """Bring the parameters of `module`, which is about to be called, up to date; not those of modules within it."""
+        """Bring the parameters of `module`, which is about to be called, up to date, but not those of submodules."""
         if torch.compiler.is_compiling():
             self.compiled = True
         else:

@@ -1,4 +1,4 @@
-"""The costs of a step, timed in the first steps of training, for rules that make messages by them."""
+"""The costs of a step, measured in the first steps of training, for rules that merge messages by them."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +15,15 @@ from resireduce.payload import Payload
 from resireduce.step.slot import Slot
 
 TIMED_STEPS = 5
-"""Steps that are timed, after one that is not, in which memory and threads are new."""
+"""Steps that are timed, after a first one that is not, in which memory and threads are new."""
 SIZES, REPEATS = 4, 5
-"""Messages by which the link is timed: of so many sizes, each so often."""
+"""Number of message sizes by which the link is timed, and repeats of each."""
 
 
 class Profiler:
-    """Times when tensors are ready, what compressing them takes, and the link, and has `rule` make messages of that.
+    """Measures when tensors are ready, how long compression takes, and the link, and has `rule` make messages by that.
 
-    On a GPU the host waits for the device at each tensor of the steps that are timed.
+    On a GPU, in the steps that are timed, the host waits for the device at each tensor.
 
     Args:
         rule: one of `resireduce.merging.costs.TIMED`; None: nothing is timed.
@@ -34,17 +34,17 @@ class Profiler:
     def __init__(self, rule: str | None, feedback: ErrorFeedback, world: Communicator):
         self.rule, self.feedback, self.world = rule, feedback, world
         self.costs: Costs | None = None
-        """What was found, on all ranks the same; None before that."""
+        """The costs found, equal on all ranks; None before that."""
         self._steps: list[dict[Slot, tuple[float, float, int]]] = []  # ready, seconds of compression, bytes
         self.restart()
 
     def restart(self) -> None:
-        """Forget what the step under way has taken so far: it was skipped, or is over."""
+        """Forget the times of the current step: it was skipped, or is over."""
         self._now: dict[Slot, tuple[float, float, int]] = {}
 
     @contextmanager
     def timing(self, slot: Slot) -> Iterator[None]:
-        """Note how long it takes to make the payload of `slot`, and when it is there."""
+        """Note how long it takes to make the payload of `slot`, and when it is ready."""
         if self.rule is None or not self.feedback.packs(slot.name):
             yield
             return
@@ -57,7 +57,7 @@ class Profiler:
     def end_step(self, step: int, order: Sequence[Slot]) -> list[list[str]] | None:
         """Note the end of `step`; once enough are timed, return the messages of the tensors in `order` of arrival.
 
-        All ranks call it together: rank 0 decides, by the largest times of all.
+        All ranks call it together: rank 0 decides, by the largest times of all ranks.
         """
         found = self._now
         if self.rule is None or step < self.feedback.warm_up_steps or not order:
@@ -90,14 +90,14 @@ class Profiler:
         return torch.stack(list(rows)).amax(0).cpu().numpy().reshape(mine.shape)
 
     def _link(self, nbytes: np.ndarray, device: torch.device) -> tuple[float, float]:
-        """Return latency and seconds for each byte of collectives as payloads need them."""
+        """Return the latency, and the seconds per byte, of the collective that payloads use."""
         smallest, whole = max(nbytes.min(), 64.0), max(nbytes.sum(), 128.0)
         sizes = [8 * int(size / 8) for size in np.geomspace(smallest, max(whole, 2 * smallest), SIZES)]
         seconds = [np.median([self._collective(size, device) for _ in range(REPEATS)]) for size in sizes]
         return line_through(np.array(sizes, dtype=np.float64), np.array(seconds))
 
     def _collective(self, nbytes: int, device: torch.device) -> float:
-        """Return the seconds of one collective, that all ranks begin together."""
+        """Return the seconds of one collective that all ranks begin together."""
         ranks, buffer = self.feedback.communicator, torch.zeros(nbytes // 4, device=device)
         ranks.all_reduce(torch.zeros(1, device=ranks.control_device), "resireduce.profile.start").wait()
         began = _clock(device)
@@ -109,7 +109,7 @@ class Profiler:
 
 
 def _clock(device: torch.device) -> float:
-    """Return the seconds of a clock, when `device` has done what it was given."""
+    """Return the time of a clock, in seconds, after `device` has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

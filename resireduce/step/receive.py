@@ -17,9 +17,9 @@ from resireduce.timeline import Timeline, timed
 
 
 class ReceiveQueue:
-    """Messages that are under way, in the order of their launch, in which they are received.
+    """Messages that are under way, received in the order of their launch.
 
-    With two `levels` what comes back is gathered within the node.
+    With two `levels` the averages are then gathered within the node.
 
     Args:
         slots: one for each parameter.
@@ -36,7 +36,7 @@ class ReceiveQueue:
         self.keeps_messages = False
         """Whether a message may be delivered again."""
         self.in_slices: frozenset[Slot] = frozenset()
-        """Those whose averages are not put into `.grad`, but asked for in slices."""
+        """Slots whose averages are not put into `.grad`, but read in slices."""
         self.flagged = False
         """Whether any rank, this one included, has flagged the last step."""
 
@@ -50,10 +50,10 @@ class ReceiveQueue:
         return self._under_way[0] if self._under_way else None
 
     def receive(self) -> Slot | None:
-        """Bring the oldest message back into its parameter's `.grad`, and return its slot; None if it is parked.
+        """Receive the oldest message into its parameter's `.grad`, and return its slot; None if it is parked.
 
-        A tensor without a gradient on this rank is parked, undecompressed, until `settle` knows of the other ranks; one
-        whose message comes in parts only if it has none on any.
+        A tensor without a gradient on this rank is parked, undecompressed, until `settle` asks the other ranks; if its
+        message comes in parts, it is parked only if no rank has a gradient.
         """
         slot = self._under_way.popleft()
         assert isinstance(slot.message, Message | PartedMessage)
@@ -64,7 +64,7 @@ class ReceiveQueue:
         return None
 
     def deliver(self, slot: Slot) -> None:
-        """Decompress the message of `slot` into its parameter's `.grad`, unless it is to be asked for in slices."""
+        """Decompress the message of `slot` into its parameter's `.grad`, unless it will be read in slices."""
         assert isinstance(slot.message, Message | PartedMessage)
         if slot in self.in_slices:
             return
@@ -83,9 +83,9 @@ class ReceiveQueue:
             slot.message = slot.average = None
 
     def averages(self, slot: Slot, rows: Sequence[slice]) -> Iterator[Tensor]:
-        """Yield the average of each slice of all `rows` of `slot`, whose message has been received: laid out as these.
+        """Yield the average for each slice in `rows` of `slot`, laid out like the parameter; its message has come.
 
-        It is decompressed slice by slice; as a whole, before the first, where its compressor cannot do that.
+        It is decompressed slice by slice, or as a whole before the first if its compressor cannot do that.
         """
         assert isinstance(slot.message, Message | PartedMessage)
         if not slot.message.compressor.cuts:
@@ -106,8 +106,8 @@ class ReceiveQueue:
     def settle(self, flag: bool) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
 
-        And on whether to go on: `flagged` is whether any rank gave a `flag`, that its gradient cannot be used.
-        The step's last collective, since a rank may still be launching the others.
+        Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
+        This is the step's last collective, since a rank may still be launching the others.
         """
         presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
         self.flagged = bool(presence[-1])
@@ -123,7 +123,7 @@ class ReceiveQueue:
 
     def _refuse_partly_absent(self, presence: list[int]) -> None:
         """Raise UsageError, on all ranks, if momentum is corrected and some ranks had no gradient of a tensor: their
-        velocity of it would neither be sent nor decay."""
+        velocity would neither be sent nor decay."""
         if self.feedback.momentum is None:
             return
         some = [slot for slot in self.slots if 0 < presence[slot.index] < self.world.world_size]
@@ -135,7 +135,7 @@ class ReceiveQueue:
 
     @timed("communicate")
     def _agree(self, here: list[int]) -> list[int]:
-        """Return the sums over all ranks of the numbers that are `here`."""
+        """Return the sums over all ranks of the numbers in `here`."""
         sums = torch.tensor(here, device=self.world.control_device)
         found: list[int] = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
         return found

@@ -1,4 +1,4 @@
-"""The intake of gradients that layers make some rows at a time: nothing of them is ever whole."""
+"""The intake of gradients that layers make some rows at a time: they are never there as a whole."""
 
 from collections.abc import Sequence
 
@@ -21,25 +21,25 @@ class RowIntake:
 
     Args:
         slots: one for each parameter.
-        feedback: compresses them.
+        feedback: compresses gradients.
         settings: what `resireduce.distribute` was given.
-        sizes: of the slices.
+        sizes: bytes of the slices.
     """
 
     def __init__(self, slots: Sequence[Slot], feedback: ErrorFeedback, settings: Settings, sizes: SliceBytes):
         self.slots, self.feedback, self.scaler = slots, feedback, settings.scaler
         self._slice_bytes = sizes
         self.has_begun = False
-        """Whether gradients of this step are compressed, absorbed or dropped already."""
+        """Whether a gradient of this step has been compressed, absorbed or dropped."""
         self.non_finite: NonFiniteGradient | None = None
-        """The first that was dropped, and why."""
+        """The error of the first gradient that was dropped."""
         self._inverse_scale: float | None = None
 
     @property
     def large(self) -> list[Slot]:
-        """Return those whose gradient is taken row by row, where that is right. All must have been registered.
+        """Return the slots whose gradient is taken row by row, where possible. All must have been registered.
 
-        Some are one slice: absorbed before anything is compressed, where autograd would hold the gradient until then.
+        Some are one slice: it is absorbed before anything is compressed; autograd would hold the gradient until then.
         """
         smallest = min(self._slice_bytes.average, self._slice_bytes.gradient)
         return [slot for slot in self.slots if 0 < min(smallest, self._bytes_of(slot)) < slot.nbytes]
@@ -52,21 +52,21 @@ class RowIntake:
     def takes_uses(self, slot: Slot) -> bool:
         """Whether the gradient of `slot` can be compressed row by row once its last use is known.
 
-        This must be the first pass of a step and the last, and nothing may lie in `.grad`.
+        This must be the only pass of a step, and `.grad` must be empty.
         """
         is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None and not slot.passes
         return is_clear and self.feedback.takes_parts(slot.name, slot.parameter)
 
     def takes_rows(self, slot: Slot) -> bool:
-        """Whether the residual can absorb the gradient of `slot` row by row now: in `.grad` nothing is in the way."""
+        """Whether the residual can absorb the gradient of `slot` row by row now, with nothing in the way in `.grad`."""
         grad_is_clear = slot.parameter.grad is None or (slot.stage is Stage.ABSORBED and slot.is_guarded)
         return grad_is_clear and not slot.is_over and self.feedback.absorbs(slot.name)
 
     def absorb_rows(self, slot: Slot, gradient: RowGradient) -> None:
         """Have the residual absorb the `gradient` of `slot`, slice by slice of its rows.
 
-        Nothing of it, if a slice is not finite: where that is not sure before, and there are several, each is made
-        twice.
+        If a slice is not finite, none is absorbed. If there are several, and it is not certain beforehand that all are
+        finite, each is made twice.
         """
         slot.by_rows = True
         if slot.stage is Stage.SPOILT:
@@ -114,12 +114,12 @@ class RowIntake:
         return grad if self.scaler is None else grad.mul_(self._inverse())
 
     def _inverse(self) -> float:
-        """Return what gradients are multiplied by for the scale of the loss, asked for once a step."""
+        """Return the factor that undoes the scale of the loss, which is read once per step."""
         if self._inverse_scale is None:
             self._inverse_scale = 1.0 if self.scaler is None else self.scaler.inverse_scale()
         return self._inverse_scale
 
     def _drop(self, slot: Slot, error: NonFiniteGradient, stage: Stage) -> None:
-        """Keep a gradient out of everything; the step goes on as without it, so that all ranks come to its end."""
+        """Keep a gradient out of everything; the step goes on without it, so that all ranks reach its end."""
         self.non_finite, self.has_begun = self.non_finite or error, True
         slot.go(stage)

@@ -1,4 +1,4 @@
-"""The way of gradients within a node, out: each rank gets its slice of the mean over the node's ranks."""
+"""Gradients within a node, on their way out: each rank gets its slice of the mean over the node's ranks."""
 
 import time
 from collections import deque
@@ -13,7 +13,7 @@ from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 
 PATIENCE_SECONDS = 1.0
-"""How long a backward pass waits for another rank of the node, if it holds too many bytes."""
+"""How long a backward pass waits for another rank of the node while it holds too many bytes."""
 POLL_SECONDS = 0.0005
 
 
@@ -21,9 +21,9 @@ class Scatter:
     """Sums gradients over the ranks of a node, in their own precision, and gives each rank its slice of the mean.
 
     Messages leave in the order that all ranks share. A gradient is held until its message has left and all ranks of the
-    node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest;
-    but another rank may come to that in `step()` only, and be in a collective of the user's that waits for this one. So
-    it waits in vain once at most, for PATIENCE_SECONDS, and from then on holds what has not come.
+    node have sent theirs. When more than `held_limit` bytes of them are held, the backward pass waits for the oldest.
+    But another rank may reach that message only in `step()`, and be in a collective of the user's own that waits for
+    this rank. So it waits in vain at most once, for PATIENCE_SECONDS, and from then on holds what has not come.
 
     Args:
         slots: one for each parameter, with its slices.
@@ -50,9 +50,9 @@ class Scatter:
         self._unknown: dict[Slot, Tensor] = {}  # means of what this rank has no gradient of; others may have
 
     def advance(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor]]:
-        """Launch those `messages`, next in the order, whose gradients are all there; yield slices that have come.
+        """Launch the next `messages` in order whose gradients are all there; yield slots with slices that have come.
 
-        Each slice, of the slot before it, is in memory that nothing else uses.
+        Each slice is in memory that nothing else uses.
         """
         while self._launched < len(messages) and all(slot.whole is not None for slot in messages[self._launched]):
             self._launch(messages[self._launched])
@@ -60,17 +60,17 @@ class Scatter:
             yield from self._arrived()
 
     def complete(self, messages: Sequence[list[Slot]]) -> Iterator[tuple[Slot, Tensor | None]]:
-        """Launch the rest of `messages`, with zeros for what is missing; yield all slices that are left.
+        """Launch the rest of `messages`, with zeros for what is missing; yield all remaining slices.
 
-        None in place of a slice: no rank of the node has a gradient of that. All ranks are in `step()` by then, or come
-        to it, so that waiting is safe.
+        None in place of a slice: no rank of the node has a gradient of it. By then all ranks are in `step()`, or will
+        reach it, so that waiting is safe.
         """
         for message in messages[self._launched :]:
             for slot in message:
                 if slot.whole is None:
                     slot.whole = torch.zeros_like(slot.parameter, memory_format=torch.contiguous_format).detach_()
             self._launch(message)
-            while len(self._under_way) > 1:  # one at a time: of zeros, few are alive
+            while len(self._under_way) > 1:  # one at a time, so that few zeros are alive
                 yield from self._arrived()
         while self._under_way:
             yield from self._arrived()
@@ -102,7 +102,7 @@ class Scatter:
         return True
 
     def _arrived(self) -> Iterator[tuple[Slot, Tensor]]:
-        """Yield the slices of the oldest message, but for those of which nobody knows yet whether any rank has one."""
+        """Yield the slices of the oldest message, except those for which no rank is known yet to have a gradient."""
         message, handle = self._under_way.popleft()
         row = self._wait(handle)
         del handle  # and the gradient with it

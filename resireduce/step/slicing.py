@@ -1,4 +1,4 @@
-"""How large tensors are cut into slices of their rows, so that neither gradient nor average is there whole."""
+"""How large tensors are cut into slices of rows, so that neither gradient nor average is there as a whole."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from resireduce.slices.row_step import footprint
 from resireduce.step.slot import Slot
 
 AVERAGES, GRADIENTS = 68, 100
-"""By default a slice of an average, with all that the optimizer makes of it and as much again as itself for what
-decompresses messages, and one of a gradient that a residual absorbs, take one of so many parts of the states that
-training holds with kept gradients and full residuals."""
+"""Default sizes, as fractions 1 / n of the states that training holds with kept gradients and full residuals. The first
+is for a slice of an average, with all that the optimizer makes of it and as much again for decompression; the second
+for a slice of a gradient that a residual absorbs."""
 TWICE, SMALLEST_SLICE = 128, 1 << 14
-"""A slice of a gradient that is made twice is one of so many parts of the bytes that are trained: what rounds residuals
-makes several tensors of its size. And so many bytes each slice has at least."""
+"""A slice of a gradient that is made twice takes 1 / n of the trained bytes, since rounding residuals makes several
+tensors of its size. The second number is the smallest slice in bytes."""
 GATHERED, GATHERED_IN_PARTS = 16, 80
-"""Payloads of all ranks take at most such a part of the bytes that are trained."""
+"""Payloads of all ranks take at most 1 / n of the trained bytes."""
 
 
 @dataclass(frozen=True)
 class SliceBytes:
-    """How many bytes a slice takes; larger tensors are cut, and with 0 none is."""
+    """The bytes of a slice; larger tensors are cut, and none with 0."""
 
     average: int
     """Bytes of a slice of an average that comes back."""
@@ -35,7 +35,7 @@ class SliceBytes:
 
 
 def slice_bytes(asked: int | bool | None, slots: Sequence[Slot], optimizer: torch.optim.Optimizer) -> SliceBytes:
-    """Return the bytes of slices of `slots`, all there are, as `resireduce.distribute` was `asked` for them.
+    """Return the bytes of slices for all `slots`, as `asked` of `resireduce.distribute`.
 
     optimizer: the wrapped one, elementwise if slices are asked for.
     """
@@ -49,8 +49,8 @@ def slice_bytes(asked: int | bool | None, slots: Sequence[Slot], optimizer: torc
 
 
 def gathered_at_once(settings: Settings, slots: Sequence[Slot]) -> tuple[int, bool]:
-    """Return how many bytes of all ranks' payloads are alive at once, given all `slots`, and whether a message is
-    gathered in parts that takes more: with slices, unless `settings` say that messages wait for the last one."""
+    """Return how many bytes of all ranks' payloads may be alive at once, given all `slots`, and whether a larger
+    message is gathered in parts: with slices, unless `settings` make messages wait for the last one."""
     parts = bool(settings.slices) and settings.scaler is None and settings.max_grad_norm is None
     return sum(slot.nbytes for slot in slots) // (GATHERED_IN_PARTS if parts else GATHERED), parts
 
@@ -61,5 +61,5 @@ def rows_of(slot: Slot, nbytes: int) -> list[slice]:
 
 
 def norm_in_rows(parts: Iterable[Tensor]) -> Tensor:
-    """Return the L2 norm, 0-D, of the tensor that is cut into `parts`, formed of theirs."""
+    """Return the L2 norm, 0-D, of the tensor that is cut into `parts`, computed from theirs."""
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))

@@ -1,4 +1,4 @@
-"""Slots: what is known of the gradient of one parameter on its way through a step."""
+"""Slots: the record of one parameter's gradient on its way through a step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -29,41 +29,41 @@ DROPPED = (
 
 @dataclass(eq=False)
 class Slot:
-    """What is known, between two steps, of the gradient of one parameter."""
+    """The record of one parameter's gradient on its way through a step."""
 
     index: int
     """Place among the trained parameters, in the order of the model."""
     name: str
-    """Name of the parameter, as the model calls it."""
+    """Name of the parameter in the model."""
     parameter: nn.Parameter
     dense: bool
     """Whether the payload is always the gradient itself, which is summed in place."""
     small: bool
     """Whether the gradient may share a message with others."""
     guard: StreamedAway
-    """What stands in `.grad` while the gradient is under way."""
+    """Replaces `.grad` while the gradient is under way."""
     slices: NodeSlices | None = None
     """How the ranks of a node share it; None: each compresses all of it."""
     place: int = 0
     """Which of the slices is this rank's."""
     template: Tensor = field(init=False)
-    """Shaped like what is compressed of it on this rank: the parameter itself, or an empty tensor like its slice."""
+    """Shaped like the part that this rank compresses: the parameter itself, or an empty tensor like its slice."""
     whole: Tensor | None = None
     """With slices: this rank's gradient, from its arrival to the launch of its message within the node."""
     elsewhere: bool = False
-    """With slices: whether ranks of the node have a gradient of it, and this one has none."""
+    """With slices: whether other ranks of the node have a gradient of it, and this one has none."""
     average: Tensor | None = None
-    """With slices: the average that came with those of others in one message, until it is used."""
+    """With slices: the average, which came in one message with others, until it is used."""
     hidden: Tensor | None = None
-    """Kept: the tensor in whose place the guard stands, which takes the average."""
+    """With kept gradients: the tensor that the guard replaces, which will receive the average."""
     passes: int = 0
     """Backward passes since the last step."""
     made: int | None = None
-    """Where the gradient lies that autograd has left in `.grad` in this step. Another was put there by hand."""
+    """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
     by_rows: bool = False
-    """Whether a layer has brought the gradient of the present pass row by row, and the residual has absorbed it."""
+    """Whether a layer has made the gradient of the current pass row by row, and the residual has absorbed it."""
     uses: "list[RowGradient]" = field(default_factory=list)
-    """Gradients of the present pass, one for each use of the weight, that can be made row by row more than once."""
+    """Gradients of the current pass, one for each use of the weight, that can be made row by row more than once."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None
@@ -90,12 +90,12 @@ class Slot:
         return self.parameter.nbytes
 
     def is_like(self, other: "Slot") -> bool:
-        """Whether it may share a collective with `other`: of the same dtype, on the same device."""
+        """Whether it has the dtype and device of `other`, so that they may share a collective."""
         return self.kind[:2] == other.kind[:2]
 
     @property
     def is_guarded(self) -> bool:
-        """Whether the guard stands in `.grad`."""
+        """Whether the guard is in `.grad`."""
         return self.parameter.grad is self.guard
 
     @property
@@ -105,11 +105,11 @@ class Slot:
 
     @property
     def is_taken(self) -> bool:
-        """Whether this rank, or with slices another of its node, has taken a gradient of it in this step."""
+        """Whether this rank, or with slices another one of its node, has taken a gradient of it in this step."""
         return self.elsewhere or self.stage in (Stage.TAKEN, Stage.GUARDED)
 
     def go(self, stage: Stage) -> None:
-        """Enter `stage`, one of those AFTER the present one."""
+        """Enter `stage`, one of those AFTER the current one."""
         assert stage in AFTER[self.stage], f"{self.name}: {stage.name} cannot follow {self.stage.name}"
         self.stage = stage
 
@@ -122,14 +122,14 @@ class Slot:
         self.stage, self.by_rows, self.uses = Stage.OPEN, False, []
 
     def hide(self, keep: bool = False) -> None:
-        """Put the guard in the place of `.grad`, which is remembered if `keep`, and else let go."""
+        """Replace `.grad` by the guard; the gradient is remembered if `keep`, and otherwise freed."""
         self.hidden = self.parameter.grad if keep else None
         self.parameter.grad = self.guard
         if self.stage is Stage.TAKEN:
             self.go(Stage.GUARDED)
 
     def uncover(self) -> None:
-        """Take the guard away. UsageError if somebody has put something else in its place, or has dropped it."""
+        """Remove the guard. UsageError if it has been replaced or dropped in the meantime."""
         if not self.is_guarded:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
@@ -141,7 +141,7 @@ class Slot:
         self.go(Stage.TAKEN)
 
     def expect_another_pass(self) -> None:
-        """Make room in `.grad`, where the residual has absorbed earlier passes: a further one is about to add to it."""
+        """Clear `.grad`, if the residual has absorbed earlier passes: another pass is about to add to it."""
         if self.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=self.name))
         if self.stage is Stage.ABSORBED:
@@ -150,18 +150,18 @@ class Slot:
             self.parameter.grad = None
 
     def note_made(self) -> None:
-        """Remember where the gradient lies that autograd has left in `.grad`."""
+        """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
     def own(self, grad: Tensor) -> Tensor:
-        """Return `grad`, to be overwritten; if it was put there by hand, a copy that takes its place."""
+        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it."""
         if grad.data_ptr() != self.made and not grad.is_meta:
             grad = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
         return grad
 
     def check_kind(self) -> None:
-        """Raise UsageError if the parameter has another dtype, device or shape than at the start."""
+        """Raise UsageError if the parameter's dtype, device or shape has changed since the start."""
         then, now = self.kind, self._kind()
         if now != then:
             raise UsageError(
@@ -192,8 +192,8 @@ def make_slots(
 ) -> list[Slot]:
     """Return a slot for each of `parameters`, by name in the order of the model, as `feedback` compresses them.
 
-    node: the ranks that share each gradient, of which this one compresses its slice; None: it compresses all.
-    shares: whether all that is sent dense beside what is compressed may share a message, and not small tensors alone.
+    node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
+    shares: whether all dense tensors may share a message, and not only small ones.
     """
     guard = guards(dict(parameters))
     slots = []

@@ -4,7 +4,7 @@ from enum import Enum
 
 
 class Stage(Enum):
-    """How far the gradient of one parameter has come within a step. AFTER says which stage may follow which."""
+    """How far the gradient of one parameter has come within a step. AFTER lists which stages may follow each."""
 
     OPEN = "no backward pass has reached it, or what passes have brought lies in `.grad`"
     ABSORBED = "the residual has absorbed earlier passes; between passes the guard stands in `.grad`"
@@ -24,4 +24,4 @@ AFTER = {
     Stage.GUARDED: {Stage.TAKEN},
     Stage.DROPPED: set[Stage](),
 }
-"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no last pass has."""
+"""The stages that may follow each within a step; a new step begins with OPEN. `step()` takes what no pass has sent."""

@@ -1,4 +1,4 @@
-"""The second half of a step: averages come back, and the wrapped optimizer updates the parameters that have one."""
+"""The second half of a step: averages are received, and the wrapped optimizer updates their parameters."""
 
 import math
 import warnings
@@ -19,18 +19,18 @@ from resireduce.step.watch import Watch
 class Updater(Applier):
     """Receives messages in the order of their launch, and has the wrapped optimizer update the parameters.
 
-    Streamed, and if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are alive at
-    once: it is called for one slice of them after the other. Otherwise all are brought back for one call.
+    With streamed gradients, if the optimizer updates each parameter by itself, averages of at most `chunk_bytes` are
+    alive at once: it is called for one chunk of them after the other. Otherwise all are received for one call.
 
     Args:
-        optimizer: the wrapped one.
+        optimizer: the wrapped optimizer.
         slots: one for each parameter that is averaged.
         queue: where messages come from.
         settings: what `resireduce.distribute` was given.
 
-    With a limit of the norm, and streamed with a GradScaler, nothing is updated before all averages have been received.
-    Until then averages that will be used in slices are freed again; their messages are kept, and decompressed a
-    second time.
+    With a limit on the norm, or a GradScaler and streamed gradients, nothing is updated before all averages have been
+    received. Until then averages that will be used in slices are freed again; their messages are kept, and decompressed
+    a second time.
     """
 
     def __init__(
@@ -52,15 +52,15 @@ class Updater(Applier):
         self.restart()
 
     def refuse(self) -> None:
-        """Raise UsageError if a step would train wrongly for what has been done to the wrapped optimizer."""
+        """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
         self.watch.refuse()
 
     def flush(self) -> None:
-        """Bring all parameters up to date: they are, after each step."""
+        """Bring all parameters up to date: they already are after each step."""
         return
 
     def let_gradients_go(self) -> None:
-        """Have no averages put into `.grad` later: none are."""
+        """Keep averages from being put into `.grad` later: none ever are."""
         return
 
     def restart(self) -> None:
@@ -71,7 +71,7 @@ class Updater(Applier):
         self.watch.restart()
 
     def update_early(self, arrived: Slot) -> None:
-        """Use averages in the backward pass once payloads take more than a chunk; that of `arrived` came just now."""
+        """Use averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
             self.watch.note_use()
@@ -80,15 +80,15 @@ class Updater(Applier):
             self._update_some()
 
     def skip(self) -> None:
-        """Note that a gradient was not finite, and the step is not taken: its norm is not either."""
+        """Note that a gradient was not finite, so that the step is skipped: its norm is infinite."""
         if self.max_grad_norm is not None:
             self.grad_norm = torch.tensor(math.inf, device="cpu")
 
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:
-        """Receive all that is under way, and update all parameters that have come.
+        """Receive everything under way, and update all parameters whose averages have come.
 
-        flag: says, and is asked late, that this rank's gradient cannot be used. What has not been updated is not, then,
-        on any rank.
+        flag: asked late, says whether this rank's gradient cannot be used. What has not been updated by then is not
+        updated on any rank.
         loss: what the closure given to `step` returned, if one was.
         """
         self._sliced = self._wrapped_step.is_sliced
@@ -115,7 +115,7 @@ class Updater(Applier):
         self._free()
 
     def _measure(self, step: int, flag: Callable[[], bool]) -> dict[Slot, Tensor]:
-        """Receive everything: the norm of each average, which is freed again if it will be used in slices."""
+        """Receive everything; return the norm of each average, which is freed again if it will be used in slices."""
         norms: dict[Slot, Tensor] = {}
 
         def measure(slot: Slot) -> None:
@@ -136,7 +136,7 @@ class Updater(Applier):
         return dict(sorted(norms.items(), key=lambda item: item[0].index))
 
     def _use(self, norms: dict[Slot, Tensor]) -> None:
-        """Bring back what was measured, scaled so that its global norm is as clip_grad_norm_ would make it."""
+        """Use the averages that were measured, scaled to the global norm that clip_grad_norm_ would give."""
         factor = self._factor(list(norms.values()))
         for slot in norms:
             self._make_room(slot)
@@ -146,7 +146,7 @@ class Updater(Applier):
             slot.message = None
 
     def _factor(self, norms: list[Tensor]) -> Tensor | None:
-        """Return what averages of these norms are scaled by, 0-D; None if they are not to be clipped."""
+        """Return the factor, 0-D, by which averages of these norms are scaled; None if they are not to be clipped."""
         if self.max_grad_norm is None or not norms:
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)

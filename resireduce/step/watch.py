@@ -12,10 +12,10 @@ from resireduce.wrapped_step import WrappedStep
 
 
 class Watch:
-    """Refuses a step for which the wrapped optimizer has been changed in a way that would train wrongly.
+    """Refuses a step if the wrapped optimizer has been changed in a way that would train wrongly.
 
     Args:
-        optimizer: the wrapped one, as it is now.
+        optimizer: the wrapped optimizer, as it is now.
         slots: one for each parameter that is averaged.
         wrapped_step: how it is called.
         corrects_momentum: whether a compressor forms momentum in its place.
@@ -44,7 +44,7 @@ class Watch:
         self._refuse_hooks()
 
     def refuse(self) -> None:
-        """Raise UsageError if the wrapped optimizer would update what nobody averages, or has done so wrongly."""
+        """Raise UsageError if the wrapped optimizer would update what is not averaged, or has updated wrongly."""
         stranger = next((p for p in self._frozen if p.grad is not None), None)
         if stranger is not None:  # ranks would drift apart
             raise UsageError(

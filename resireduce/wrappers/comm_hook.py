@@ -20,15 +20,15 @@ from resireduce.wrappers.under_way import UnderWay
 
 
 class CompressionHook:
-    """Made by `compress_ddp`: this rank's residuals, and what is under way within one backward pass.
+    """Made by `compress_ddp`: holds this rank's residuals, and the messages under way within one backward pass.
 
     Messages leave in the order of the buckets, which is the same on all ranks, over the wrapper's own process group.
-    Gathered ones cost world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
-    within the backward pass, before the next is launched. All else is received when the last bucket comes.
+    Gathered ones take world size x payload bytes each: beyond a sixteenth of all gradients the oldest are received,
+    within the backward pass, before the next is launched. The others are received when the last bucket comes.
 
     Args:
-        parameters: by name, in the order of the model; all whose gradients the wrapper averages.
-        feedback: compresses them, and holds their residuals.
+        parameters: all parameters whose gradients the wrapper averages, by name, in the order of the model.
+        feedback: compresses gradients, and holds their residuals.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], feedback: ErrorFeedback):
@@ -51,27 +51,27 @@ class CompressionHook:
             slot.restart()
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals. They differ between ranks: save one file a rank."""
+        """Return this rank's residuals. They differ between ranks: save one file per rank."""
         return self.feedback.state_dict(self.steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Load `state`, what this rank of a job of the same size saved: its residuals, and the number of the step.
+        """Load the `state` that this rank of a job of the same size saved: its residuals, and the step number.
 
-        ConfigError if they are those of another model, scheme or residual_dtype.
+        ConfigError if they belong to another model, scheme or residual_dtype.
         """
         self.start_at(self.feedback.load_state_dict(state))
 
     def start_at(self, step: int) -> None:
-        """Go on with step number `step`, counted from 0; call it between two steps."""
+        """Continue with step number `step`, counted from 0; call it between two steps."""
         self.steps = step
         self.feedback.begin_step(step)
 
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Launch the messages of a bucket, whose memory takes the averages; the future has it after the last bucket.
+        """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
 
         Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients, and for parameters that are not known. The wrapper refuses to go on after a step that has failed.
+        gradients, and for unknown parameters. The wrapper refuses to go on after a step that has failed.
         """
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = _views(buffer, slots)
@@ -103,8 +103,8 @@ class CompressionHook:
     def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
         """Return the payload of a gradient, or its first round.
 
-        Of zeros, which leave the residual as it is, if this step had none here. Made from a copy: a group's residual
-        may hold an error until its turn comes, and the bucket takes averages before that.
+        It is of zeros, which leave the residual as it is, if this rank has no gradient. It is made from a copy: a
+        group's residual may hold an error until its turn comes, and the bucket receives averages before that.
         """
         if not slot.is_taken:
             grad.zero_()
@@ -136,7 +136,7 @@ def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
 
 
 def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:
-    """Each gradient in the flat bucket, laid out as the wrapper does: like its parameter, if that leaves no gaps."""
+    """Return each gradient in the flat bucket, laid out as by the wrapper: like its parameter, if that has no gaps."""
     views, start = {}, 0
     for slot in slots:
         parameter = slot.parameter

@@ -1,8 +1,8 @@
-"""`resireduce.compress_ddp`: kept gradients for a model in DistributedDataParallel, whoever has wrapped it.
+"""`resireduce.compress_ddp`: kept gradients for a model in DistributedDataParallel, even if a trainer has wrapped it.
 
-The wrapper goes on as usual: it gathers gradients in buckets, hands each bucket to the hook while the backward pass is
+The wrapper works as usual: it collects gradients in buckets, hands each bucket to the hook while the backward pass is
 still running, and leaves the averages in `.grad` when `backward()` returns. Clipping, `no_sync()` and any optimizer
-work on them as ever.
+work on them as usual.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,19 +38,19 @@ def compress_ddp(
 ) -> CompressionHook:
     """Make `model` average compressed gradients over the ranks of its process group, with error feedback.
 
-    The same arithmetic as `resireduce.distribute(..., gradients="kept")`, for trainers that wrap the model themselves:
-    bit for bit on two ranks; on more, what is summed by an all-reduce may be rounded in another order.
-    Call it once, before the first backward pass. Names of parameters are those of the model within, without "module.".
+    It does the same arithmetic as `resireduce.distribute(..., gradients="kept")`, for trainers that wrap the model
+    themselves: bit for bit on two ranks; on more, an all-reduce may round in another order. Call it once, before the
+    first backward pass. Parameter names are those of the wrapped model, without "module.".
 
     Args:
         model: in DistributedDataParallel, without a communication hook.
-        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as of
+        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as in
             `resireduce.distribute`. With a compressor that corrects momentum (dgc-momentum) the optimizer must have
-            none, which the hook cannot see.
+            none, which the hook cannot check.
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
-    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails. So
-    GradScaler does not fit, whose scaled gradients overflow at times; bfloat16 needs none.
+    NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails.
+    GradScaler therefore cannot be used, since its scaled gradients overflow at times; bfloat16 needs none.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     settings = Settings(**given, gradients="kept")
@@ -64,7 +64,7 @@ def compress_ddp(
 
 
 def _parameters(model: object) -> dict[str, nn.Parameter]:
-    """Return the parameters whose gradients the wrapper averages, by their names in the model within."""
+    """Return the parameters whose gradients the wrapper averages, by their names in the wrapped model."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
             f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
@@ -94,7 +94,7 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
 
 @torch.compiler.disable
 def _reduce(hook: CompressionHook, bucket: dist.GradBucket) -> Future[Tensor]:
-    """Call `hook` as DistributedDataParallel calls hooks: with a state, which it is, and a bucket."""
+    """Call `hook` as DistributedDataParallel calls hooks: with a state, which is `hook` itself, and a bucket."""
     if not isinstance(bucket, dist.GradBucket):
         raise UsageError(
             "torch._dynamo.config.optimize_ddp='python_reducer' hands over one gradient at a time, which are not "

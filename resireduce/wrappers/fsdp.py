@@ -1,7 +1,7 @@
 """`resireduce.compress_fsdp`: replicas of a model that `fully_shard` has sharded exchange compressed slices.
 
-Within a replica (a node) FSDP2 goes on as usual: gradients are reduce-scattered as they are, and each rank owns a slice
-of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
+Within a replica (a node) FSDP2 works as usual: gradients are reduce-scattered without compression, and each rank owns a
+slice of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
 """
 
 import warnings
@@ -43,22 +43,22 @@ def compress_fsdp(
 ) -> ShardedCompressionHook:
     """Make replicas of `model` average compressed slices of their gradients, with error feedback.
 
-    In place of a two-dimensional mesh, over which FSDP averages between replicas itself: shard over
-    `mesh["shard"]` alone, and give `mesh["replicate"]` here. Call it once, before the first backward pass.
-    Averages are in `.grad` when `backward()` returns, so that clipping and any optimizer work on them as ever.
+    Over a two-dimensional mesh FSDP would average between replicas itself. Instead, shard over `mesh["shard"]` alone,
+    and give `mesh["replicate"]` here. Call it once, before the first backward pass. Averages are in `.grad` when
+    `backward()` returns, so that clipping and any optimizer work on them as usual.
 
     Args:
         model: all parts of it sharded by `fully_shard` over one dimension; parameters may still be on the meta device.
-        replicate: the ranks that hold the same shard, one of each replica: a mesh of one dimension, or a process group.
-        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as of
-            `resireduce.distribute`; which tensors are small, and which are groups, follows from whole tensors, and
+        replicate: the ranks that hold the same shard, one in each replica: a mesh of one dimension, or a process group.
+        scheme, compressor, density, groups, residual_dtype, dense, options, residual_device, warm_up_steps: as in
+            `resireduce.distribute`; whole tensors decide which tensors are small, and which form groups, while
             densities and ratios are shares of this rank's slice. Steps are counted by backward passes that synchronise
             gradients. With a compressor that corrects momentum (dgc-momentum) the optimizer must have none, which the
-            hook cannot see.
+            hook cannot check.
 
     Raises ConfigError, before anything is changed, for what cannot be used. `backward()` raises NonFiniteGradient on
-    the ranks that meet NaN or infinity, as does `resireduce.compress_ddp`'s; in the first it raises ConfigError if
-    replicas begin with different parameters, which nobody makes equal here, as in FSDP itself.
+    the ranks that meet NaN or infinity, as with `resireduce.compress_ddp`; the first one raises ConfigError if replicas
+    start with different parameters, which are not made equal here, nor by FSDP itself.
     """
     given = {name: value for name, value in locals().items() if name not in ("model", "replicate")}
     settings = Settings(**given, gradients="kept")
@@ -76,7 +76,7 @@ def compress_fsdp(
 
 
 def _check_model(model: object) -> None:
-    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, of a torch that has its hook."""
+    """Raise ConfigError unless `model` is a module that FSDP2 may have sharded, and this torch has its hook."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model: an object of type {type(model).__name__} is not allowed; give a Module")
     if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
@@ -91,7 +91,7 @@ def _check_model(model: object) -> None:
 
 
 def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
-    """Return the trained parameters of `units`, by name, in the order of the model; warn of trained ones beside."""
+    """Return the trained parameters of `units`, by name, in the order of the model; warn if there are others."""
     held = {one.name for unit in units for one in unit.slices}
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     beside = [name for name in trained if name not in held]
@@ -109,7 +109,7 @@ def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
 def _settle(
     settings: Settings, model: nn.Module, units: list[Unit], parameters: Mapping[str, nn.Parameter]
 ) -> Settings:
-    """Return `settings` with groups and dense tensors by name, as whole tensors say; members must have equal slices."""
+    """Return `settings` with groups and dense tensors by name, found from whole tensors; members need equal slices."""
     compressed = compressible(model, settings.dense)
     grouping = find_grouping(model, settings.groups, {name: p for name, p in compressed.items() if name in parameters})
     grouping.check(likes(units))
@@ -145,7 +145,7 @@ def _agree(
     shards: Communicator,
     replicas: Communicator,
 ) -> None:
-    """Raise ConfigError on all ranks of all replicas if any has other settings, units or parameters than another."""
+    """Raise ConfigError on all ranks of all replicas if settings, units or parameters differ between any of them."""
     agree({"place in the mesh": f"shard {shards.rank} of {shards.world_size}"}, replicas, beside=shards)
     found = {f"unit {unit.name!r}": f"{[one.name for one in unit.slices]} in {unit.dtype}" for unit in units}
     for ranks, others in ((shards, replicas), (replicas, shards)):

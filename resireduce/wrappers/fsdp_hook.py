@@ -19,18 +19,18 @@ from resireduce.wrappers.fsdp_units import Unit, likes
 from resireduce.wrappers.under_way import UnderWay
 
 SHARD = ("shard_rank", "shard_world_size")
-"""What a residual state has beside what others have: the number of this rank's shard, and how many there are."""
+"""Additional keys of a residual state: the number of this rank's shard, and how many there are."""
 
 
 class ShardedCompressionHook:
-    """Made by `compress_fsdp`: this rank's residuals, of the slices that it owns, and what is under way.
+    """Made by `compress_fsdp`: holds this rank's residuals, of the slices that it owns, and the messages under way.
 
     FSDP calls it for one unit after the other, in the order of the backward pass, which is the same on all ranks. What
-    a unit sends is received before the next one sends: FSDP wants the averages back at once, on the stream that it
-    calls the hook on, so that a GPU computes on meanwhile.
+    a unit sends is received before the next one sends: FSDP needs the averages at once, on the stream on which it calls
+    the hook, so that a GPU computes in the meantime.
 
     Args:
-        units: those of the model, in its order.
+        units: the units of the model, in its order.
         feedback: compresses slices over the replicas, and holds their residuals.
         shards: the ranks over which each replica is sharded.
     """
@@ -52,24 +52,25 @@ class ShardedCompressionHook:
             unit.set_hook(partial(_reduce, self, unit))
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """This rank's residuals. They differ between all ranks: save one file a rank, or give this object to DCP."""
+        """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
+        DCP."""
         self._end_step()
         place = (self._shards.rank, self._shards.world_size)
         named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
         return self.feedback.state_dict(self.steps) | named
 
     def load_residual_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load `state`, what this rank of a job of the same mesh saved: its residuals, and the number of the step.
+        """Load the `state` that this rank of a job of the same mesh saved: its residuals, and the step number.
 
-        ConfigError if they are those of another model, scheme, residual_dtype, shard or replica.
+        ConfigError if they belong to another model, scheme, residual_dtype, shard or replica.
         """
         (own,) = self.of_this_shard([state])
         self.start_at(self.feedback.load_state_dict(own))
 
     def of_this_shard(self, states: Sequence[Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-        """Return those of `states`, each what a rank saved, that are of this rank's shard, without its number.
+        """Return those of `states`, one saved by each rank, that belong to this rank's shard, without its number.
 
-        ConfigError if there is none, or if they were saved by a job of another number of shards.
+        ConfigError if there is none, or if they were saved by a job with another number of shards.
         """
         rank, world_size = self._shards.rank, self._shards.world_size
         places = [tuple(int(state.get(key, -1)) for key in SHARD) for state in states if isinstance(state, Mapping)]
@@ -91,21 +92,21 @@ class ShardedCompressionHook:
         return found
 
     def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """As `residual_state_dict`, for torch.distributed.checkpoint, under a key that only this rank has.
+        """Return `residual_state_dict` for torch.distributed.checkpoint, under a key that only this rank has.
 
-        Of tensors that several ranks call by one name that saves one, and the others would be lost.
+        If several ranks use one name for a tensor, DCP saves only one, and the others would be lost.
         """
         return {f"replica {self.feedback.communicator.rank}, shard {self._shards.rank}": self.residual_state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """As `load_residual_state_dict`, of what `state_dict` made; ConfigError if `state` has nothing of this rank."""
+        """Load a `state` that `state_dict` made; ConfigError if it has nothing of this rank."""
         (key,) = self.state_dict()
         if key not in state:
             raise ConfigError(f"residual state: it has nothing of {key}; go on with as many ranks, or use redistribute")
         self.load_residual_state_dict(state[key])
 
     def start_at(self, step: int) -> None:
-        """Go on with step number `step`, counted from 0; call it between two steps."""
+        """Continue with step number `step`, counted from 0; call it between two steps."""
         self._is_fresh = True
         self._begin_step(step)
 
@@ -155,7 +156,7 @@ class ShardedCompressionHook:
     def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
         """Return the payload of a slice, or its first round; made from a copy, unless it is sent dense.
 
-        A group's residual may hold an error until its turn comes, and FSDP's memory takes the average before that.
+        A group's residual may hold an error until its turn comes, and FSDP's memory receives the average before that.
         """
         own = grad.clone() if self.feedback.leaves_residual(slot.name) else grad
         return self.feedback.compress(own, slot.name, self.steps)
@@ -167,20 +168,20 @@ class ShardedCompressionHook:
         self._failed = False
 
     def _end_step(self) -> None:
-        """End the step under way, if a unit has been reduced in it; one that no pass reached is left as it is."""
+        """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
             self.feedback.residual.end_step(self.steps)
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
 
     def _compare_replicas(self) -> None:
-        """Raise ConfigError on all ranks unless replicas begin with the same parameters."""
+        """Raise ConfigError on all ranks unless replicas start with the same parameters."""
         mine = {f"values of {name} (a checksum)": _checksum(one) for unit in self.units for name, one in unit.shards()}
         agree(mine, self.feedback.communicator, beside=self._shards)
         self._is_known = True
 
     def _hold(self, flat: Tensor) -> None:
-        """Keep memory of other streams from being given away while the hook's stream uses it."""
+        """Keep memory of other streams from being reused while the hook's stream uses it."""
         stream = torch.cuda.current_stream(flat.device)
         flat.record_stream(stream)
         if self._is_fresh:
@@ -191,7 +192,7 @@ class ShardedCompressionHook:
 
 
 def _checksum(values: Tensor) -> str:
-    """Return a number of the bits of `values`: those of two initialisations hardly ever have the same."""
+    """Return a checksum of the bits of `values`: two initialisations hardly ever have the same."""
     whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
     return str(int(values.contiguous().view(-1).view(whole).sum(dtype=torch.int64)))
 

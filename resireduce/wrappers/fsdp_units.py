@@ -1,7 +1,7 @@
 """The units of a model that `fully_shard` has sharded: which slices of which gradients each reduces, in which order.
 
-A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once. What torch does not
-document of FSDP2 is read here and nowhere else.
+A unit is what one call of `fully_shard` holds together (a transformer block), and reduces at once. Undocumented parts
+of FSDP2 are read only here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,11 @@ class Slice:
     """This rank's slice of one gradient, as it lies in what its unit reduces."""
 
     name: str
-    """The parameter, as the model calls it."""
+    """Name of the parameter in the model."""
     shape: torch.Size
-    """The slice's own; it may have no elements."""
+    """Shape of the slice, which may have no elements."""
     start: int
-    """Its first element within the flat tensor; behind its last, padding may follow."""
+    """Its first element within the flat tensor; padding may follow its last one."""
 
     def of(self, flat: Tensor) -> Tensor:
         """Return the slice as a view of 1-D `flat`, contiguous."""
@@ -39,21 +39,21 @@ class Unit:
     """One unit: its slices, and the flat tensor that its reduce-scatter leaves."""
 
     name: str
-    """The module, as the model calls it; the model itself is (root)."""
+    """Name of the module in the model; the model itself is (root)."""
     module: FSDPModule
     slices: tuple[Slice, ...]
     """One for each trained parameter, in the order in which they lie."""
     numel: int
     """Elements of the flat tensor, padding included."""
     dtype: torch.dtype
-    """In which gradients are reduced."""
+    """Dtype in which gradients are reduced."""
     device: torch.device
     group: Any
-    """What torch knows of it, its FSDPParamGroup."""
+    """Its FSDPParamGroup in torch."""
     held: tuple[Any, ...]
-    """What torch knows of each slice, an FSDPParam."""
+    """The FSDPParam of each slice in torch."""
     divisor: object = None
-    """What `set_gradient_divide_factor` has set; None: the number of ranks."""
+    """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
 
     def set_hook(self, hook: Callable[[Tensor], None]) -> None:
         """Have FSDP call `hook` with the flat tensor after each reduce-scatter."""
@@ -61,7 +61,7 @@ class Unit:
         self.module.set_all_reduce_hook(hook)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield each trained parameter's name and this rank's slice of its values, as they are now."""
+        """Yield each trained parameter's name and this rank's slice of its current values."""
         for one, parameter in zip(self.slices, self.held, strict=True):
             yield one.name, parameter.sharded_param.detach().to_local()
 
@@ -118,7 +118,7 @@ def find_units(model: nn.Module) -> list[Unit]:
 
 
 def _groups(module: FSDPModule, name: str) -> list[Any]:
-    """Return what FSDP reduces at once for `module`: one group; none, if its parameters are all in other units."""
+    """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None)  # more than one since torch 2.12
     if groups is None:

@@ -12,12 +12,12 @@ from resireduce.sending.message import Message, Round
 class UnderWay:
     """Launches messages and receives them, the oldest first, so that gathered ones stay within a limit.
 
-    A gathered message costs world size x payload bytes until it is received. An all-reduced one has no cost: it is
+    A gathered message takes world size x payload bytes until it is received. An all-reduced one takes nothing: it is
     summed in its own memory.
 
     Args:
         feedback: sends and receives.
-        limit_bytes: beyond so many gathered bytes the oldest messages are received before the next is launched.
+        limit_bytes: gathered bytes beyond which the oldest messages are received before the next is launched.
     """
 
     def __init__(self, feedback: ErrorFeedback, limit_bytes: int):
@@ -32,7 +32,7 @@ class UnderWay:
     def send(self, made: list[Payload | Round], name: str, targets: list[Tensor]) -> None:
         """Launch one message of the payloads `made`, called `name`, or the first round of one.
 
-        Each average goes into that of `targets` in its place.
+        Each average goes into the corresponding one of `targets`.
         """
         if self._feedback.gathers(name):
             nbytes = sum(self._gathered_nbytes(payload) for payload in made if isinstance(payload, Payload))
