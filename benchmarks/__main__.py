@@ -96,7 +96,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; bad input ends it with one line on the error stream and exit status 2.
 
-    So does what the system refuses (a full disk, files of others) with status 1, and Ctrl-C with 130.
+    A refusal by the system (a full disk, another user's files) ends it likewise with status 1, and Ctrl-C with 130.
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
@@ -106,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _end(error, BAD_INPUT)
     except KeyboardInterrupt:
         return _end("stopped by Ctrl-C", INTERRUPTED)
-    except BrokenPipeError:  # whoever read the output has enough
+    except BrokenPipeError:  # the reader has closed the output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
@@ -119,6 +119,6 @@ def _end(error: object, status: int) -> int:
 
 
 if __name__ == "__main__":
-    # A name of a file can have bytes that are no text.
+    # A file name can contain bytes that are not valid text.
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     sys.exit(main())

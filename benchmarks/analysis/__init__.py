@@ -1,1 +1,1 @@
-"""From the records of a run to what people read."""
+"""Turn the records of a run into what people read: tables, figures, pages, verdicts."""

@@ -1,4 +1,4 @@
-"""Values by what they have in common, in the order in which they come."""
+"""Group values by a key, in the order in which they come."""
 
 from collections.abc import Hashable, Iterable
 from typing import TypeVar

@@ -32,7 +32,7 @@ def metric_value(value: float) -> str:
 
 
 def signed(difference: float, value: float) -> str:
-    """Return a difference with its sign, to as many digits as value is written."""
+    """Return a difference with its sign, with as many decimals as `value` is written with."""
     text = f"{abs(difference):.{4 if abs(value) < 1 else 3}f}"
     return f"±{text}" if float(text) == 0 else f"{'+' if difference > 0 else MINUS}{text}"
 
@@ -43,7 +43,7 @@ def with_half(value: float, half_width: float | None, digits: int) -> str:
 
 
 def signed_with_half(difference: float, half_width: float | None, digits: int) -> str:
-    """Return a difference with its sign, if that is to be seen, ± half of its interval."""
+    """Return a difference ± half of its interval, with its sign unless it rounds to zero."""
     zero = float(f"{abs(difference):.{digits}f}") == 0
     sign = "" if zero else MINUS if difference < 0 else "+"
     return sign + with_half(abs(difference), half_width, digits)
@@ -56,13 +56,13 @@ def metric_heading(row: Mapping[str, Any]) -> str:
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], align: str) -> str:
-    """Return a table of Markdown; align has a letter for each column, r for those at the right."""
+    """Return a Markdown table; `align` has one letter per column, "r" for right-aligned ones."""
     line = "|".join("---:" if letter == "r" else "---" for letter in align)
     return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def short_labels(settings: Sequence[Cell]) -> list[str]:
-    """Return "scheme, gradients" for each setting, and of the rarer fields those in which the settings differ."""
+    """Return "scheme, gradients" for each setting, plus those rarer fields in which the settings differ."""
     values = {name: {getattr(setting, name) for setting in settings if _means(setting, name)} for name in RARE}
     varying = [name for name in RARE if len(values[name]) > 1]
     return [_label(setting, varying) for setting in settings]

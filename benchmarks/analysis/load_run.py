@@ -20,7 +20,7 @@ __all__ = ["Hole", "Part", "Run", "load_run", "strays"]
 
 @dataclass(frozen=True)
 class Part:
-    """What a config has under a name: some of its cells, and words for people, empty where it has none."""
+    """The cells that a config lists under one name, with words for people (empty where the config has none)."""
 
     cells: list[Cell]
     title: str = ""
@@ -29,7 +29,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Run:
-    """The records of one folder; only cells of its config count, so that left-overs of an older matrix do not."""
+    """The records of one folder. Only cells of its config count, so left-overs of an older matrix are ignored."""
 
     folder: Path
     cells: list[Cell]
@@ -47,11 +47,11 @@ class Run:
         return self.folder.name
 
     def settings(self) -> dict[Cell, list[CellResult]]:
-        """Return the results of cells that differ in their seed only, in the matrix's order; [] where none finished."""
+        """Return the results of each setting (cells that differ only in their seed), in matrix order."""
         return self._settings
 
     def seeds(self) -> dict[Cell, tuple[int, ...]]:
-        """Return the seeds that each setting is to be run with, in the matrix's order."""
+        """Return the seeds that each setting should run with, in matrix order."""
         return {setting: tuple(cell.seed for cell in cells) for setting, cells in self._cells.items()}
 
     def hole_of(self, setting: Cell) -> Hole | None:
@@ -59,12 +59,12 @@ class Run:
         return next((self.holes[cell] for cell in self._cells.get(setting, []) if cell in self.holes), None)
 
     def once(self, name: Hashable, make: Callable[[], Any]) -> Any:
-        """Return what make returned when it was first asked for by this name: for what all rows of a table look up."""
+        """Return the cached result of `make` under `name`, for values that all rows of a table look up."""
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
 
-    # Once: every row of a table looks for its baseline in it.
+    # Computed once: every row of a table looks up its baseline in it.
     @cached_property
     def _settings(self) -> dict[Cell, list[CellResult]]:
         return {
@@ -84,9 +84,9 @@ class Run:
 def load_run(folder: Path, say: Report | None = None) -> Run:
     """Read a run. A broken or missing record becomes a hole; ConfigError if folder is no run at all.
 
-    Of each step and each rank only what tables need is kept (`benchmarks.analysis.reading.slim`).
+    Per-step and per-rank data is reduced to what tables need (`benchmarks.analysis.reading.slim`).
 
-    say: takes a line on how far it is, every few seconds, where that takes long.
+    say: receives a progress line every few seconds if reading takes long.
     """
     if not folder.is_dir():
         raise ConfigError(f"run: {str(folder)!r} is not a folder; give one of results/runs")
@@ -101,7 +101,7 @@ def load_run(folder: Path, say: Report | None = None) -> Run:
 
 
 def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
-    """Yield the records in files that no cell of the run is called by; what is none, of another version say, is not."""
+    """Yield the valid records in files that are not named after any cell of the run; others are skipped."""
     names = {f"{cell.name}.json" for cell in run.cells}
     for path in sorted(run.folder.glob("cells/*.json")):
         if path.name not in names and not path.name.endswith(".failed.json") and (found := try_load(path)):
@@ -109,7 +109,7 @@ def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:
 
 
 def _expected(folder: Path) -> tuple[dict[str, Part], list[str]]:
-    """Return the parts of the run's config; without a readable one, one of the records' cells, and a note on that."""
+    """Return the parts of the run's config, or, if it cannot be read, one part with the records' cells and a note."""
     try:
         config = load_json(folder / "config.json")
         matrix = {key: value for key, value in config.items() if key not in ("run", "site", *IMAGE_KEYS)}

@@ -1,4 +1,4 @@
-"""Where the records of a run come from: each fact once, or all its values where the records differ."""
+"""Where the records of a run come from: each fact once, or all its values if the records differ."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +33,7 @@ SOFTWARE = ("commit", "python", "packages", "device", "driver", "cuda", "nccl", 
 
 
 def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]]:
-    """Return (fact, its different values); hashes differ by model, so theirs name it."""
+    """Return (fact, its different values); hashes differ between models, so their entries name the model."""
     found: dict[str, dict[str, None]] = {}
     for result in results:
         for key, value in result.provenance.items():
@@ -45,7 +45,7 @@ def provenance_rows(results: Iterable[CellResult]) -> list[tuple[str, list[str]]
 
 
 def is_mixed(results: Iterable[CellResult]) -> bool:
-    """Say whether the records come from different commits or software versions, so that they compare less well."""
+    """Say whether the records come from different commits or software versions, which makes them less comparable."""
     return len({str([result.provenance.get(key) for key in SOFTWARE]) for result in results}) > 1
 
 

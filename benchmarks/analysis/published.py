@@ -1,4 +1,4 @@
-"""What the paper states in numbers, as data: results/paper/numbers.csv, each value once. Standard library only."""
+"""The numbers that the paper states, as data: results/paper/numbers.csv, each value once. Standard library only."""
 
 import csv
 import math
@@ -22,7 +22,7 @@ class Published:
     """A number that the paper states, in `unit`; None where a column says nothing about it."""
 
     id: str
-    """What claims and tables refer to it by."""
+    """The name by which claims and tables refer to it."""
     source: str
     """Where it is stated."""
     experiment: str | None
@@ -38,11 +38,11 @@ class Published:
     unit: str | None
     note: str | None
     digits: int = 0
-    """After the decimal point, as it is printed: it is rounded to these."""
+    """Decimals of the printed value."""
 
     @property
     def rounding(self) -> float:
-        """By how much the printed value may differ from the one that was measured: half of its last digit."""
+        """The most by which the printed value may differ from the measured one: half of its last digit."""
         return 0.5 * 10**-self.digits
 
 
@@ -51,11 +51,11 @@ COLUMNS = tuple(field.name for field in fields(Published) if field.name != "digi
 
 @lru_cache
 def load_published(path: Path = NUMBERS_FILE) -> dict[str, Published]:
-    """Return the published numbers by id. Raises ConfigError, one line, for what cannot be one."""
+    """Return the published numbers by id. Raises ConfigError, with one line, if a row is invalid."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file, strict=True)
-            head = tuple(reader.fieldnames or ())  # read here: it is looked for once more in an empty file
+            head = tuple(reader.fieldnames or ())  # while the file is open: on an empty file this reads
             rows = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: cannot be read as CSV: {error}; restore it from the repository") from None

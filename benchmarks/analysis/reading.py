@@ -1,4 +1,4 @@
-"""Read the records of a run: one each, or many in two processes; with what there is instead where one is missing."""
+"""Read the records of a run, in two processes if there are many; a missing record gives the reason instead."""
 
 import os
 import shlex
@@ -17,16 +17,16 @@ from benchmarks.core.progress import Progress, Report
 from benchmarks.core.record import CellResult, RecordError
 
 BYTES_ALONE = 100_000_000
-"""Bytes of records that one process reads faster than two have started."""
+"""Up to this many bytes of records, one process is faster than starting two."""
 CHUNK = 40
 """Records that a process reads at a time."""
 BULKY = ("ladder", "sampling", "difference", "phase_seconds")
-"""What no table needs of every rank; the record has its own of them."""
+"""Per-rank fields that no table needs; the record has its own."""
 
 AGAIN = " --force"
-"""What the command that fills a hole has more where a damaged record lies in the way."""
+"""Added to the command that fills a hole if a damaged record is in the way."""
 STRETCHES = 400
-"""A multiple of what intervals of a single run's speed are taken over."""
+"""Number of stretches; a multiple of those that the speed intervals of a single run use."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Hole:
     status: str
     reason: str
     command: str
-    """What fills it, to be typed in the root of the project."""
+    """The command that fills it, to be run in the root of the project."""
 
 
 def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, CellResult | Hole]:
-    """Return the record of each cell without its bulk (`slim`), or why there is none; say how far it is."""
+    """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
     chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
     if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:
-        # Not forked: whoever reads may have threads. Broken by a script that cannot be imported again, or no memory.
+        # Not forked: the caller may have threads. Breaks if its script cannot be imported again, or memory runs out.
         with suppress(BrokenProcessPool), ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             return dict(zip(cells, _told(pool.map(_read_chunk, chunks), len(cells), say), strict=True))
     return dict(zip(cells, _told(map(_read_chunk, chunks), len(cells), say), strict=True))
@@ -59,7 +59,7 @@ def _bytes_of(folder: Path) -> int:
 
 
 def _told(chunks: Iterable[list[CellResult | Hole]], total: int, say: Report | None) -> Iterator[CellResult | Hole]:
-    """Pass the chunks' items on."""
+    """Yield the items of all chunks and report progress."""
     done, progress = 0, Progress(say or (lambda line: None), "read records", total)
     for chunk in chunks:
         yield from chunk
@@ -75,8 +75,8 @@ def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[CellResult | Hole]:
 
 
 def slim(result: CellResult) -> CellResult:
-    """Return a record without most of its bytes: each rank's ladder, and the seconds of more than 400 single steps."""
-    light = copy(result)  # not checked once more
+    """Return a record without most of its bytes: each rank's ladder, and the single seconds of more than 400 steps."""
+    light = copy(result)  # skips validating it again
     per_rank = [{name: value for name, value in rank.items() if name not in BULKY} for rank in result.per_rank]
     for name, value in (("step_seconds", thin(result.step_seconds)), ("per_rank", per_rank)):
         object.__setattr__(light, name, value)
@@ -84,7 +84,7 @@ def slim(result: CellResult) -> CellResult:
 
 
 def thin(seconds: Sequence[float]) -> list[float]:
-    """Return the seconds of all steps, or the means of 400 equal stretches of them, the last steps left over."""
+    """Return the seconds of all steps, or the means of 400 equal stretches; steps left over at the end are dropped."""
     size = len(seconds) // STRETCHES
     if size < 2:
         return list(seconds)

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the report, or show the tables; what is missing is said, and is no error here."""
+    """Write the report, or show the tables. Missing results are listed; they are no error here."""
     run = load_run(args.run, to_stderr)
     print(screen_text(run) if args.show else f"Report: {write_report(run)}")
     return 0

@@ -1,4 +1,4 @@
-"""`python -m benchmarks states`: what `plan` says that models of the claims hold, as the table the ledger checks by."""
+"""`python -m benchmarks states`: the bytes that `plan` predicts for the claims' models, as a table for the ledger."""
 
 import argparse
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ from benchmarks.core.registry import MODELS
 from resireduce.scheme import load
 
 SETTINGS = (("baseline", None), ("w", None), ("2d", None), ("w+2d", None), ("baseline", "int4"))
-"""Scheme and residual_dtype of what claims about bytes compare."""
+"""The settings (scheme, residual_dtype) that claims about bytes compare."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the table. It takes minutes: the largest models are gone through tensor by tensor."""
+    """Write the table. This takes minutes, as it goes through the largest models tensor by tensor."""
     writable("output", args.output)
     save_json({"made_by": "python -m benchmarks states", "models": states(claimed_models())}, args.output)
     print(args.output)
@@ -31,13 +31,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def claimed_models() -> list[str]:
-    """Return all models of claims about bytes, the paper's and those that stand in for them, in order."""
+    """Return all models of claims about bytes, the paper's and their small stand-ins, in order."""
     scopes = [scope for claim in load_claims().claims for scope in (claim.paper, claim.small) if scope]
     return list(dict.fromkeys(model for scope in scopes for model in scope.models))
 
 
 def states(models: Iterable[str]) -> dict[str, Any]:
-    """Return by model the bytes of parameters and optimizer states, and those of residuals by setting."""
+    """Return, by model, the bytes of parameters, gradients and optimizer states, and those of residuals by setting."""
     found = {}
     for model in models:
         whole = load("benchmarks.training.plan_of_cell:plan_of")(Cell(model=model, scheme="baseline"))
@@ -48,7 +48,7 @@ def states(models: Iterable[str]) -> dict[str, Any]:
 
 
 def residuals_bytes(model: str, scheme: str, residual_dtype: str | None) -> int:
-    """Return what `plan` says of residuals: they do not depend on the optimizer, so the quickest is taken."""
+    """Return the planned bytes of residuals. They do not depend on the optimizer, so the quickest one is used."""
     import torch
 
     from resireduce.plan import plan

@@ -1,7 +1,7 @@
-"""Means with their 95 % intervals, and what these allow to say.
+"""Means with their 95 % intervals, and the conclusions that these allow.
 
-Intervals are Student's t with n - 1 degrees of freedom: of a mean over seeds, and of the mean of differences between
-two settings seed by seed, which is narrower where a seed moves both alike.
+Intervals are Student's t with n - 1 degrees of freedom, of a mean over seeds, or of the mean of the differences
+between two settings seed by seed. The latter is narrower if a seed moves both settings alike.
 """
 
 import math
@@ -24,7 +24,7 @@ class Interval:
 
     @property
     def verdict(self) -> str:
-        """What the interval allows to say of a difference from zero, in a word or three."""
+        """The conclusion that the interval allows about a difference from zero, in one to three words."""
         if self.half_width is None:
             return "n = 1"
         if abs(self.mean) <= self.half_width:
@@ -42,10 +42,10 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the median of independent `values`, one at least, and the two of them that its 95 % interval ends with.
+    """Return the median of independent `values` (at least one) and the two values that bound its 95 % interval.
 
-    It needs no distribution: at each end as many values are left out as heads in so many tosses of a coin, or fewer,
-    have a probability of 2.5 % at most. Of fewer than six values none is.
+    It assumes no distribution. At each end k values are left out: the largest k for which at most k heads in n tosses
+    of a coin have a probability of at most 2.5 %. With fewer than six values even their full range has less than 95 %.
     """
     ordered, n, left_out = sorted(values), len(values), 0
     while sum(math.comb(n, heads) for heads in range(left_out + 2)) <= 2**n * (1 - CONFIDENCE) / 2:
@@ -59,9 +59,9 @@ def paired(values: Mapping[int, float], others: Mapping[int, float]) -> list[flo
 
 
 def p_beyond(found: Interval, limit: float, degrees: int | None = None) -> float | None:
-    """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if its interval leaves it out.
+    """Return the two-sided p-value of the mean being `limit`: below 0.05 if and only if the interval excludes `limit`.
 
-    degrees: of freedom, n - 1 if not given. None without an interval.
+    degrees: degrees of freedom; n - 1 if not given. Returns None without an interval.
     """
     if found.half_width is None:
         return None
@@ -80,7 +80,7 @@ def t_quantile(probability: float, degrees: int) -> float:
 def power(n: int, room: float) -> float:
     """Return how often the interval of n values whose true mean is zero ends below `room` standard deviations.
 
-    That is the chance that a variable of the noncentral t distribution with n - 1 degrees of freedom is above the
-    quantile of the interval.
+    This is the probability that a noncentral t variable with n - 1 degrees of freedom exceeds the quantile of the
+    interval.
     """
     return float(1 - nctdtr(n - 1, room * math.sqrt(n), t_quantile((1 + CONFIDENCE) / 2, n - 1)))

@@ -1,4 +1,4 @@
-"""What a table is, and what all tables share: settings, their baseline, views by model."""
+"""The table type, and what all tables share: settings, their baseline, views by model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from benchmarks.core.record import CellResult
 
 CELL_COLUMNS = tuple(name for name in CELL_FIELDS if name != "seed")
 SAME_WORK = ("model", "world_size", "backend", "data", "batch_per_rank", "length", "released")
-"""What a setting and its baseline share in any comparison."""
+"""Fields in which a setting and its baseline must agree in any comparison."""
 BASELINE = {
     "compressor": "topk",
     "scheme": "baseline",
@@ -28,37 +28,37 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Records hold raw values, units in the column names; head and body are the view for people."""
+    """Records hold raw values, with units in the column names; head and body are the view for people."""
 
     name: str
     title: str
     reading: str
-    """How to read it: what is better."""
+    """How to read the table, and which direction is better."""
     records: list[Record]
     head: list[str]
     body: list[list[str]]
     figure: str = ""
-    """The function from records to the figure's specification, as "module:function": loaded only where one is drawn."""
+    """Function from records to the figure's specification, as "module:function"; loaded only when a figure is drawn."""
     text_columns: int = 1
-    """How many columns at the left are text."""
+    """Number of text columns at the left."""
     group_starts: tuple[int, ...] = ()
     """Rows at which another model begins."""
     notes: list[str] = field(default_factory=list)
     lacks: tuple[tuple[str, str], ...] = ()
-    """What a run has no records for, each with the command that makes them: the page has one list of all tables'."""
+    """What the run has no records for, each with the command that makes them; the page has one list for all tables."""
     fills: str = ""
-    """The note below the table, in files and on a screen, that says how what it lacks is made."""
+    """Note below the table, in files and on a screen, that says how to make what is missing."""
     drawn: list[Record] | None = None
-    """What the figure shows, where that is not the records."""
+    """The records that the figure shows, if they differ from `records`."""
     terms: tuple[tuple[str, str], ...] = ()
-    """What its rows are called, each with what is to be said of it: folded, on the page alone."""
+    """Names of the rows, each with its explanation; folded, on the page only."""
     columns: tuple[str, ...] = ()
-    """What of the records each column of body shows, "" for none; only where both have the same rows. The page sorts
-    by these, and without them by the numbers that are shown."""
+    """The record key that each column of body shows, "" for none; only if both have the same rows. The page sorts by
+    these values, or without them by the numbers that are shown."""
 
     @property
     def all_notes(self) -> list[str]:
-        """The notes that stand below it where there is no list of what is missing."""
+        """Notes to print below the table where there is no list of what is missing."""
         return [*self.notes, *([self.fills] if self.fills else [])]
 
 
@@ -69,9 +69,9 @@ def setting_record(setting: Cell, results: Sequence[CellResult]) -> Record:
 
 
 def baseline_results(run: Run, setting: Cell) -> list[CellResult]:
-    """Return the results of what a setting's memory and speed are a share of: top-k, full residual, kept gradients.
+    """Return the results that a setting's memory and speed are compared with: top-k, full residual, kept gradients.
 
-    It does the same work. Where that leaves a choice, the density and steps nearest to setting's are taken, all seeds.
+    They do the same work. If several qualify, those nearest to the setting in steps and density are taken, all seeds.
     """
     nearest = min(
         finished_like(run, setting, SAME_WORK, BASELINE),
@@ -87,7 +87,7 @@ def by_seed(results: Sequence[CellResult]) -> dict[int, float]:
 
 
 def finished_like(run: Run, setting: Cell, same: Sequence[str], wanted: dict[str, Any]) -> list[Cell]:
-    """Return the settings that have results, the wanted values, and those that setting has of the fields same."""
+    """Return the settings that have results, the `wanted` values, and the values of `setting` in the fields `same`."""
 
     def by_values() -> dict[tuple[Any, ...], list[Cell]]:
         finished = (other for other, results in run.settings().items() if results)
@@ -101,9 +101,9 @@ def finished_like(run: Run, setting: Cell, same: Sequence[str], wanted: dict[str
 def by_model(
     run: Run, records: Sequence[Record], text: Callable[[Record], str], headings: dict[str, str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Return head and body of a view with a row a scheme and a column a model, of records of all settings.
+    """Return head and body of a view of the records of all settings, with one row per scheme and one column per model.
 
-    text: what it shows of a record; of a setting of which no seed finished it shows the status.
+    text: the text of a record; a setting of which no seed finished shows its status instead.
     """
     settings = list(run.settings())
     labels = short_labels(settings)
@@ -117,6 +117,6 @@ def by_model(
 
 
 def hole_text(run: Run, setting: Cell) -> str:
-    """Return the status of a setting of which no seed finished: the first missing cell's."""
+    """Return the status of a setting without a finished seed, taken from its first missing cell."""
     hole = run.hole_of(setting)
     return hole.status if hole else ABSENT

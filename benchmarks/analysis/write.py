@@ -12,7 +12,7 @@ from benchmarks.analysis.table import Table
 
 
 def to_csv(table: Table) -> str:
-    """Return the records with full precision; empty where there is no value."""
+    """Return the records with full precision; missing values are empty."""
     file = io.StringIO()
     writer = csv.DictWriter(file, fieldnames=list(table.records[0]) if table.records else [], lineterminator="\n")
     writer.writeheader()
@@ -21,7 +21,7 @@ def to_csv(table: Table) -> str:
 
 
 def to_markdown(table: Table, holes: Sequence[Hole]) -> str:
-    """Return title, reading, table, notes and what is missing."""
+    """Return title, reading, table, notes and the list of what is missing."""
     rows = _aligned(table)
     ends = ["-" if column < table.text_columns else ":" for column in range(len(table.head))]
     rule = [f"{'-' * (len(cell) + 1)}{end}" for cell, end in zip(rows[0], ends, strict=True)]
@@ -33,7 +33,7 @@ def to_markdown(table: Table, holes: Sequence[Hole]) -> str:
 
 
 def to_screen(table: Table) -> str:
-    """Return the table in columns, models apart, for a terminal."""
+    """Return the table in columns for a terminal, with models set apart."""
     head, *body = ("  ".join(row).rstrip() for row in _aligned(table))
     lines = [table.title.upper(), *_wrap(table.reading), "", head, "─" * len(head)]
     for index, row in enumerate(body):
@@ -50,7 +50,7 @@ def to_list(holes: Sequence[Hole]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and mappings as JSON, empty ones as nothing."""
+    """Return lists and mappings as JSON, empty ones as ""."""
     if isinstance(value, list | dict):
         return json.dumps(value) if value else ""
     return value
@@ -61,7 +61,7 @@ def _wrap(text: str) -> list[str]:
 
 
 def _aligned(table: Table) -> list[list[str]]:
-    """Head and rows, the entries of a column as wide as its widest."""
+    """Return head and rows, with each column padded to its widest entry."""
     rows = [table.head, *table.body]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = [str.ljust if column < table.text_columns else str.rjust for column in range(len(widths))]
@@ -96,17 +96,17 @@ SPECIAL = {
     "\N{BLACK DIAMOND}": r"$\diamond$",
     "\n": " ",
 }
-"""What LaTeX would read otherwise, or an older one does not know."""
+"""Characters that LaTeX would interpret, or that an older LaTeX does not know."""
 ESCAPES = str.maketrans(SPECIAL)
 
 
 def escape(text: str) -> str:
-    """Return text as LaTeX that shows it."""
+    """Return the LaTeX source that shows `text`."""
     return text.translate(ESCAPES)
 
 
 def to_latex(table: Table) -> str:
-    """Return a table with its title, how to read it, and its notes, to be \\input in a document."""
+    """Return a table with its title, how to read it, and its notes, for \\input in a document."""
     columns = "".join("l" if column < table.text_columns else "r" for column in range(len(table.head)))
     head = f"{_latex_line(table.head)}\n\\midrule"
     title = escape(table.title)

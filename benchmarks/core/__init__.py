@@ -1,1 +1,1 @@
-"""What a cell is and what comes of it: cells, matrices, recipes, records; all other rooms stand on it."""
+"""Cells, matrices, recipes and records; all other packages of the suite build on this one."""

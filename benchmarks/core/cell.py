@@ -17,18 +17,18 @@ DATA = ("real", "synthetic")
 """Synthetic data are random inputs of the right shapes, for memory and speed; weights are then random too."""
 
 ELEMENTWISE = ("sgd", "adamw")
-"""Optimizers of recipes that `resireduce.distribute` takes with slices: torch's own."""
+"""Optimizers of recipes that `resireduce.distribute` accepts with slices: torch's own."""
 SMALLEST_SLICE = 1 << 10
-"""Bytes of the smallest slice: the least that `resireduce.distribute` takes."""
+"""Bytes of the smallest slice that `resireduce.distribute` accepts."""
 SHORTEST = 8
-"""Tokens of a text at least: room for a question, an answer and what marks them."""
+"""Smallest number of tokens of a text: room for a question, an answer and their markers."""
 NAME_LISTS = ("released", "observe")
 """Fields of a cell that are themselves lists of names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One training run. What a cell does not name (learning rate, batch, ...) its model's workload gives."""
+    """One training run. Settings that a cell does not name (learning rate, batch, ...) are its model's workload's."""
 
     model: str
     compressor: str = "topk"
@@ -37,7 +37,7 @@ class Cell:
     residual_dtype: str | None = None
     """None stores residuals in the gradient's own type."""
     density: float = 0.01
-    """Share of elements sent; with a compressor that sends all it is always 1."""
+    """Share of elements sent; always 1 with a compressor that sends all of them."""
     seed: int = 0
     world_size: int = 2
     nodes: int | None = None
@@ -53,21 +53,21 @@ class Cell:
     length: int | None = None
     """Tokens of a sample; None takes the workload's."""
     released: tuple[str, ...] = ()
-    """What the paper's released code did otherwise and this cell does too: names in the workload's `released`."""
+    """Deviations of the paper's released code that this cell reproduces: names in the workload's `released`."""
     options: Any = ()
-    """Options of the scheme's residuals, given as a mapping, held so that it can be hashed: `core.scheme_options`."""
+    """Options of the scheme's residuals, given as a mapping, stored in a hashable form: `core.scheme_options`."""
     observe: tuple[str, ...] = ()
-    """What is observed beside the usual: names in OBSERVATIONS and WATCHES of `benchmarks.core.registry`."""
+    """Additional observations: names in OBSERVATIONS and WATCHES of `benchmarks.core.registry`."""
     hierarchy: str = "flat"
-    """Whether every rank compresses by itself, or the ranks of a node together: a slice of their mean each."""
+    """Whether every rank compresses by itself, or each rank of a node compresses a slice of the node's mean."""
     ranks_per_node: int | None = None
-    """Ranks that count as one node where the hierarchy is of nodes; None: all that share a machine."""
+    """Ranks that count as one node if the hierarchy is by nodes; None: all ranks that share a machine."""
     merge: Any = "none"
-    """Which compressed tensors travel in one message: a name, bytes, or lists of names, held so that they can be
-    hashed: `core.merge_option`."""
+    """Which compressed tensors travel in one message: a name, bytes, or lists of names, stored in a hashable form:
+    `core.merge_option`."""
     slices: int | bool | None = None
-    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: shares of what is
-    trained, as `resireduce.distribute` has them; None: they are whole."""
+    """Bytes of the slices in which gradients and averages of large tensors are made and used; True: shares of the
+    trained parameters, as `resireduce.distribute` defines them; None: no slices."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -177,14 +177,14 @@ class Cell:
                 )
 
     def _set_names(self, field: str, allowed: Iterable[str]) -> None:
-        """Check a list of names, and put it into one order."""
+        """Check a list of names, and put it into a fixed order."""
         given = getattr(self, field)
         allow(field, given, isinstance(given, list | tuple), "a list of names")
         object.__setattr__(self, field, tuple(sorted({choose(field, name, allowed) for name in given})))
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Build a cell from plain values. Raises ConfigError, one line, for what is unknown, missing or not allowed."""
+        """Build a cell from plain values. Raises ConfigError, one line, for unknown, missing or disallowed values."""
         known_keys("cell", values, CELL_FIELDS)
         if "model" not in values:
             raise ConfigError(f"model: missing; allowed: {', '.join(sorted(WORKLOADS))}")
@@ -198,27 +198,27 @@ class Cell:
 
     @property
     def update(self) -> str:
-        """When parameters change. Without compression streamed gradients would wait for the step; used and freed in the
-        backward pass they are the floor of what memory training needs. Ranks of a node gather averages in the step, and
-        slices are used there."""
+        """When parameters change. Uncompressed streamed gradients are used and freed in the backward pass instead of
+        waiting for the step: this is the least memory that training needs. Averages gathered within a node, and slices,
+        are used in the step."""
         plain = (self.compressor, self.gradients, self.hierarchy, self.slices) == ("none", "streamed", "flat", None)
         return "in_backward" if plain else "in_step"
 
     @property
     def data_name(self) -> str | None:
-        """Name in `benchmarks.core.registry.DATASETS` of what it trains on; None where the data are always at hand."""
+        """Name in `benchmarks.core.registry.DATASETS` of the training data; None if installed packages contain them."""
         return "wikitext-2" if "wikitext-2" in self.released else WORKLOADS[self.model].data
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names in `benchmarks.core.registry.DATASETS` of all that it reads; nothing with synthetic data."""
+        """Names in `benchmarks.core.registry.DATASETS` of everything that it reads; none with synthetic data."""
         workload = WORKLOADS[self.model]
         names = (self.data_name, workload.vocabulary, workload.weights) if self.data == "real" else ()
         return tuple(name for name in names if name)
 
     @property
     def name(self) -> str:
-        """Unique name, safe as a file name; the rarer fields are in it only where they are not the default."""
+        """Unique name, safe as a file name; it contains the rarer fields only where they differ from the default."""
         parts = [self.model, self.compressor, self.scheme, self.gradients]
         parts += [self.residual_dtype] if self.residual_dtype else []
         parts += [f"d{self.density!r}"] if COMPRESSORS[self.compressor].selects else []

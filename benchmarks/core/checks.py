@@ -1,4 +1,4 @@
-"""Checks of plain values from files: what is wrong is said in one line, with the field, the value, what is allowed."""
+"""Checks of plain values from files. Errors are one line with the field, the value and what is allowed."""
 
 import math
 import sys
@@ -19,7 +19,7 @@ Check = Callable[[Any], bool]
 
 @contextmanager
 def within(where: object) -> Iterator[None]:
-    """Have a ConfigError say first where it was found: in which file, part or cell."""
+    """Prefix any ConfigError with the place where it was found: the file, part or cell."""
     try:
         yield
     except ConfigError as error:
@@ -27,7 +27,7 @@ def within(where: object) -> Iterator[None]:
 
 
 def allow(field: str, value: Any, is_allowed: object, allowed: str) -> Any:
-    """Return value if it is allowed; `allowed` says in the message what is."""
+    """Return value if it is allowed; `allowed` describes the allowed values in the message."""
     if not is_allowed:
         raise ConfigError(f"{field}: {value!r} is not allowed; give {allowed}")
     return value
@@ -41,7 +41,7 @@ def mapping(where: str, given: Any) -> dict[str, Any]:
 
 
 def several(where: str, given: Any) -> list[Any]:
-    """Return given if it is a list of at least one."""
+    """Return given if it is a list of at least one element."""
     return list(allow(where, given, isinstance(given, list | tuple) and given, "a list of at least one"))
 
 
@@ -76,7 +76,7 @@ def seconds(field: str, value: str | float) -> float:
 
 
 def is_number(value: object) -> bool:
-    """Say whether value is a number that a float can hold, NaN and infinity included (True and False are none)."""
+    """Say whether value is a number that a float can hold, NaN and infinity included (True and False do not count)."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return isinstance(value, float) or abs(value) < LARGEST
@@ -88,12 +88,12 @@ def is_text(value: object) -> bool:
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
-    """Say whether all are numbers; one type at a time, since long trainings have hundreds of thousands of steps."""
+    """Say whether all are numbers; checked by type, since long trainings have hundreds of thousands of steps."""
     return set(map(type, values)) <= {float} or all(is_number(value) for value in values if type(value) is not float)
 
 
 def first_twice(values: Iterable[T]) -> T | None:
-    """Return the first value that is there twice or more; None if each is there once."""
+    """Return the first value that occurs more than once; None if there is none."""
     return next((value for value, count in Counter(values).items() if count > 1), None)
 
 
@@ -107,11 +107,11 @@ TYPES: Mapping[Any, tuple[str, Check]] = {
     list[float]: ("a list of numbers", lambda value: isinstance(value, list | tuple) and are_numbers(value)),
     list[dict[str, Any]]: ("a list of mappings", lambda value: all_of(value, dict)),
 }
-"""What is allowed in a field of a dataclass, by its type, and the check of it."""
+"""For each type of a dataclass field: the allowed values in words, and their check."""
 
 
 def all_of(values: object, kind: type | tuple[type, ...]) -> bool:
-    """Say whether these are a list of values of a kind."""
+    """Say whether values is a list whose elements are all of this kind."""
     return isinstance(values, list | tuple) and all(isinstance(value, kind) for value in values)
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks cells`: what a config, and those that it extends, stand for, before anything runs. No torch."""
+"""`python -m benchmarks cells`: lists the cells of a config, including those it extends. Imports no torch."""
 
 import argparse
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from resireduce.errors import ConfigError
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is there twice, which YAML would let the last one win."""
+    """Refuses duplicate keys, of which YAML would silently take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         try:
@@ -50,9 +50,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
-    """Return the mapping in a YAML file, with what it extends put together with it, and with `part` put in if given.
+    """Return the mapping in a YAML file, merged with the config that it extends, and with `part` set if given.
 
-    Raises ConfigError, one line with the place of what is wrong.
+    Raises ConfigError, one line with the place of the error.
     """
     config = read_yaml(path)
     with within(path):
@@ -61,7 +61,7 @@ def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file as it stands there. Raises ConfigError as read_config does."""
+    """Return the mapping in a YAML file unchanged. Raises ConfigError as read_config does."""
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
@@ -80,16 +80,16 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 EXTENDS = "extends"
 TOGETHER = ("defaults", "matrix", "parts", ONLY, INSTEAD)
-"""What of the two configs is put together, and how; all else is this config's own."""
+"""Keys by which the two configs are merged; everything else comes from this config alone."""
 
 
 def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return config without `extends`: with the matrix and the parts of the config that it names, if it names one.
+    """Return config with `extends`, if present, replaced by the matrix and the parts of the config that it names.
 
-    The name is a file's, relative to folder, which read reads. Each entry keeps the defaults of its own file, so that
-    its cells are those of that file, but for what `only` and `instead` say of them; defaults are no longer apart.
-    Raises ConfigError, one line, for a file that cannot be read or extends another one itself, for a part that both
-    have, and for `only` and `instead` that take what is not there.
+    It names a file, relative to folder, which read reads. Defaults are written into the entries of their own file, so
+    that its cells stay the same except for the changes that `only` and `instead` make. Raises ConfigError, one line,
+    for a file that cannot be read or itself extends another one, for a part that both configs have, and for `only` and
+    `instead` that choose what does not exist.
     """
     config = dict(config)
     if EXTENDS not in config:
@@ -112,7 +112,7 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
 
 def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:
     """Return matrix and parts with all defaults written into their entries."""
-    chosen_parts({key: config[key] for key in config if key == "parts"})  # that parts are mappings
+    chosen_parts({key: config[key] for key in config if key == "parts"})  # checks that parts are mappings
     usual = known_keys(f"{where}defaults", config.get("defaults") or {}, CELL_FIELDS)
     matrix = _entries(f"{where}matrix", usual, config["matrix"]) if "matrix" in config else []
     parts = {}

@@ -1,4 +1,4 @@
-"""Hashes of what files hold, and of what pretrained weights depend on: what changed is made anew, not what is newer."""
+"""Hashes of file contents and of what pretrained weights depend on: changed content, not a new date, means rebuild."""
 
 import hashlib
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from resireduce.errors import ConfigError
 
 LIBRARY = ("resireduce",)
 TRAINING = ("benchmarks/core", "benchmarks/data", "benchmarks/training", "benchmarks/launching")
-"""The rooms that a cell's result comes from."""
+"""The packages of the suite that determine a cell's result."""
 PRETRAINING = (
     "benchmarks/training/models",
     "benchmarks/training/tasks",
@@ -32,7 +32,7 @@ SUFFIXES = (".py", ".c", ".j2", ".css", ".js", ".json", ".md", ".txt", ".csv", "
 
 
 def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
-    """Return 12 hex digits over names and bytes of the source files at or below paths; missing paths hold nothing."""
+    """Return 12 hex digits over names and bytes of the source files at or below paths; missing paths count as empty."""
     digest = hashlib.sha256()
     for path in paths:
         for file in _sources(root / path):
@@ -42,7 +42,7 @@ def content_hash(paths: Iterable[str], root: Path = ROOT) -> str:
 
 
 def check_syntax(paths: Iterable[str], root: Path = ROOT) -> None:
-    """Raise ConfigError, one line with the place, for source code at or below paths that is no Python."""
+    """Raise ConfigError, one line with the place, for source code at or below paths that is not valid Python."""
     for path in paths:
         for file in _sources(root / path):
             if file.suffix == ".py":
@@ -64,7 +64,7 @@ def _sources(path: Path) -> list[Path]:
 
 
 PACKAGES = ("torch", "transformers", "scikit-learn", "numpy")
-"""What the data and the arithmetic come from."""
+"""Packages that provide the data and the arithmetic."""
 
 
 def get_packages() -> str:
@@ -75,8 +75,8 @@ def get_packages() -> str:
 def get_pretrained(model: str, image_content: str | None = None) -> str | None:
     """Return the file of the weights a model's cells start from; None if they start from scratch.
 
-    Its name holds a hash of all that they depend on, so that old weights are never taken for new ones: of the packages,
-    or of the content of the image that they are made in.
+    Its name contains a hash of everything that the weights depend on, so that old ones are never mistaken for new ones.
+    This includes the packages, or the content of the image in which the weights are made.
     """
     workload = WORKLOADS[model]
     if not workload.pretrain_steps:

@@ -1,4 +1,4 @@
-"""Whether what cells are to be trained on, and what their ranks are to talk over, is there. Imports no torch."""
+"""Checks that the devices and the communication backends that cells ask for are available. Imports no torch."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def wanted_device() -> str | None:
-    """Return the device that RESIREDUCE_DEVICE asks for; None: a GPU where there is one. Raises ConfigError."""
+    """Return the device that RESIREDUCE_DEVICE asks for; None: a GPU if there is one. Raises ConfigError."""
     value = os.environ.get(DEVICE_VARIABLE)
     return choose(DEVICE_VARIABLE, value, DEVICES) if value else None
 
@@ -25,7 +25,7 @@ def has_nvidia() -> bool:
 
 
 def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
-    """Raise ConfigError if Horovod is asked for and is not installed; `image` is what ranks run in, if it is one."""
+    """Raise ConfigError if `backend` is Horovod and it is not installed; `image` is the ranks' image, if any."""
     if backend == "horovod" and image is not None:
         if not image["versions"].get("horovod"):
             raise ConfigError(f"backend: 'horovod' cannot be used: image {image['name']} has no Horovod; take another")
@@ -34,7 +34,7 @@ def check_backend(backend: str, image: Mapping[str, Any] | None = None) -> None:
 
 
 def check_backends(cells: Iterable[Cell]) -> None:
-    """Raise ConfigError, one line with the first such cell, if cells are to talk over what is not installed."""
+    """Raise ConfigError, one line with the first such cell, if cells need a backend that is not installed."""
     for cell in cells:
         try:
             check_backend(cell.backend)

@@ -18,7 +18,7 @@ from benchmarks.core.checks import first_twice
 from resireduce.errors import ConfigError
 
 LARGEST_FILE = 2_000_000_000
-"""Bytes of JSON that are read: a record of many ranks and steps has a hundredth of it."""
+"""Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
 
 
 def finite(value: Any) -> Any:
@@ -35,7 +35,7 @@ def all_finite(value: Any) -> bool:
     if isinstance(value, dict):
         return all(map(all_finite, value.values()))
     if isinstance(value, list | tuple):
-        # Long lists are of numbers, or of pairs of them: many times faster than a call each.
+        # Long lists contain numbers or pairs of them: this is many times faster than one call for each.
         plain = set(map(type, value)) <= {float, int}
         return all(map(math.isfinite, value)) if plain else all(map(all_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
@@ -59,9 +59,9 @@ def save_bytes(data: bytes, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a file that takes the place of the one at path in one move at the end, and is gone if anything is raised.
+    """Yield a file that atomically replaces the one at path at the end, or is deleted if anything is raised.
 
-    A reader sees the old or the new content, also after a crash.
+    A reader sees either the old or the new content, even after a crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
@@ -80,7 +80,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def alone(path: Path, waiting: str = "") -> Iterator[None]:
-    """Hold a lock on a file, which the kernel drops however this process ends; say `waiting` if another one has it."""
+    """Hold a lock on a file, which the kernel drops however this process ends; print `waiting` if another has it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:
@@ -93,7 +93,7 @@ def alone(path: Path, waiting: str = "") -> Iterator[None]:
 
 
 def writable(field: str, path: Path) -> None:
-    """Make the folder of a file that will be written. Raises ConfigError, one line, if the file cannot be."""
+    """Make the folder of a file that will be written. Raises ConfigError, one line, if it cannot be written."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{field}: {path} is not a file; give the name of one")
     try:
@@ -107,9 +107,9 @@ def writable(field: str, path: Path) -> None:
 
 
 def load_json(path: Path) -> Any:
-    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a key twice.
+    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a duplicate key.
 
-    OSError also for a pipe or a device, which might never end, and for more than LARGEST_FILE bytes.
+    OSError is also raised for a pipe or a device, which might never end, and for more than LARGEST_FILE bytes.
     """
     status = path.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST_FILE:
@@ -121,14 +121,14 @@ def load_json(path: Path) -> Any:
 
 
 def try_json(path: Path) -> Any:
-    """Read strict JSON; None for what `load_json` does not read."""
+    """Read strict JSON; return None where `load_json` would raise."""
     with suppress(OSError, ValueError):
         return load_json(path)
     return None
 
 
 def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return key-value pairs as a mapping. Raises ValueError for a key that is there twice."""
+    """Return key-value pairs as a mapping. Raises ValueError for a duplicate key."""
     values = dict(pairs)
     if len(values) < len(pairs):
         raise ValueError(f"key {first_twice(key for key, _ in pairs)!r} is there twice")

@@ -1,4 +1,4 @@
-"""Network devices of this machine, by which of them others are reached, and how fast. Linux; standard library only."""
+"""Network devices of this machine: which one reaches a host, and how fast it is. Linux; standard library only."""
 
 import fcntl
 import os
@@ -13,15 +13,15 @@ GET_ADDRESS = 0x8915
 """SIOCGIFADDR of linux/sockios.h."""
 ANY_PORT = 9
 RATE = re.compile(r"^qdisc tbf .*\broot\b.*\brate (\S+)", re.MULTILINE)
-"""What `tc qdisc show` says of a device whose traffic a queue slows."""
+"""Output of `tc qdisc show` for a device whose traffic is slowed by a queue."""
 ANSWER_SECONDS = 10
 
 
 def interface_to(host: str) -> str:
-    """Return the device of the route to a host, to which nothing is sent. Raises ConfigError if there is none."""
+    """Return the device of the route to a host, without sending anything. Raises ConfigError if there is none."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-            handle.connect((host, ANY_PORT))  # of a datagram socket: only the route is looked up
+            handle.connect((host, ANY_PORT))  # a datagram socket only looks up the route
             own = handle.getsockname()[0]
     except OSError as error:
         raise ConfigError(f"interface: no route from {socket.gethostname()} to {host}: {error.strerror}") from None
@@ -42,9 +42,9 @@ def address_of(interface: str) -> str:
 
 
 def rate_limit(interface: str | None) -> str | None:
-    """Return the rate that a queue (tbf) slows what leaves by a device to, such as 100Mbit, as tc writes it.
+    """Return the rate to which a queue (tbf) limits a device's outgoing traffic, as tc writes it, such as 100Mbit.
 
-    None where there is none, where no device is named, and where there is no tc that could say it.
+    Return None if there is no such queue, if no `interface` is named, and if tc is not installed.
     """
     if not interface:
         return None

@@ -1,8 +1,8 @@
 """The itemised model states of one rank as a record holds them: every name and every usual shape once. No torch.
 
-`names` are those of the parameters, `shapes` theirs. Each of `kinds` (state, part, dtype) has in `of` the numbers of
-the names that it belongs to, in `shapes` what is not of the parameter's shape, by that number, `element_bytes` and in
-`bytes` its sum. `shared` has all members, by the first one's number. GPT-2 large so takes some 50 KB.
+`names` are the parameters' names, `shapes` their shapes. Each of `kinds` (state, part, dtype) has `of`, the numbers of
+the names that it applies to; `shapes`, by number, where a shape differs from the parameter's; `element_bytes`; and
+`bytes`, its sum. `shared` has the members of each group, by the first one's number. GPT-2 large takes some 50 KB.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from resireduce.planning.item import STATES, Item
 
 
 def pack(items: Iterable[Item]) -> dict[str, Any]:
-    """Return `items` as plain values for a record; `unpack` makes them again."""
+    """Return `items` as plain values for a record; `unpack` restores them."""
     names: dict[str, int] = {}
     shapes: list[list[int]] = []
     kinds: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -38,7 +38,7 @@ def pack(items: Iterable[Item]) -> dict[str, Any]:
 
 
 def unpack(packed: Mapping[str, Any]) -> list[Item]:
-    """Return the items of a record, by kind; [] of a record without any. KeyError and the like if they are damaged."""
+    """Return the items of a record, by kind; [] if it has none. Raises KeyError and the like if they are damaged."""
     items = []
     for kind in packed.get("kinds", ()):
         for number in kind["of"]:
@@ -52,9 +52,9 @@ def unpack(packed: Mapping[str, Any]) -> list[Item]:
 
 
 def items_problem(packed: Any, bytes_by_state: Mapping[str, int | None]) -> str | None:
-    """Return what is wrong with a record's items, in one line; None if all is right, or if it has none.
+    """Return what is wrong with a record's items, in one line; None if they are right or missing.
 
-    `bytes_by_state` is what they must add up to; what is None there is not compared.
+    `bytes_by_state` has the sums that they must have; those that are None are not compared.
     """
     if not isinstance(packed, dict):
         return f"{packed!r} is not a mapping"
@@ -73,7 +73,7 @@ def items_problem(packed: Any, bytes_by_state: Mapping[str, int | None]) -> str 
 
 
 def _wrong(packed: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong within, one line each."""
+    """Yield each error within, one line each."""
     names, shapes = packed["names"], packed["shapes"]
     if not is_count(packed["rank"]):
         yield f"rank: {packed['rank']!r} is not the number of a rank"

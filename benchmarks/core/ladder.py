@@ -1,6 +1,6 @@
-"""The ladder of memory: one rank's bytes by several methods, from the tensors up to the whole GPU. No torch.
+"""The memory ladder: one rank's bytes by several methods, from the tensors up to the whole GPU. No torch.
 
-The rungs answer different questions and are never mixed: `docs/measuring.md` says what is in each.
+The rungs answer different questions and are never mixed: `docs/measuring.md` says what each contains.
 """
 
 from collections.abc import Mapping
@@ -20,28 +20,28 @@ METHODS = {
 }
 """Name of every rung, from the bottom up, and how it is measured. The last two are the host's memory."""
 WARMUP, STEADY, EVALUATION = "warmup", "steady", "evaluation"
-"""Windows of time that peaks are kept apart by: steps of warm-up, training steps after it, evaluations."""
+"""Windows of time with separate peaks: warm-up steps, the training steps after them, evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One figure of one rank, in bytes; without one there is a reason."""
+    """One figure of one rank, in bytes, or the reason why there is none."""
 
     name: str
     """One of METHODS."""
     method: str
     bytes: int | None = None
-    """What was there before is included. Peaks: of training steps after warm-up, where they can be told apart."""
+    """Includes the baseline. For peaks: that of training steps after warm-up, where it can be told apart."""
     reason: str | None = None
     """Why there is no figure, in one line; None if there is one."""
     baseline_bytes: int | None = None
-    """What was there before: before CUDA began (NVML), before the model was built (all others)."""
+    """The bytes before CUDA began (NVML), or before the model was built (all others)."""
     warmup_bytes: int | None = None
-    """Peaks: most until the end of warm-up."""
+    """For peaks: the most until the end of warm-up."""
     evaluation_bytes: int | None = None
-    """Peaks: most during evaluations."""
+    """For peaks: the most during evaluations."""
     flags: tuple[str, ...] = ()
-    """What makes the figure compare less well; see `docs/measuring.md`."""
+    """Conditions that make the figure less comparable; see `docs/measuring.md`."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a rung with both a figure and a reason for having none, or with neither."""
@@ -49,7 +49,7 @@ class Rung:
             raise ValueError(f"rung {self.name}: bytes {self.bytes!r} and reason {self.reason!r}; give one of them")
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the rung as plain values."""
         return asdict(self) | {"flags": list(self.flags)}
 
 
@@ -64,19 +64,19 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What lies between the itemised model states and the allocator, at one step boundary with gradients; in bytes."""
+    """The gap between itemised model states and allocator, in bytes, at one step boundary with gradients."""
 
     allocated_bytes: int
     baseline_bytes: int
     """Allocated before the model was built."""
     states_bytes: int
-    """The itemised model states that lie on the device, as not all step counters of optimizers do."""
+    """The itemised model states that lie on the device (some optimizers keep step counters on the host)."""
     buffers_bytes: int
     """The model's buffers (batch norm)."""
     workspaces_bytes: int
-    """cuBLAS's, which torch allocates; 0 if this torch cannot release them."""
+    """cuBLAS workspaces, which torch allocates; 0 if this torch cannot release them."""
     rounding_bytes: int
-    """What the allocator has added to requests: blocks of 512 bytes, and unsplit ends of large ones."""
+    """Bytes that the allocator added to requests: blocks of 512 bytes, and unsplit ends of large blocks."""
     other_bytes: int
     """The rest."""
 
@@ -92,7 +92,7 @@ class Ladder:
     """None without a GPU."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values: `ladder` (a list of rungs), `sampling`, `difference`."""
+        """Return plain values: `ladder` (a list of rungs), `sampling`, `difference`."""
         return {
             "ladder": [rung.as_dict() for rung in self.rungs],
             "sampling": None if self.sampling is None else asdict(self.sampling),
@@ -101,7 +101,7 @@ class Ladder:
 
 
 def rung_problem(rung: object) -> str | None:
-    """Return what is wrong with a rung as plain values, None if all is right."""
+    """Return what is wrong with a rung given as plain values, None if all is right."""
     if not isinstance(rung, Mapping) or not isinstance(rung.get("name"), str):
         return "a rung is a mapping with a name"
     try:

@@ -1,4 +1,4 @@
-"""From a config (defaults, a list of products, named parts) to the cells of a run. Standard library only."""
+"""Expands a config (defaults, a list of products, named parts) into the cells of a run. Standard library only."""
 
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -11,30 +11,30 @@ from benchmarks.core.merge_option import is_plan
 from resireduce.errors import ConfigError, choose
 
 KEYS = ("part", "defaults", "matrix", "parts")
-"""What of a config makes its cells."""
+"""Keys of a config that define its cells."""
 IMAGE_KEYS = ("runtime", "image", "network")
-"""What of a config says where its cells run."""
+"""Keys of a config that say where its cells run."""
 WHOLE = "matrix"
-"""The name of what stands in a config outside of its parts."""
+"""Name of the part that stands for cells outside of all parts."""
 WORDS = ("title", "about")
-"""What a part has for people."""
+"""Keys of a part that are descriptions for readers."""
 MOST_CELLS = 100_000
-"""Most cells of an entry: lists whose product nobody meant would fill the memory."""
+"""Most cells of an entry: an unintended product of long lists would fill the memory."""
 
 
 def expand(config: Mapping[str, Any]) -> list[Cell]:
-    """Return the cells of a config, each once, also those that several parts have.
+    """Return the cells of a config, each once, even if several parts contain it.
 
     {"defaults": {field: value}, "matrix": [entry], "parts": {name: {"title", "about", "defaults", "matrix"}},
     "part": names}: matrix or parts may be missing; an entry, {field: value or list of values}, stands for the product
-    of its lists; a part's defaults come before the config's; `part` says which of the parts count, none means all.
+    of its lists; a part's defaults override the config's; `part` says which of the parts count, none means all.
     Raises ConfigError, one line that names part, entry, field and value.
     """
     return list(dict.fromkeys(cell for cells in expand_parts(config).values() for cell in cells))
 
 
 def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
-    """Return the cells of each part that counts, by its name; those outside of parts are `WHOLE`."""
+    """Return the cells of each part that counts, by its name; those outside of parts are under `WHOLE`."""
     known_keys("config", dict(config), KEYS)
     chosen = chosen_parts(config)
     usual = known_keys("defaults", config.get("defaults") or {}, CELL_FIELDS)
@@ -49,7 +49,7 @@ def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
 
 
 def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
-    """Return the names in `part`, a text with commas or a list; None if there is none, so that all count."""
+    """Return the names in `part`, a comma-separated text or a list; None without `part`, so that all count."""
     parts = config.get("parts") or {}
     for name, part in mapping("parts", parts).items():
         known_keys(f"part {name}", part, (*WORDS, "defaults", "matrix"))
@@ -80,8 +80,8 @@ def _entry_cells(where: str, defaults: dict[str, Any], entry: Any) -> Iterable[C
 
 
 def _choices(where: str, name: str, value: Any) -> list[Any]:
-    # A cell's `released` is itself a list: one list of names is one choice, a list of lists are several.
-    # So is its `merge`, if that is a list: of lists of names.
+    # A cell's `released` is itself a list: one list of names is one choice, a list of lists is several.
+    # So is its `merge`, if that is a list of lists of names.
     several = isinstance(value, list) and (name not in NAME_LISTS or any(isinstance(item, list) for item in value))
     several = several and not (name == "merge" and is_plan(value))
     choices = value if several else [value]
@@ -90,7 +90,7 @@ def _choices(where: str, name: str, value: Any) -> list[Any]:
 
 
 def _number_from_yaml(where: str, name: str, value: Any) -> Any:
-    """YAML 1.1 reads 1e-3 as text: say so, instead of only that text is no number."""
+    """Explain that YAML 1.1 reads 1e-3 as text, instead of saying only that a text is not a number."""
     if name == "density" and isinstance(value, str):
         try:
             meant = float(value)

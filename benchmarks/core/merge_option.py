@@ -1,4 +1,4 @@
-"""How a cell's tensors travel together: checked before anything runs, without torch. Standard library only."""
+"""Checks which of a cell's tensors are to travel together, before anything runs. Standard library only."""
 
 import json
 from typing import Any
@@ -12,9 +12,9 @@ CURE = f"give {', '.join(MERGES)}, a number of bytes, or lists of names of param
 
 
 def freeze(merge: Any, compressor: str) -> Any:
-    """Return `merge`, as `resireduce.distribute` has it, in a form that can be hashed.
+    """Return `merge`, as `resireduce.distribute` takes it, in a hashable form.
 
-    Raises ConfigError, one line, for what it may not be, and for a `compressor` whose payloads cannot travel together.
+    Raises ConfigError, one line, for a value that is not allowed, or a `compressor` whose payloads cannot be merged.
     """
     if isinstance(merge, str) and dear_bytes(merge) is None:
         choose("merge", merge, MERGES)
@@ -33,9 +33,9 @@ def freeze(merge: Any, compressor: str) -> Any:
 
 
 def refuse_dear(merge: Any, **given: str) -> None:
-    """Raise ConfigError, one line, if frozen `merge` is DeAR's and a field of a cell, `given` by name, does not fit.
+    """Raise ConfigError, one line, if frozen `merge` is DeAR's and a cell's field, `given` by name, conflicts with it.
 
-    It needs compressor none, gradients kept and hierarchy flat.
+    DeAR needs compressor none, gradients kept and hierarchy flat.
     """
     needed = {"compressor": "none", "gradients": "kept", "hierarchy": "flat"}
     for field, value in given.items() if dear_bytes(merge) is not None else ():
@@ -58,7 +58,7 @@ def is_plan(merge: Any) -> bool:
 
 
 def name(merge: Any) -> list[str]:
-    """Return frozen `merge` as a part of a file's name, none where nothing is merged; lists are hashed."""
+    """Return frozen `merge` as parts of a file name, none if nothing is merged; lists are hashed."""
     if merge == "none":
         return []
     return [f"merge-{text(merge)}"]

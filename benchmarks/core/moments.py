@@ -1,8 +1,8 @@
 """The memory of one step over time as a record holds it: bytes of each kind of tensor at some moments. No torch.
 
-`bands` has for each of BANDS its bytes at moment after moment, all in bytes and as many as the others, or one number
-where they never change; `changes` is how many moments there were before they were thinned, `rank` of which rank they
-are. Moments are counted in operations that make or free a tensor, not in seconds. 5 to 10 KB of a record.
+`bands` has for each of BANDS a list of its bytes at each moment, equally long for all, or one number where they never
+change; `changes` is the number of moments before thinning, `rank` the rank that was measured. Moments are counted in
+operations that make or free a tensor, not in seconds. This takes 5 to 10 KB of a record.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,15 @@ BANDS = {
     "gradients": "gradients, averages",
     "messages": "selections, messages",
 }
-"""Kinds of tensors, from the lowest to the highest in a picture, and what each is called for people."""
+"""Kinds of tensors, from the lowest to the highest in a picture, and the name of each for readers."""
 POINTS = 240
-"""Moments of a record, at most."""
+"""Largest number of moments in a record."""
 
 
 def thinned(moments: Sequence[Sequence[int]], points: int = POINTS) -> list[Sequence[int]]:
-    """Return at most `points` of `moments`, the fullest of each of as many equal stretches of them, in their order.
+    """Return at most `points` of `moments`: the fullest in each of `points` equal stretches, in their order.
 
-    The fullest of all is among them. moments: bytes of each of BANDS.
+    The fullest of all moments is among them. moments: bytes of each of BANDS.
     """
     size = max(1.0, len(moments) / points)
     stretches = [moments[int(i * size) : int((i + 1) * size)] for i in range(points)]
@@ -43,7 +43,7 @@ def pack_moments(moments: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def unpack_moments(packed: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """Return the bytes of each of BANDS at each moment of a record, in their order; [] of a record without any."""
+    """Return the bytes of each of BANDS at each moment of a record, in their order; [] if it has none."""
     bands = [packed["bands"][name] for name in BANDS] if packed else []
     count = max((len(held) for held in bands if isinstance(held, list)), default=1)
     columns = [held if isinstance(held, list) else [held] * count for held in bands]
@@ -51,9 +51,9 @@ def unpack_moments(packed: Mapping[str, Any]) -> list[tuple[int, ...]]:
 
 
 def moments_problem(packed: Any, peak_states_bytes: int | None) -> str | None:
-    """Return what is wrong with a record's moments, in one line; None if all is right, or if it has none.
+    """Return what is wrong with a record's moments, in one line; None if they are right or missing.
 
-    peak_states_bytes: what the fullest of them must hold; None is not compared.
+    peak_states_bytes: the total that the fullest moment must have; None is not compared.
     """
     if not isinstance(packed, dict):
         return f"{packed!r} is not a mapping"

@@ -1,4 +1,4 @@
-"""What NVML tells of a GPU's memory. Imports neither torch nor, until it is asked, NVML; makes no CUDA context."""
+"""Reads a GPU's memory through NVML. Imports no torch, and NVML only when it is asked; makes no CUDA context."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +9,11 @@ from typing import Any, Self
 
 NO_PROCESS = "NVML reports no process memory (PID namespace)"
 V1 = "nvml-v1"
-"""Flag: the driver knows only the older structure, whose used memory includes what the driver reserves."""
+"""Flag: the driver knows only the older structure, whose used memory includes the driver's reserved memory."""
 
 
 class NvmlUnavailable(Exception):
-    """NVML cannot be asked; the text says why, in one line."""
+    """NVML cannot be used; the text says why, in one line."""
 
 
 @dataclass(frozen=True)
@@ -22,27 +22,27 @@ class Idle:
 
     used_bytes: int | None
     pids: tuple[int, ...] = ()
-    """Processes that computed on it then: foreign ones."""
+    """Processes that computed on it then, all of them foreign."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One look at a GPU; where there is no figure there is a reason."""
+    """One reading of a GPU; each figure that is missing has a reason."""
 
     device_bytes: int | None = None
     device_reason: str | None = None
     process_bytes: int | None = None
     process_reason: str | None = None
     pids: tuple[int, ...] = ()
-    """Processes that compute on it, as NVML numbers them: in another PID namespace, not as this process is numbered."""
+    """Processes that compute on it, by NVML's PIDs, which may belong to another PID namespace than this process's."""
 
 
 class NvmlDevice:
     """One GPU, or one slice of a GPU (MIG).
 
     Args:
-        module: pynvml, or what behaves like it, initialised.
-        handle: NVML's.
+        module: pynvml, or a stand-in for it, initialised.
+        handle: NVML's handle of the device.
     """
 
     def __init__(self, module: Any, handle: Any):
@@ -50,10 +50,10 @@ class NvmlDevice:
         self.uuid = str(module.nvmlDeviceGetUUID(handle))
         self.is_mig = bool(_ask(module, lambda: module.nvmlDeviceIsMigDeviceHandle(handle)))
         self.knows_reserved = True
-        """Whether used memory is told apart from what the driver reserves (nvmlMemory_v2)."""
+        """Whether used memory is reported apart from what the driver reserves (nvmlMemory_v2)."""
 
     def read(self, pid: int | None = None) -> Reading:
-        """Look once. Never raises. pid: whose memory; None is this process's."""
+        """Read once; never raises. pid: the process whose memory is read; None: this one."""
         device_bytes = device_reason = None
         try:
             device_bytes = self._used()
@@ -76,18 +76,18 @@ class NvmlDevice:
         )
 
     def _used(self) -> int:
-        """Bytes in use, without what the driver reserves where it tells them apart."""
+        """Return the bytes in use, without the driver's reserved memory where NVML reports it apart."""
         module = self._module
         if self.knows_reserved:
             with suppress(module.NVMLError):
                 return int(module.nvmlDeviceGetMemoryInfo(self._handle, version=module.nvmlMemory_v2).used)
-        used = int(module.nvmlDeviceGetMemoryInfo(self._handle).used)  # or fails, too, and says why
+        used = int(module.nvmlDeviceGetMemoryInfo(self._handle).used)  # may fail too, and then says why
         self.knows_reserved = False
         return used
 
 
 def _ask(module: Any, question: Callable[[], Any]) -> Any:
-    """What NVML answers; None where it does not."""
+    """Return NVML's answer; None if it raises."""
     try:
         return question()
     except module.NVMLError:
@@ -95,7 +95,7 @@ def _ask(module: Any, question: Callable[[], Any]) -> Any:
 
 
 class Nvml:
-    """NVML, initialised. `module` is pynvml, or what behaves like it."""
+    """NVML, initialised. `module` is pynvml, or a stand-in for it."""
 
     def __init__(self, module: Any):
         self._module = module
@@ -108,7 +108,7 @@ class Nvml:
 
     @classmethod
     def load(cls) -> Self:
-        """Through package nvidia-ml-py. Raises NvmlUnavailable."""
+        """Load NVML through package nvidia-ml-py. Raises NvmlUnavailable."""
         try:
             return cls(import_module("pynvml"))
         except ImportError:
@@ -147,8 +147,8 @@ class Nvml:
         """Find the device that CUDA calls `uuid`. Raises NvmlUnavailable.
 
         Args:
-            uuid: as torch.cuda.get_device_properties(index).uuid has it, with or without GPU- or MIG- before it.
-            index: CUDA's, which counts visible devices only, and is never NVML's.
+            uuid: as torch.cuda.get_device_properties(index).uuid gives it, with or without the prefix GPU- or MIG-.
+            index: CUDA's, which counts visible devices only; NVML's may differ.
             visible: CUDA_VISIBLE_DEVICES, which may name slices of a GPU by UUIDs of their own.
         """
         names = _names(uuid, index, (visible or "").split(","))
@@ -171,7 +171,7 @@ class Nvml:
 
 
 def _names(uuid: str, index: int, visible: Sequence[str]) -> list[str]:
-    """Return what NVML may call the device, most exact first."""
+    """Return the names that NVML may have for the device, most specific first."""
     chosen = visible[index].strip() if index < len(visible) else ""
     bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
     return [*([chosen] if chosen.startswith("MIG-") else []), f"MIG-{bare}", f"GPU-{bare}"]

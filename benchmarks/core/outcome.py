@@ -1,4 +1,4 @@
-"""What one rank leaves: how it ended, what it measured, where it ran. Its launcher makes a record of all of them."""
+"""The outcome of one rank: how it ended, what it measured, where it ran. The launcher makes a record from all."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -9,7 +9,7 @@ from benchmarks.core.files import load_json, save_json
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a record takes from the outcome of rank 0 as it is."""
+    """The fields that a record takes unchanged from the outcome of rank 0."""
 
     metric_name: str | None = None
     higher_is_better: bool | None = None
@@ -25,36 +25,36 @@ class Measured:
     """After warm-up."""
     step_seconds: list[float] = field(default_factory=list)
     unit: str | None = None
-    """What throughput is counted in: images or tokens."""
+    """Unit of throughput: images or tokens."""
     units_per_second: float | None = None
     """Units of all ranks, after warm-up."""
     observations: dict[str, Any] = field(default_factory=dict)
-    """What the cell's `observe` asked for, as plain values by name; rank 0's."""
+    """Rank 0's results of the cell's `observe`, as plain values by name."""
     messages: list[list[str]] = field(default_factory=list)
     """Names of the tensors that travelled together at the end of training, if the cell's `merge` asked for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome(Measured):
-    """One rank's outcome. What it did not come to is None or empty."""
+    """One rank's outcome. Values that it did not get to measure are None or empty."""
 
     status: str
     """One of `benchmarks.core.record.STATUSES`."""
     reason: str | None = None
-    """One line; None if the rank came to its end."""
+    """One line; None if the rank finished."""
     failure: dict[str, Any] = field(default_factory=dict)
     """What is known of where and how it failed, by name."""
     peak_resident_bytes: int | None = None
-    """Most that its process had resident, if it failed; else it is in `memory`."""
+    """Peak resident memory of its process, if it failed; otherwise it is in `memory`."""
     memory: dict[str, Any] = field(default_factory=dict)
-    """Bytes by state, the ladder and the phases, as `training.measure` has them."""
+    """Bytes by state, the ladder and the phases, as `training.measure` returns them."""
     baseline_bytes: int | None = None
-    """Model states that top-k with full residuals and kept gradients would hold here."""
+    """Bytes of the model states that top-k with full residuals and kept gradients would hold here."""
     data_hash: str | None = None
     threads: int | None = None
     resumed_at_steps: list[int] = field(default_factory=list)
     earlier_seconds: float = 0.0
-    """Wall time of the runs that this one went on from."""
+    """Wall time of the earlier runs that this one resumed."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Device, libraries and settings that it ran with."""
 
@@ -68,5 +68,5 @@ class Outcome(Measured):
         save_json(self.to_dict(), path)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what there is of it as plain values."""
+        """Return the values that are neither None nor empty, as plain values."""
         return {name: value for name, value in asdict(self).items() if value not in (None, [], {})}

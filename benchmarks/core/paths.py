@@ -1,4 +1,4 @@
-"""Where things lie: the project, its runs, what can be made again, the user's cache. Imports no torch."""
+"""Paths of the project, its runs, files that can be rebuilt, and the user's cache. Imports no torch."""
 
 import os
 from pathlib import Path
@@ -14,12 +14,12 @@ IMAGES = CACHE / "images"
 
 
 def cache_folder() -> Path:
-    """Return the user's folder for what can be had again: $XDG_CACHE_HOME/resireduce, else ~/.cache/resireduce.
+    """Return the user's folder for files that can be fetched again: $XDG_CACHE_HOME/resireduce or ~/.cache/resireduce.
 
     Raises ConfigError for a user without a home.
     """
     home = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(home):  # others are to be ignored, says the XDG base directory specification
+    if os.path.isabs(home):  # the XDG base directory specification says to ignore relative paths
         return Path(home) / "resireduce"
     try:
         return Path.home() / ".cache/resireduce"

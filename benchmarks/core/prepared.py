@@ -1,4 +1,4 @@
-"""What `data prepare` leaves and cells read: a folder for each data set, with a manifest. Imports no torch."""
+"""The output of `data prepare` that cells read: a folder for each data set, with a manifest. Imports no torch."""
 
 import os
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class Prepared:
     """One prepared data set.
 
     `manifest` has `name`, `hash` (SHA-256 over the prepared files, in hexadecimal digits), `files` (name -> bytes) and
-    what else the data set notes, such as `source` and counts.
+    further notes of the data set, such as `source` and counts.
     """
 
     folder: Path
@@ -32,12 +32,12 @@ class Prepared:
 
 
 def find_root(given: str | os.PathLike[str] | None = None) -> Path:
-    """Return the folder of prepared data sets: the one given, that of RESIREDUCE_DATA, or `data`."""
+    """Return the folder of prepared data sets: the one given, the one in RESIREDUCE_DATA, or `data`."""
     return Path(given or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT)
 
 
 def open_prepared(name: str, root: Path) -> Prepared:
-    """Find a prepared data set. Raises ConfigError, one line with the command that prepares it, if it is not usable."""
+    """Open a prepared data set. Raises ConfigError, one line with the command that prepares it, if it is not usable."""
     cure = f"prepare it with: python -m benchmarks data prepare {name} --root {root}"
     folder = root / name
     try:

@@ -1,4 +1,4 @@
-"""How far something is that takes long: a line every few seconds, that logs can keep. Imports no torch."""
+"""Progress of long work: a line every few seconds, suitable for logs. Imports no torch."""
 
 import sys
 import time
@@ -9,11 +9,11 @@ T = TypeVar("T")
 Report = Callable[[str], None]
 """Takes a line of progress."""
 SECONDS = 5.0
-"""From one line to the next."""
+"""Time from one line to the next."""
 
 
 class Progress:
-    """Reports how far a long piece of work is: `done` of `total` so far, where that is known."""
+    """Reports the progress of a long piece of work: the amount done so far, of `total` if that is known."""
 
     def __init__(self, report: Report, what: str = "", total: int | None = None) -> None:
         """Say nothing yet."""
@@ -22,11 +22,11 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        """Since the work began."""
+        """Seconds since the work began."""
         return time.monotonic() - self._began
 
     def is_due(self) -> bool:
-        """Whether the last line is SECONDS old: then the next one is not, for so long."""
+        """Return whether the last line is SECONDS old; if so, start counting anew."""
         due = time.monotonic() - self._last >= SECONDS
         self._last = time.monotonic() if due else self._last
         return due
@@ -44,7 +44,7 @@ def to_stderr(line: str) -> None:
 
 
 def counted(what: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """Go through items, and say on the error stream how many are done, where that takes long."""
+    """Yield the items, and report on the error stream how many are done if it takes long."""
     progress = Progress(to_stderr, what, total)
     for number, item in enumerate(items, start=1):
         yield item

@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, machine. Imports no torch."""
+"""The origin of a result: code, versions, machine. Imports no torch."""
 
 import json
 import os
@@ -16,20 +16,20 @@ from benchmarks.core.paths import ROOT
 PACKAGES = ("torch", "numpy", "transformers", "scikit-learn", "snakemake", "resireduce")
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
 IMAGE_FILE = Path("/etc/resireduce-image.json")
-"""Left in an image by its build; `digest` is that of the image."""
+"""Written into an image by its build; `digest` is the image's."""
 MAPS = Path("/proc/self/maps")
 TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
 """Underlines and colours, which nvidia-smi writes to files too."""
 CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
-"""What changes a result if it is changed; configs need not be in it, since every cell tells all its fields."""
+"""Files whose changes can change a result; configs are not among them, since every cell records all its fields."""
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
 """Facts that differ between the ranks of a job."""
 
 
 def provenance(image: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Commit, versions and machine; what cannot be found out is None.
+    """Return commit, versions and machine; what cannot be found out is None.
 
-    image: that of the ranks, whose versions count then: `benchmarks.launching.containers.runtime.Runtime.facts`.
+    image: the ranks' image, whose versions then count: `benchmarks.launching.containers.runtime.Runtime.facts`.
     """
     return {
         "commit": _git("rev-parse", "HEAD"),
@@ -50,14 +50,14 @@ def versions() -> dict[str, Any]:
 
 
 def _versions_of(image: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of an image in which no rank has told its own."""
+    """Return the versions of an image in which no rank has reported its own."""
     known = image["versions"]
     packages = {package: known.get(package) for package in PACKAGES}
     return {"python": known.get("python"), "packages": packages, "image": dict(image)}
 
 
 def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the ranks of a job ran on: rank 0's facts, and who was where."""
+    """Return what the ranks of a job ran on: rank 0's facts, and each rank's place."""
     hosts = [fact["host"] for fact in facts]
     shared = {key: value for key, value in facts[0].items() if key not in OWN_FACTS}
     counts = {host: hosts.count(host) for host in hosts}
@@ -68,7 +68,7 @@ def job_facts(facts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def image_digest() -> str | None:
-    """Return the digest of the image that this process runs in: of RESIREDUCE_IMAGE_DIGEST, or of IMAGE_FILE."""
+    """Return the digest of the image that this process runs in: from RESIREDUCE_IMAGE_DIGEST, or from IMAGE_FILE."""
     try:
         return os.environ.get(DIGEST_VARIABLE) or str(json.loads(IMAGE_FILE.read_text(encoding="utf-8"))["digest"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -76,7 +76,7 @@ def image_digest() -> str | None:
 
 
 def loaded_files(name: str, maps: Path = MAPS) -> list[str]:
-    """Return the files of a library that are loaded into this process, each once; none where there is no /proc."""
+    """Return the files of a library that are loaded into this process, each once; none on a system without /proc."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What comes out of a cell: CellResult, validated on the way in and out. Standard library only."""
+"""The record of a cell: CellResult, validated when it is read and written. Standard library only."""
 
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -21,9 +21,9 @@ __all__ = ["BYTE_FIELDS", "SCHEMA_VERSION", "STATUSES", "Cell", "CellResult", "R
 
 SCHEMA_VERSION = 2
 ADDED = dict.fromkeys(("metrics", "ladder", "phase_seconds", "units_per_second", "unit", "observations", "failure"), 2)
-"""Fields and the version that brought them: an older record is read as if it had their defaults."""
+"""Fields and the version that added them: an older record is read as if it had their defaults."""
 OPTIONAL = ("items", "moments", "messages")
-"""Fields that records of this version may lack, too."""
+"""Fields that even records of this version may lack."""
 STATUSES = ("ok", "oom", "timeout", "node-fail", "diverged", "error")
 STATE_FIELDS = tuple(f"{state}_bytes" for state in STATES)
 BYTE_FIELDS = (*STATE_FIELDS, "total_bytes", "in_flight_bytes", "peak_states_bytes", "peak_resident_bytes")
@@ -39,7 +39,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult(Measured):
-    """What one cell measured; with any status but ok there is a reason, and None for what was not reached.
+    """The measurements of one cell; with any status but ok there is a reason, and missing values are None.
 
     Bytes are those of the rank that holds most; per_rank has every rank's, under the same names.
     """
@@ -56,23 +56,23 @@ class CellResult(Measured):
     """Sum of the four above, of the tensors really held at a step boundary."""
     in_flight_bytes: int | None = None
     peak_states_bytes: int | None = None
-    """At the fullest moment of a step."""
+    """Bytes at the fullest moment of a step."""
     peak_resident_bytes: int | None = None
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Medians over steps after warm-up, of rank 0: `benchmarks.training.measure.phases.NAMES`, and the whole step."""
+    """Rank 0's medians over steps after warm-up: `benchmarks.training.measure.phases.NAMES`, and the whole step."""
     ladder: list[dict[str, Any]] = field(default_factory=list)
     """Rungs of memory of the rank that holds most, as `benchmarks.core.ladder.Rung.as_dict`."""
     wall_seconds: float | None = None
     per_rank: list[dict[str, Any]] = field(default_factory=list)
     items: dict[str, Any] = field(default_factory=dict)
-    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.items.unpack` makes a
-    list of it. Empty in records from before it was measured."""
+    """Every tensor of the model states of the rank that holds most, `rank`: `benchmarks.core.items.unpack` turns it
+    into a list. Empty in records made before it was measured."""
     moments: dict[str, Any] = field(default_factory=dict)
     """The memory of one step over time, of the rank that holds most, `rank`: `benchmarks.core.moments.unpack_moments`
-    makes a list of it. Empty in records from before it was measured."""
+    turns it into a list. Empty in records made before it was measured."""
     failure: dict[str, Any] = field(default_factory=dict)
     """What is known of a failure: `rank`, `step` (from 1) and `phase` in which it ended, `asked_bytes`
-    that an allocator did not have, and `interrupted` if the same command goes on with it."""
+    that could not be allocated, and `interrupted` if the same command will resume the cell."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
@@ -143,7 +143,7 @@ def _problems(result: CellResult) -> list[str]:
 
 
 def _own_checks(status: Any) -> dict[str, tuple[str, Check]]:
-    """What is allowed where the type alone does not say it."""
+    """Return the checks of fields whose type alone does not say what is allowed."""
     return {
         "status": (f"one of {', '.join(STATUSES)}", lambda value: isinstance(value, str) and value in STATUSES),
         "reason": ("a text (required unless ok)", (lambda value: value is None) if status == "ok" else is_text),
@@ -158,7 +158,7 @@ def _ok_problems(result: CellResult) -> list[str]:
     wrong = [f"{name}: missing, an ok record must have it" for name in needed if getattr(result, name) is None]
     if wrong:
         return wrong
-    # Items are many, and have been seen to be whole numbers.
+    # Items are many, and are already known to be whole numbers.
     if not all_finite(vars(result) | {"cell": result.cell.to_dict(), "items": None}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
     if problem := _range_problem(result):
@@ -170,14 +170,14 @@ def _sum_problems(result: CellResult) -> list[str]:
     total = sum(getattr(result, name) for name in STATE_FIELDS)
     if total != result.total_bytes:
         return [f"total_bytes: {result.total_bytes} is not the sum of {', '.join(STATE_FIELDS)}, {total}"]
-    # Records of the first version have no others.
+    # Records of the first version have no other sums.
     if result.metrics and result.metrics.get(str(result.metric_name)) != result.metric:
         return [f"metric: {result.metric} is not the {result.metric_name} in metrics, {result.metrics}"]
     return []
 
 
 def _range_problem(result: CellResult) -> str | None:
-    """Return which number of an ok record can have been measured by nothing: it would make tables overflow."""
+    """Return which number of an ok record is too large for any measurement: it would make tables overflow."""
     if not result.total_bytes:
         return "total_bytes: 0 is not allowed; an ok record holds a model, 1 byte or more; run its cell again"
     singles = {name: getattr(result, name) for name in (*NUMBER_FIELDS, *BYTE_FIELDS, "units_per_second")}

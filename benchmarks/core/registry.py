@@ -1,4 +1,4 @@
-"""What is known by name: models, tasks, observations, data sets; one line each. Imports nothing, so listing is free.
+"""Registry of models, tasks, observations and data sets by name, one line each. Imports nothing, so listing is free.
 
 `resireduce.scheme.load` imports what a line names, as "module:object".
 """
@@ -41,14 +41,14 @@ TASKS: dict[str, str] = {
 OBSERVATIONS: dict[str, str] = {
     "distributions": "benchmarks.training.observe.distributions:distributions",
 }
-"""What a cell can observe beside its usual measurements. A function takes the trained model and its optimizer, on rank
-0 after the last step, and returns a mapping of plain values for the record. It leaves both as they are."""
+"""Additional observations after training. A function takes the trained model and its optimizer, on rank 0 after the
+last step, and returns a mapping of plain values for the record. It changes neither."""
 
 WATCHES: dict[str, str] = {
     "contraction": "benchmarks.training.observe.contraction:Contraction",
 }
-"""What a cell can observe while it trains. A class takes rank 0's optimizer, before the first step, and the number of
-steps; `begin_step` tells it of each, and `end` returns a mapping of plain values for the record. It changes nothing."""
+"""Additional observations during training. A class takes rank 0's optimizer, before the first step, and the number of
+steps; `begin_step` announces each, and `end` returns a mapping of plain values for the record. It changes nothing."""
 
 DATASETS: dict[str, str] = {
     "cifar10": "benchmarks.data.cifar:CIFAR10",

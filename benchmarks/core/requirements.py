@@ -18,7 +18,7 @@ CONFLICT = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
 
 @dataclass(frozen=True)
 class Pin:
-    """A package that a lock file holds fast."""
+    """A package that a lock file pins."""
 
     name: str
     """Normalised, as in PEP 503: lower case, single hyphens."""
@@ -26,11 +26,11 @@ class Pin:
     hashes: tuple[str, ...]
     """SHA-256 of each file of that version, in 64 hexadecimal digits."""
     line: int
-    """Where it begins in the file, from 1."""
+    """Line at which it begins in the file, from 1."""
 
 
 def read_lock(path: Path) -> tuple[Pin, ...]:
-    """Return the packages of a lock file, in its order. Raises ConfigError, one line, if it does not hold them fast."""
+    """Return the packages of a lock file, in its order. Raises ConfigError, one line, if it does not pin them."""
     pins: dict[str, Pin] = {}
     for line, text in _requirements(path):
         pin = _pin(path, line, text)
@@ -44,7 +44,7 @@ def read_lock(path: Path) -> tuple[Pin, ...]:
 
 
 def _requirements(path: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of each logical line: lines that end in a backslash go on, comments are left out."""
+    """Yield number and text of each logical line: a backslash at the end continues a line, comments are left out."""
     begun, parts = 0, list[str]()
     for line, raw in enumerate(_text(path).splitlines(), start=1):
         if raw.startswith(CONFLICT):
@@ -73,7 +73,7 @@ def _text(path: Path) -> str:
 
 
 def _pin(path: Path, line: int, text: str) -> Pin:
-    """Return what one logical line pins. Raises ConfigError."""
+    """Return the package that one logical line pins. Raises ConfigError."""
     if text.startswith("-"):
         raise _error(path, line, f"{text.split(maxsplit=1)[0]!r} is an option; it may hold packages only")
     requirement = _requirement(path, line, HASH.sub("", text).strip())
@@ -89,7 +89,7 @@ def _pin(path: Path, line: int, text: str) -> Pin:
 
 
 def _requirement(path: Path, line: int, text: str) -> Requirement:
-    """Return the requirement, which pins one version for everyone. Raises ConfigError."""
+    """Return the requirement, which must pin one version on every platform. Raises ConfigError."""
     try:
         requirement = Requirement(text)
     except InvalidRequirement:

@@ -1,4 +1,4 @@
-"""What a config says, the name of the run and its cells, and how a run's folder holds it. Imports no torch."""
+"""The run's name and cells in a config, and how a run's folder stores them. Imports no torch."""
 
 import json
 import re
@@ -26,14 +26,14 @@ def get_run_name(config: Mapping[str, Any]) -> str:
 
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
-    """Return the cells of a config by name. Raises ConfigError, one line, for what is not allowed in config."""
+    """Return the cells of a config by name. Raises ConfigError, one line, for anything not allowed in config."""
     known_keys("config", dict(config), CONFIG_KEYS)
     cells = expand({key: value for key, value in config.items() if key in KEYS})
     return {cell.name: cell for cell in cells}
 
 
 def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
-    """Return the cell of a name. Raises ConfigError, one line, for one that the config does not have."""
+    """Return the cell of this name. Raises ConfigError, one line, if the config does not have it."""
     if name not in cells:
         raise ConfigError(
             f"cell: {name!r} is not in this config; `python -m benchmarks cells --config FILE` lists them"
@@ -42,9 +42,9 @@ def find_cell(cells: Mapping[str, Cell], name: str) -> Cell:
 
 
 def get_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of config makes the matrix, and the image if there is one, as plain values.
+    """Return the keys of config that define the matrix, and the image if there is one, as plain values.
 
-    It is the same config again, whatever file it is read from.
+    The result is the same whatever file the config was read from.
     """
     keys = [key for key in CONFIG_KEYS if key in config and (key, config[key]) != ("runtime", "none")]
     return json.loads(json.dumps({key: config[key] for key in keys}))
@@ -61,7 +61,7 @@ def check_records(folder: str, cells: Mapping[str, Cell]) -> None:
 
 
 def keep_earlier(folder: str, names: Iterable[str]) -> None:
-    """Copy the records of cells that will run again, which Snakemake deletes first, to the run's folder `earlier`."""
+    """Copy the records of cells that will run again to the run's folder `earlier`, before Snakemake deletes them."""
     for name in names:
         record = Path(folder) / f"cells/{name}.json"
         if record.exists():
@@ -69,9 +69,9 @@ def keep_earlier(folder: str, names: Iterable[str]) -> None:
 
 
 def write_specs(folder: str, config: Mapping[str, Any], cells: Iterable[Cell]) -> None:
-    """Write a run's config, from which it can be run again, and one spec a cell, for `python -m benchmarks run`.
+    """Write a run's config, from which it can be rerun, and one spec per cell, for `python -m benchmarks run`.
 
-    Specs that are there are left alone: to flush thousands of files to a shared disk takes minutes.
+    Existing specs are left alone: flushing thousands of files to a shared disk takes minutes.
     """
     save_json(get_config(config), Path(folder) / "config.json")
     for cell in cells:

@@ -1,4 +1,4 @@
-"""How many samples the published data sets have, by which a budget reckons steps; and how fast steps went."""
+"""Sample counts of the published data sets, from which a budget computes steps; and the measured rate of steps."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from benchmarks.core.workloads import WORKLOADS, Schedule
 
 @dataclass(frozen=True)
 class Count:
-    """Training samples of a data set, or tokens, of which a sample takes some."""
+    """Number of training samples of a data set, or of its tokens, several of which make one sample."""
 
     number: int
     unit: str
@@ -30,7 +30,7 @@ COUNTS = {
 
 
 def planned_steps(cell: Cell) -> tuple[int | None, str]:
-    """Return a cell's optimizer steps, and why there may be more ("" if not); None if the number is not known."""
+    """Return a cell's optimizer steps (None if not known), and why there may be more ("" if there are not)."""
     workload = WORKLOADS[cell.model]
     fixed = cell.steps or workload.steps
     if fixed:
@@ -46,12 +46,12 @@ def planned_steps(cell: Cell) -> tuple[int | None, str]:
 
 
 WARMUP_STEPS = 10
-"""Steps that are not counted: memory is being allocated and the launch order learnt."""
+"""Steps that are not counted, because memory is still being allocated and the launch order learnt."""
 
 
 def steps_per_second(step_seconds: Sequence[float]) -> float:
     """Return the rate of the median step after warm-up (after the first half, if there are fewer than twice as many).
 
-    The median, since what else the machine does makes some steps slow.
+    It is the median, since other work on the machine slows some steps down.
     """
     return 1 / median(step_seconds[min(WARMUP_STEPS, len(step_seconds) // 2) :])

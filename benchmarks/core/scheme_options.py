@@ -1,4 +1,4 @@
-"""Options of residual schemes in a cell: checked before anything runs, and without torch, which the residuals need.
+"""Checks the options of residual schemes in a cell before anything runs, and without torch, which residuals need.
 
 The residuals in `resireduce/residuals` say what each option does.
 """
@@ -23,7 +23,7 @@ def _share(field: str, value: Any) -> Any:
         return check_share(field, value)
     are_texts = all(isinstance(pattern, str) for pattern in value)
     allow(field, value, value and are_texts, "a share, or {pattern of names: share}")
-    # The first pattern that matches counts, so their order stays.
+    # The first matching pattern counts, so their order is kept.
     return tuple((pattern, check_share(field, share)) for pattern, share in value.items())
 
 
@@ -62,13 +62,13 @@ CHECKS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "resireduce.residuals.partial:PartialResidual": {"ratio": _share},
     "resireduce.residuals.decayed:DecayedResidual": {"decay": check_share},
 }
-"""For each residual what its options must be. Those of a residual that is not here the library checks, in the cell."""
+"""Allowed options of each residual. The library itself checks those of residuals missing here, when the cell runs."""
 
 
 def freeze(options: Any, scheme: str) -> Frozen:
-    """Return options, a mapping or what this returned, of a scheme in a form that can be hashed.
+    """Return the options of a scheme, given as a mapping or already frozen, in a hashable form.
 
-    Raises ConfigError, one line, for a name that the scheme does not know and for a value that is not allowed.
+    Raises ConfigError, one line, for a name that the scheme does not know or a value that is not allowed.
     """
     given = thaw(options) if isinstance(options, tuple) else options
     allow("options", options, isinstance(given, Mapping), "names and values, such as {row_ratio: 0.25}")
@@ -83,12 +83,12 @@ def freeze(options: Any, scheme: str) -> Frozen:
 
 
 def thaw(options: Frozen) -> dict[str, Any]:
-    """Return frozen options as plain values: what YAML, JSON and `resireduce.distribute` have."""
+    """Return frozen options as plain values, for YAML, JSON and `resireduce.distribute`."""
     return {name: dict(value) if isinstance(value, tuple) else value for name, value in options}
 
 
 def names(options: Frozen) -> list[str]:
-    """Return each option as a part of a file's name; what cannot be in one is hashed."""
+    """Return each option as a part of a file name; values that cannot be in one are hashed."""
     return [f"{name}-{text if SAFE.fullmatch(text) else text_hash(text)[:8]}" for name, text in texts(options).items()]
 
 

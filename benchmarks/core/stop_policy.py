@@ -1,4 +1,4 @@
-"""What a cell's ranks are told of stopping and going on: until when, how often to save, and where. Imports no torch."""
+"""Settings for stopping and resuming a cell: its deadline, how often to save, and where. Imports no torch."""
 
 import shutil
 import time
@@ -13,25 +13,25 @@ from benchmarks.core.content import LIBRARY, TRAINING, content_hash, get_package
 from benchmarks.core.files import file_hash, load_json
 
 MANIFEST = "checkpoint.json"
-"""Written last: without it the other files of a checkpoint are no checkpoint."""
+"""Written last: without it the other files do not count as a checkpoint."""
 RECORD_SECONDS = 2.0
-"""What the command itself needs at the end: its ranks must have ended so long before the cell's deadline."""
+"""Time that the command itself needs at the end: its ranks must end this long before the cell's deadline."""
 SAVE_EVERY_SECONDS = 600.0
-"""How often a checkpoint is written unless told: a kill costs ten minutes at most, a shorter cell writes none."""
+"""Default interval of checkpoints: a kill costs ten minutes at most, a shorter cell writes none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """When a cell's ranks stop by themselves, and where they leave what they can go on from."""
+    """When a cell's ranks stop by themselves, and where they save the state to resume from."""
 
     ends_at: float | None = None
     """Seconds since the epoch at which all ranks must have ended; None: whenever they are done."""
     save_every_seconds: float | None = None
-    """Time between two checkpoints; None: none but the one before stopping."""
+    """Time between two checkpoints; None: save only before stopping."""
     folder: Path | None = None
     """Folder of this cell's checkpoint, on a disk that all ranks see; None: nothing is saved."""
     content: dict[str, Any] = field(default_factory=dict)
-    """What a checkpoint must have in common with this run to be gone on from, by what it is."""
+    """By name, what a checkpoint must have in common with this run to be resumed."""
     started_at: float = field(default_factory=time.time)
     """Seconds since the epoch."""
 
@@ -42,23 +42,23 @@ class Limits:
         return cls(**{**values, "folder": Path(values["folder"]) if values["folder"] else None})
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Return the fields as plain values."""
         return asdict(self) | {"folder": str(self.folder) if self.folder else None}
 
     @property
     def seconds_left(self) -> float:
-        """From now until the ranks must have ended; infinite without a deadline."""
+        """Seconds until the ranks must have ended; infinite without a deadline."""
         return float("inf") if self.ends_at is None else self.ends_at - time.time()
 
 
 def checkpoint_folder(cell: Cell, output: Path, given: Path | None) -> Path:
-    """Where a cell's checkpoint is: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
+    """Return a cell's checkpoint folder: in `given`, else in `checkpoints` beside the folder `cells` of its record."""
     run = output.parent.parent if output.absolute().parent.name == "cells" else output.parent
     return (given or run / "checkpoints") / cell.name
 
 
 def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What decides, beside the data, how a cell's training goes; the keys are for messages.
+    """Return everything beside the data that determines a cell's training; the keys are used in messages.
 
     The digest of an image stands for all packages in it, which are not those of this machine.
     """
@@ -72,7 +72,7 @@ def content_of(cell: Cell, weights: Path | None, image: Mapping[str, Any] | None
 
 
 def saved_step(folder: Path | None) -> int | None:
-    """The step that a cell's checkpoint goes on from; None if there is none."""
+    """Return the step from which a cell's checkpoint resumes; None if there is no checkpoint."""
     try:
         return int(load_json(folder / MANIFEST)["step"]) if folder else None
     except (OSError, ValueError, KeyError, TypeError):
@@ -81,15 +81,15 @@ def saved_step(folder: Path | None) -> int | None:
 
 @contextmanager
 def room_for_checkpoint(folder: Path | None) -> Iterator[None]:
-    """Within it the folder is there, to be bound into containers; if nothing was saved it does not stay."""
+    """Make the folder within the block, to be bound into containers; remove it afterwards if nothing was saved."""
     if folder is not None:
-        with suppress(OSError):  # whoever then cannot save says so
+        with suppress(OSError):  # saving then fails, with its own message
             folder.mkdir(parents=True, exist_ok=True)
     try:
         yield
     finally:
         if folder is not None:
-            with suppress(OSError):  # something is in it
+            with suppress(OSError):  # it is not empty
                 folder.rmdir()
                 folder.parent.rmdir()
 

@@ -1,4 +1,4 @@
-"""What a config takes of the one that it extends: some values of its lists, `only`, and others, `instead`."""
+"""What a config takes from the one that it extends: `only` selects values, `instead` replaces them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -10,19 +10,19 @@ from resireduce.errors import ConfigError
 
 ONLY, INSTEAD = "only", "instead"
 PLAIN = tuple(name for name in CELL_FIELDS if name not in (*NAME_LISTS, "options"))
-"""Fields whose values are no lists and mappings themselves: what `only` can choose by."""
+"""Fields that `only` can select by: their values are not themselves lists or mappings."""
 DEFAULTS = {field.name: field.default for field in fields(Cell) if field.default is not MISSING}
 
 Entry = dict[str, Any]
 
 
 def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return matrix and parts of `base`, the config called `name`, with what `only` and `instead` of `config` say.
+    """Return matrix and parts of `base`, the config called `name`, after `only` and `instead` of `config`.
 
-    only: {field: value or list}: of each entry's lists the values that are among these, and no entry without any; a
-    part of which nothing is left is left out. instead: {field: value or list}, in each entry that is left, in the place
-    of its own. Raises ConfigError, one line, for a field that cells do not have, for a value that no entry has, and
-    where nothing is left.
+    only: {field: value or list}: keeps of each entry's lists the values that are among these, drops entries that have
+    none of them, and drops parts without entries. instead: {field: value or list}: replaces these fields in each entry
+    that is left. Raises ConfigError, one line, for a field that cells do not have, for a value that no entry has, and
+    if nothing is left.
     """
     only = {field: _several(value) for field, value in known_keys(ONLY, config.get(ONLY) or {}, PLAIN).items()}
     instead = known_keys(INSTEAD, config.get(INSTEAD) or {}, CELL_FIELDS)
@@ -36,7 +36,7 @@ def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict
 
 
 def _chosen(entries: Sequence[Entry], only: Mapping[str, list[Any]]) -> list[Entry]:
-    """Return the entries with those of their values that are wanted, without those that have none."""
+    """Return the entries reduced to their wanted values, without entries that have none."""
     found = []
     for entry in entries:
         kept = {field: [one for one in _values(entry, field) if _is_in(one, wanted)] for field, wanted in only.items()}
@@ -55,12 +55,12 @@ def _check_known(only: Mapping[str, list[Any]], entries: Sequence[Entry], name: 
 
 
 def _is_in(value: Any, wanted: Sequence[Any]) -> bool:
-    """Whether it is one of those wanted, of which Snakemake's command line makes texts."""
+    """Return whether value is wanted; Snakemake's command line turns wanted values into texts."""
     return value in wanted or str(value) in wanted
 
 
 def _values(entry: Entry, field: str) -> list[Any]:
-    """Return what an entry has of a field; a cell's own default if it does not name it."""
+    """Return an entry's values of a field; the cell's default if the entry does not name it."""
     return _several(entry.get(field, DEFAULTS.get(field)))
 
 

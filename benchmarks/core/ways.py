@@ -1,4 +1,4 @@
-"""Which ways to train are compared, and what each gives up. Imports no torch: a builder is a name of `builders`."""
+"""The ways to train that are compared, and what each gives up. Imports no torch: builders are given by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ class Way:
     builder: str
     """A function of `benchmarks.training.beside.builders`, or of another module as "module:function"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """What it is called with, beside the model."""
+    """Arguments of the builder, beside the model."""
     costs: str = ""
-    """What is lost, or what it asks for, in a few words."""
+    """What is lost, or what the way requires, in a few words."""
 
 
 OURS = "distributed"
@@ -79,7 +79,7 @@ WAYS: dict[str, Way] = {
         "the same, `gradient_as_bucket_view=True`", "ddp", {"bucket_view": True, "hook": "resireduce"}, "as above"
     ),
 }
-"""Trained by AdamW; density of ours is 0.01."""
+"""All are trained with AdamW; our density is 0.01."""
 
 FORMS: dict[str, Way] = {
     "grace": Way("GRACE's form, full residual", "benchmarks.training.beside.forms:grace"),
@@ -90,9 +90,9 @@ FORMS: dict[str, Way] = {
         "ours, `baseline` in int4, streamed", OURS, {"scheme": "baseline", "residual_dtype": "int4", "sgd": True}
     ),
 }
-"""Error feedback with top-k as others have written it, and as it is here. SGD without momentum: no other states."""
+"""Error feedback with top-k in other implementations and in this one, with SGD without momentum: no other states."""
 RESIDENT = ("baseline-kept", "w+2d")
-"""Ways whose resident memory is measured with glibc's malloc as it is, and as ranks have it."""
+"""Ways whose resident memory is measured with glibc's default malloc, and with malloc as ranks set it."""
 
 
 def way(name: str) -> Way:

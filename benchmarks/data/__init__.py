@@ -1,1 +1,1 @@
-"""Data sets: fetching, checking and preparing them; cells read what was prepared, and never download."""
+"""Data sets: fetching, checking and preparing them; cells read prepared data only, and never download."""

@@ -1,4 +1,4 @@
-"""Members of tar and zip archives, read without unpacking them: an archive cannot say where something is written."""
+"""Reads members of tar and zip archives without unpacking them, so that no archive decides where files are written."""
 
 import gzip
 import tarfile
@@ -10,20 +10,20 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 MOST_MEMBERS = 100
-"""Archives of the data sets have a dozen at most."""
+"""Largest number of members; archives of the data sets have a dozen at most."""
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 def read_tar(path: Path, wanted: tuple[str, ...], largest: int) -> dict[str, bytes]:
-    """Read members of a tar archive that gzip has compressed.
+    """Read members of a gzip-compressed tar archive.
 
     Args:
         path: the archive.
-        wanted: full names of members; each must be there once, as an ordinary file.
-        largest: bytes that no member may exceed, so that an archive cannot fill the memory.
+        wanted: full names of members; each must occur once, as an ordinary file.
+        largest: most bytes of a member, so that an archive cannot fill the memory.
 
     Raises:
-        ValueError: one line, for an archive that is damaged, has other members, or names outside of itself.
+        ValueError: one line, for an archive that is damaged, has other members, or names that lead outside of it.
     """
     found: dict[str, bytes] = {}
     try:
@@ -44,10 +44,10 @@ def read_tar(path: Path, wanted: tuple[str, ...], largest: int) -> dict[str, byt
 
 @contextmanager
 def open_zip(path: Path, wanted: tuple[str, ...], largest: int) -> Iterator[dict[str, IO[bytes]]]:
-    """Open members of a zip archive for reading, by name; as `read_tar`, but nothing is read before it is asked for.
+    """Open members of a zip archive for reading, by name, with the arguments of `read_tar`; they are read on demand.
 
     Raises:
-        ValueError: as `read_tar` does, also for damage that is met while a member is read.
+        ValueError: as `read_tar` does, also for damage that is found while a member is read.
     """
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Are these the published bytes? Of files that are there, and that are fetched if the user asks. Imports no torch."""
+"""Compares files with their published checksums, and fetches them if the user asks. Imports no torch."""
 
 import hashlib
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ CHUNK_BYTES = 1 << 20
 
 
 def digest(path: Path, algorithm: str, report: Report) -> str:
-    """Hash a file, with lines of progress: hexadecimal digits. `algorithm` is a name that hashlib knows."""
+    """Return a file's hash in hexadecimal digits; `algorithm` is hashlib's name, `report` takes lines of progress."""
     progress, done = Progress(report, f"checking {path.name}, bytes", path.stat().st_size), 0
     value = hashlib.new(algorithm, usedforsecurity=False)
     with path.open("rb") as file:
@@ -29,7 +29,7 @@ def digest(path: Path, algorithm: str, report: Report) -> str:
 
 
 def difference(path: Path, published: SourceFile, report: Report) -> str | None:
-    """Say how a file differs from the published one, expected and found, in half a line; None: in nothing known."""
+    """Say how a file differs from the published one, expected and found, in half a line; None if it does not."""
     size = path.stat().st_size
     if published.size is not None and size != published.size:
         return f"has {size:,} bytes, published are {published.size:,}"
@@ -44,10 +44,10 @@ def verify(dataset: Dataset, files: Mapping[str, Path], unverified: bool, report
     """Compare source files with the published checksums.
 
     Returns:
-        Whether each of them has one, and agrees with it.
+        Whether each file has a published checksum and matches it.
 
     Raises:
-        ConfigError: one line with what was expected and found, for the first that differs, unless `unverified`.
+        ConfigError: one line with expected and found value, for the first file that differs, unless `unverified`.
     """
     known, sure = dataset.published(), True
     for name, path in files.items():
@@ -68,18 +68,18 @@ SCHEMES = ("https", "http", "file")
 def download(
     name: str, dataset: Dataset, folder: Path, *, mirror: str | None, unverified: bool, report: Report
 ) -> None:
-    """Fetch the files of a data set's first form into a folder; those that are there and right are left.
+    """Fetch the files of a data set's first form into a folder; those that are already there and right are kept.
 
     Args:
         name: in `benchmarks.core.registry.DATASETS`.
-        dataset: says what is published where.
-        folder: is made if need be.
-        mirror: takes the place of the beginning of the publisher's addresses.
+        dataset: says which files are published where.
+        folder: made if it does not exist.
+        mirror: replaces the beginning of the publisher's addresses.
         unverified: keep a file that differs from the published checksum.
         report: called with lines of progress.
 
     Raises:
-        ConfigError: one line, if there is nothing to fetch, if it cannot be fetched, or if it is not as published.
+        ConfigError: one line, if there is nothing to fetch, if fetching fails, or if a file is not as published.
     """
     address = mirror or dataset.address
     if not dataset.forms or not address:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, "Learning multiple layers of features from tiny images", 2009). Imports no torch.
 
 Prepared: `train_images.npy`, `test_images.npy`, uint8 (n, 3, 32, 32), channels red, green, blue; `train_labels.npy`,
-`test_labels.npy`, int64 (n,), CIFAR-100's fine ones. In the order in which they are published.
+`test_labels.npy`, int64 (n,), for CIFAR-100 the fine labels. All are in the published order.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from benchmarks.data.unpickle import read_pickle
 
 SIDE = 32
 LARGEST_BYTES = 1 << 28
-"""The largest published member has some 155 million bytes."""
+"""Most bytes of a member; the largest published one has some 155 million."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar(Dataset):
-    """One of the two, from its archive for Python or from what was in it."""
+    """One of the two data sets, from its archive for Python or from the unpacked files."""
 
     train: tuple[str, ...]
     """Names of the files with training images, in order."""

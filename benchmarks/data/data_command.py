@@ -1,4 +1,4 @@
-"""`python -m benchmarks data`: list, check and prepare what cells read. Imports no torch."""
+"""`python -m benchmarks data`: list, check and prepare the data that cells read. Imports no torch."""
 
 import argparse
 import sys
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do it; return 1 if something that was checked is damaged or missing. Raises ConfigError, one line."""
+    """Run the action; return 1 if something that was checked is damaged or missing. Raises ConfigError, one line."""
     root = find_root(args.root)
     if root.exists() and not root.is_dir():
         raise ConfigError(f"root: {root} is not a folder; give one, or the name of a new one")
@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def show(root: Path) -> int:
-    """Print a line for each data set, and what is not prepared of it."""
+    """Print a line for each data set, with its state."""
     rows = [("name", "prepared", "download", "terms", "what it is")]
     for name in DATASETS:
         dataset: Dataset = load(DATASETS[name])
@@ -81,7 +81,7 @@ def _state(name: str, root: Path) -> str:
 
 
 def check(names: list[str], root: Path) -> int:
-    """Print a line for each data set that is named, or of all that are there."""
+    """Check the named data sets, or all prepared ones, and print a line for each."""
     wrong, found = 0, names or [name for name in DATASETS if (root / name).exists()]
     if not found:
         print(f"nothing is prepared in {root}")
@@ -93,7 +93,7 @@ def check(names: list[str], root: Path) -> int:
 
 
 def prepare_one(name: str, root: Path, args: argparse.Namespace) -> None:
-    """Prepare a data set, unless it is there and whole and no source is named."""
+    """Prepare a data set, unless it is already complete and no source is named."""
     dataset: Dataset = load(DATASETS[name])
     folder = root / DOWNLOADS / name
     if args.source is None:

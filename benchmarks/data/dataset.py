@@ -1,4 +1,4 @@
-"""What a data set says of itself: as which files it is published, and how they are prepared. Imports no torch."""
+"""The description of a data set: the files it is published as, and how they are prepared. Imports no torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ class SourceFile:
 
     name: str
     size: int | None = None
-    """Bytes; None where no publisher says it."""
+    """Bytes; None if no publisher states them."""
     checksum: str | None = None
-    """"md5:" or "sha256:" and hexadecimal digits, or the first of them; None where no publisher says it."""
+    """"md5:" or "sha256:" and hexadecimal digits, or the first of them; None if no publisher states it."""
 
     def described(self) -> str:
         """Return the name with size and checksum, for messages."""
@@ -27,9 +27,9 @@ class SourceFile:
 
 
 def forms_of(table: str) -> tuple[tuple[SourceFile, ...], ...]:
-    """Return the forms in a table, with an empty line between two: of each file its name, bytes and checksum.
+    """Return the forms in a table, separated by empty lines; each line has a file's name, bytes and checksum.
 
-    What no publisher says is a hyphen.
+    A hyphen stands for a value that no publisher states.
     """
     return tuple(tuple(map(_file, form.strip().splitlines())) for form in table.split("\n\n"))
 
@@ -49,11 +49,11 @@ class Dataset(ABC):
     address: str | None = None
     """Beginning of the publisher's addresses, with the last slash; None: it cannot be fetched without registration."""
     forms: tuple[tuple[SourceFile, ...], ...] = ()
-    """Each is enough by itself. The first is what is fetched from `address`."""
+    """Each form is enough by itself. The first is fetched from `address`."""
     folders: tuple[str, ...] = ()
     """Folders below the source that its files may lie in, as archives have them."""
     needs: tuple[str, ...] = ()
-    """Names of data sets that must be prepared in the same root before."""
+    """Names of data sets that must be prepared in the same root first."""
 
     @abstractmethod
     def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
@@ -66,14 +66,14 @@ class Dataset(ABC):
             report: called with lines of progress.
 
         Returns:
-            What the manifest shall note: counts and the like.
+            Notes for the manifest, such as counts.
 
         Raises:
             ValueError: one line that names the file and what is wrong with it.
         """
 
     def published(self) -> dict[str, SourceFile]:
-        """Return all files that are known, of any form, by name."""
+        """Return all published files, of any form, by name."""
         return {file.name: file for form in self.forms for file in form}
 
     def find(self, source: Path) -> dict[str, Path] | None:
@@ -86,7 +86,7 @@ class Dataset(ABC):
         return None
 
     def damage(self, folder: Path, report: Report) -> str | None:
-        """Say what is wrong with that which the prepared files refer to, in one line; None: nothing."""
+        """Say in one line what is wrong with the files that the prepared ones refer to; None if nothing is."""
         return None
 
     def takes(self) -> str:
@@ -104,7 +104,7 @@ class Dataset(ABC):
 
 
 def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
-    """Find a data set's files in a folder, or beside the file given. Raises ConfigError, one line, if they are not."""
+    """Find a data set's files in a folder, or beside a given file. Raises ConfigError, one line, if any is missing."""
     if source.is_file() and dataset.forms:
         if source.name not in dataset.published():
             raise ConfigError(f"data: {name!r} is not read from {source.name!r}; allowed: {dataset.takes()}")
@@ -121,5 +121,5 @@ def find_files(name: str, dataset: Dataset, source: Path) -> dict[str, Path]:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of what an error of another library says, or its type."""
+    """Return the first line of another library's error message, or the error's type."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

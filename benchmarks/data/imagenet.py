@@ -1,6 +1,6 @@
-"""ImageNet, ILSVRC 2012 (Russakovsky et al., IJCV 2015), in folders as torchvision has it. Imports no torch.
+"""ImageNet, ILSVRC 2012 (Russakovsky et al., IJCV 2015), in folders as torchvision expects it. Imports no torch.
 
-Prepared: `images.json` names the folder, the classes in order, and of each image its path and class; the images stay
+Prepared: `images.json` has the folder, the classes in order, and the path and class of each image; the images stay
 where they are. `sizes.json` has their sizes in the same order, so that the hash covers those too.
 """
 
@@ -19,7 +19,7 @@ PARTS = ("train", "val")
 SUFFIXES = (".jpeg", ".jpg")
 JPEG = b"\xff\xd8\xff"
 SAMPLE = 1000
-"""Images of each part, about so many, that are opened to see whether they are JPEGs."""
+"""Approximate number of images of each part that are opened to check that they are JPEGs."""
 
 Images = list[tuple[str, int]]
 """Path from the folder, with slashes, and class."""
@@ -30,7 +30,7 @@ class ImageNet(Dataset):
     """Folders `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`."""
 
     classes: int | None = 1000
-    """None takes as many as there are."""
+    """None accepts any number."""
 
     def find(self, source: Path) -> dict[str, Path] | None:
         """Find both folders."""
@@ -81,7 +81,7 @@ class ImageNet(Dataset):
         return "train/CLASS/*.JPEG, val/CLASS/*.JPEG"
 
     def instructions(self, folder: Path) -> list[str]:
-        """Say how the folders look like."""
+        """Say what the folders look like."""
         return [
             f"{self.title}; terms: {self.terms}",
             "  name the folder that has train/CLASS/*.JPEG and val/CLASS/*.JPEG with --from, or link it:",

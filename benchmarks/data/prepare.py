@@ -1,4 +1,4 @@
-"""Prepare a data set once, in one move, and find out later whether it is still what was prepared. Imports no torch."""
+"""Prepares a data set once, atomically, and checks later that it is unchanged. Imports no torch."""
 
 import fcntl
 import hashlib
@@ -20,14 +20,14 @@ PARTIAL, OLD = ".partial", ".old"
 
 
 def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified: bool, report: Report) -> Prepared:
-    """Read a data set's published files and leave ROOT/NAME with its manifest, replacing what was there.
+    """Read a data set's published files and write ROOT/NAME with its manifest, replacing an earlier one.
 
     It is made in a temporary folder and renamed when it is complete: an error or a kill leaves ROOT/NAME as it was.
-    What an earlier one that was killed has left is deleted; two at once are refused.
+    Leftovers of a killed process are deleted; two processes at once are refused.
 
     Args:
         name: in `benchmarks.core.registry.DATASETS`.
-        dataset: what reads and writes it.
+        dataset: reads and writes it.
         source: the folder with its files, or one of the files.
         root: folder of prepared data sets.
         unverified: go on with files that differ from the published checksums; the manifest says so.
@@ -63,7 +63,7 @@ def prepare(name: str, dataset: Dataset, source: Path, root: Path, *, unverified
 
 
 def damage(name: str, dataset: Dataset, root: Path, report: Report) -> str | None:
-    """Say what is wrong with a prepared data set, in one line, after reading all of it; None: nothing."""
+    """Say in one line what is wrong with a prepared data set, after reading all of it; None if nothing is."""
     try:
         prepared = open_prepared(name, root)
         digests = prepared.manifest["sha256"]
@@ -88,7 +88,7 @@ def _alone(name: str, root: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                raise FileNotFoundError  # whoever had it has just deleted the file
+                raise FileNotFoundError  # the process that held it has just deleted the file
         except (BlockingIOError, FileNotFoundError):
             raise ConfigError(
                 f"data: {name!r} is being prepared in {root} by another process; wait for it, or name another --root"
@@ -100,7 +100,7 @@ def _alone(name: str, root: Path) -> Iterator[None]:
 
 
 def _clear_up(name: str, root: Path) -> None:
-    """Delete what a killed process has left; what was there before is put back, if nothing took its place."""
+    """Delete the leftovers of a killed process; put the earlier data set back if nothing replaced it."""
     for old in root.glob(f".{name}.*{OLD}"):
         if not (root / name).exists():
             old.rename(root / name)
@@ -120,12 +120,12 @@ def _contents(folder: Path, report: Report) -> dict[str, Any]:
 
 
 def _combined(digests: Mapping[str, str]) -> str:
-    """Hash the lines that `sha256sum *` would print, so that anybody can check it."""
+    """Hash the lines that `sha256sum *` would print, so that anybody can check the result."""
     return hashlib.sha256("".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()).hexdigest()
 
 
 def _move(temporary: Path, folder: Path) -> None:
-    """Put a finished folder in the place of the old one, if there is any."""
+    """Move a finished folder into place, replacing an old one if there is any."""
     temporary.chmod(0o755)
     old = temporary.with_suffix(OLD)
     if folder.exists():

@@ -1,4 +1,4 @@
-"""Pretrained weights, under the names and in the shapes of our own models. Imports no torch when it is loaded.
+"""Pretrained weights, with the names and shapes of our own models. Imports no torch when it is loaded.
 
 Prepared: `model.safetensors`, float32; the manifest's `missing` lists the parameters that stay random.
 """
@@ -28,7 +28,7 @@ class Weights(Dataset):
     random: tuple[str, ...] = ()
     """Shell patterns of parameters that the files need not have."""
     padded: Mapping[str, int] | None = None
-    """Parameters that are published with fewer rows: name -> published rows. The others become zeros."""
+    """Parameters that are published with fewer rows: name -> published rows. The remaining rows become zeros."""
 
     def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
         """Read the weights, check them against the model, and write them."""
@@ -88,7 +88,7 @@ class Weights(Dataset):
 
 
 def _read(path: Path) -> dict[str, "Tensor"]:
-    """Read tensors by name; of a pickle, tensors alone. Raises ValueError, one line, for any other file."""
+    """Read tensors by name; a pickle may contain only tensors. Raises ValueError, one line, for any other file."""
     import torch
     from safetensors.torch import load_file
 
@@ -96,13 +96,13 @@ def _read(path: Path) -> dict[str, "Tensor"]:
         if path.suffix == ".safetensors":
             return load_file(path)
         values = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # both raise what their parsers raise
+    except Exception as error:  # both formats raise whatever their parsers raise
         raise ValueError(
             f"{path.name} cannot be read as weights, and nothing in it was executed: {first_line(error)}"
         ) from None
     if not isinstance(values, dict) or not all(isinstance(tensor, torch.Tensor) for tensor in values.values()):
         raise ValueError(f"{path.name} holds no tensors by name")
-    # Tensors in one storage cannot be written apart from each other.
+    # Tensors that share a storage cannot be written separately.
     return {name: one if one.nbytes == one.untyped_storage().nbytes() else one.clone() for name, one in values.items()}
 
 
@@ -116,7 +116,7 @@ GPT2: dict[str, Any] = {"terms": "MIT, modified", "rename": "gpt2"}
 
 
 def _on_hub(model: str, title: str, page: str, file: str = "- -", other: str = "", **more: Any) -> Weights:
-    """Weights of a model from its page on the hub: bytes and checksum of its `file`, and an `other` form."""
+    """Return the weights on a model's page on the hub: bytes and checksum of its `file`, and an `other` form."""
     forms = forms_of(f"model.safetensors {file}\n\npytorch_model.bin - -{other}")
     return Weights(model=model, title=title, address=f"https://huggingface.co/{page}/", forms=forms, **more)
 

@@ -1,7 +1,7 @@
-"""Read the pickles that CIFAR is published as, and execute nothing in them. Imports no torch.
+"""Reads the pickles that CIFAR is published as, without executing anything in them. Imports no torch.
 
-A pickle names functions that its reader then calls. CIFAR's name three of NumPy's. Here stand-ins take their places,
-which only note their arguments; the array is made afterwards from bytes, shape and type, if these fit each other.
+A pickle names functions that its reader then calls; CIFAR's name three of NumPy. Here stand-ins replace these and only
+note their arguments; the array is made afterwards from bytes, shape and type, if these are consistent.
 Any other name is refused (Python's documentation of pickle, "Restricting Globals").
 """
 
@@ -17,7 +17,7 @@ from benchmarks.data.dataset import first_line
 
 
 class _NoObject:
-    """Stands for numpy.ndarray, which is only ever an argument."""
+    """Stands for numpy.ndarray, which only occurs as an argument."""
 
 
 class _Dtype:
@@ -27,7 +27,7 @@ class _Dtype:
         self.name = name
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like, which single bytes have none of."""
+        """Ignore byte order and the like, which do not matter for single bytes."""
 
 
 class _Array:

@@ -1,6 +1,6 @@
 """Vocabularies that BERT and GPT-2 were pretrained with. Imports no torch.
 
-Prepared: `vocab.txt`, a word piece a line; `vocab.json` and `merges.txt`, byte pairs.
+Prepared: `vocab.txt`, one word piece per line; `vocab.json` and `merges.txt`, byte pairs.
 """
 
 import json
@@ -25,7 +25,7 @@ class WordPieces(Dataset):
         """Check the word pieces and copy them."""
         (path,) = files.values()
         content = path.read_bytes()
-        # Not splitlines: some entries are separators of lines to it.
+        # splitlines would treat some entries as line separators.
         pieces = _text(content, path).removesuffix("\n").replace("\r\n", "\n").split("\n")
         if len(pieces) != self.entries:
             raise ValueError(f"{path.name}: {len(pieces):,} lines, allowed are {self.entries:,}")
@@ -43,7 +43,7 @@ class BytePairs(Dataset):
     entries: int
 
     def prepare(self, files: Mapping[str, Path], target: Path, root: Path, report: Report) -> dict[str, Any]:
-        """Check that numbers have no gaps and that merges make entries, and copy both files."""
+        """Check that numbers have no gaps and that merges produce entries, and copy both files."""
         vocabulary, merges = files.values()
         entries, pairs = vocabulary.read_bytes(), merges.read_bytes()
         numbers = self._numbers(_text(entries, vocabulary), vocabulary)
@@ -82,7 +82,7 @@ vocab.json 1_042_301 sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2
 merges.txt 456_318 sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 """
 OPENAI_FILES = GPT2_FILES.replace("vocab.json", "encoder.json").replace("merges.txt", "vocab.bpe")
-"""OpenAI's own names of the same."""
+"""The same files under OpenAI's own names."""
 
 BERT = WordPieces(
     title="BERT's vocabulary: 30,522 word pieces of English in lower case",

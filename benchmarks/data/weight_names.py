@@ -1,4 +1,4 @@
-"""Names of parameters in published checkpoints, and the same parameters as our builders name and shape them.
+"""Converts parameters of published checkpoints to the names and shapes of our model builders.
 
 Imports no torch when it is loaded.
 """
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 OLD = (("LayerNorm.gamma", "LayerNorm.weight"), ("LayerNorm.beta", "LayerNorm.bias"), (".dense_act.", ".dense."))
-"""BERT's names in files from TensorFlow, and of perceptrons in NVIDIA's."""
+"""Names in BERT files from TensorFlow, and of perceptrons in NVIDIA's files -> present names."""
 _BERT_UNUSED = re.compile(r"(bert\.pooler|cls)\.|bert\.embeddings\.position_ids$")
 _GPT2_MASK = re.compile(r"transformer\.h\.\d+\.attn\.(bias|masked_bias)$")
 _VIT_UNUSED = re.compile(r"pooler\.")
@@ -34,7 +34,7 @@ _QUERY = re.compile(r"encoder\.layer\.(\d+)\.attention\.attention\.query\.(weigh
 
 
 def bert(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Give names their prefix and their present form; leave out the pooler and the heads of pretraining."""
+    """Add the prefix to names, replace old ones, and leave out the pooler and the pretraining heads."""
     renamed: dict[str, Tensor] = {}
     for given, tensor in weights.items():
         name = given
@@ -48,7 +48,7 @@ def bert(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
 
 
 def gpt2(weights: Mapping[str, "Tensor"]) -> dict[str, "Tensor"]:
-    """Give names their prefix; leave out the causal masks, and the output layer, which is the embedding.
+    """Add the prefix to names; leave out the causal masks and the output layer, which is the embedding.
 
     Raises:
         ValueError: if the output layer has values of its own.

@@ -1,9 +1,9 @@
 """WikiText-2 and WikiText-103, raw (Merity et al., ICLR 2017), as tokens of GPT-2. Imports no torch.
 
 Prepared, for train, validation and test: `<split>_tokens.npy`, uint16 (n,), the tokens of all rows one after the other,
-and `<split>_row_batches.npy`, int64: where every 1000th row begins in them, and the end.
+and `<split>_row_batches.npy`, int64: the positions in them where every 1000th row begins, and the end.
 
-The reference joins 1000 rows at a time, cuts them into blocks, and drops what is left of each 1000.
+The reference joins 1000 rows at a time, cuts them into blocks, and drops the remainder of each 1000.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,19 +24,19 @@ from benchmarks.data.wikitext_rows import SPLITS, parquet_files, parquet_rows, t
 
 BATCH_ROWS = 1000
 LARGEST_BYTES = 1 << 30
-"""The largest published member has some 540 million bytes."""
+"""Most bytes of a member; the largest published one has some 540 million."""
 END = "<|endoftext|>"
 
 
 @dataclass(frozen=True, kw_only=True)
 class WikiText(Dataset):
-    """Articles of Wikipedia, from the zip archive, from what was in it, or from the hub's parquet files."""
+    """Articles of Wikipedia, from the zip archive, from its unpacked files, or from the hub's parquet files."""
 
     rows: Mapping[str, int]
     """Rows of each split."""
 
     def find(self, source: Path) -> dict[str, Path] | None:
-        """Find a published form, or parquet files that are split otherwise than the published ones."""
+        """Find a published form, or parquet files that are divided differently from the published ones."""
         return super().find(source) or next(
             filter(None, (parquet_files(folder) for folder in (source, *(source / below for below in self.folders)))),
             None,
@@ -80,7 +80,7 @@ class WikiText(Dataset):
 
 
 def _tokenizer(folder: Path) -> Any:
-    """Return GPT-2's tokenizer, made of the prepared vocabulary."""
+    """Return GPT-2's tokenizer, made from the prepared vocabulary."""
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -94,7 +94,7 @@ def _tokenizer(folder: Path) -> Any:
 def _tokens(
     rows: Iterable[str], tokenizer: Any, progress: Progress
 ) -> tuple[NDArray[np.uint16], NDArray[np.int64], int]:
-    """Tokenise rows: all tokens; where every BATCH_ROWS rows begin, and the end; the number of rows."""
+    """Tokenise rows; return all tokens, the starts of every BATCH_ROWS rows and the end, and the number of rows."""
     parts, starts, count = [np.empty(0, dtype=np.uint16)], [0], 0
     rows = iter(rows)
     while batch := list(islice(rows, BATCH_ROWS)):

@@ -1,7 +1,7 @@
 """Rows of WikiText, from text and from parquet files. Imports no torch.
 
-A row is a line with its end, or nothing for a line of white space: so the script made them that the hub's parquet files
-were made by, reading the raw files with Python's ends of lines (revision before its conversion, `_generate_examples`).
+A row is a line including its end, or empty for a line of white space. The script that made the hub's parquet files
+did so, reading the raw files with Python's line ends (revision before its conversion, `_generate_examples`).
 """
 
 import io
@@ -16,7 +16,7 @@ SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 
 def text_rows(stream: IO[bytes], name: str) -> Iterator[str]:
-    """Yield the rows of a raw file. Raises ValueError, one line with its name, for what is no UTF-8."""
+    """Yield the rows of a raw file. Raises ValueError, one line with its `name`, for text that is not UTF-8."""
     try:
         for line in io.TextIOWrapper(stream, encoding="utf-8"):
             yield line if line.strip() else ""
@@ -45,7 +45,7 @@ def parquet_rows(paths: list[Path]) -> Iterator[str]:
 
 
 def parquet_files(folder: Path) -> dict[str, Path] | None:
-    """Find the parts of every split, named SPLIT-00000-of-00002.parquet; None unless all are there."""
+    """Find the parts of every split, named SPLIT-00000-of-00002.parquet; None unless all are present."""
     found: dict[str, Path] = {}
     for split in SPLITS:
         parts = sorted(folder.glob(f"{split}-?????-of-?????.parquet"))

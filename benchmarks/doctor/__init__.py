@@ -1,1 +1,1 @@
-"""`python -m benchmarks doctor`: whether cells can run here, and what to do where they cannot. Loads no torch."""
+"""`python -m benchmarks doctor`: check whether cells can run here, and say how to fix what fails. Loads no torch."""

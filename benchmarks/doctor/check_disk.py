@@ -1,4 +1,4 @@
-"""Check disk: room for results, for temporary files, and for images where something makes or runs them."""
+"""Check disk: room for results, for temporary files, and for images if a program here builds or runs them."""
 
 import os
 import shutil
@@ -14,13 +14,13 @@ from resireduce.errors import ConfigError
 
 
 def existing(path: Path) -> Path:
-    """Return the folder, or that above it which is there: where it would be made; or the file in the way."""
+    """Return the folder, or its nearest existing parent, in which it would be made; or a file that is in the way."""
     path = path.expanduser().absolute()
     return next(folder for folder in (path, *path.parents) if os.path.exists(folder))
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Try it, since rights do not say all: a mount may be read-only, a quota used up."""
+    """Return why a folder cannot be written, by trying: a mount may be read-only, or a quota used up."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"doctor")
@@ -30,7 +30,7 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Return the room for those who are not root."""
+    """Return the free bytes for users other than root."""
     return shutil.disk_usage(folder).free
 
 
@@ -40,27 +40,27 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Need:
-    """What a folder should have room for."""
+    """The room that a folder should have."""
 
     what: str
     folder: Path
     least_bytes: int
-    """Below it, cells fail: a failure."""
+    """With less, cells fail: a failure."""
     enough_bytes: int
-    """Below it, some do: a warning."""
+    """With less, some cells fail: a warning."""
     reason: str
-    """What takes `enough_bytes`."""
+    """What needs `enough_bytes`."""
     cure: str
     writes: bool = True
-    """Whether this process will write there; else an engine does."""
+    """Whether this process will write there; if not, a container engine does."""
 
 
 def needs(
     results: Path, environment: Mapping[str, str] = os.environ, which: Callable[[str], str | None] = shutil.which
 ) -> list[Need]:
-    """Return what is needed here."""
+    """Return the needs of this machine."""
     return [
-        # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; while one is written there are two.
+        # gpt2-large: 774 M parameters, 12 bytes each with AdamW's states; two exist while one is being written.
         Need("results", results, GIB, 18 * GIB, "two checkpoints of gpt2-large", "--results DIR on a larger disk"),
         *_temporary(),
         *image_stores(environment, which),
@@ -70,14 +70,14 @@ def needs(
 def _temporary() -> list[Need]:
     try:
         folder = Path(tempfile.gettempdir())
-    except FileNotFoundError:  # check home says so
+    except FileNotFoundError:  # reported by check home
         return []
-    # The largest package, torch for CUDA, is fetched and unpacked there while .venv or an image is made.
+    # The largest package, torch for CUDA, is downloaded and unpacked there while .venv or an image is made.
     return [Need("temporary", folder, GIB // 8, 2 * GIB, "packages of .venv", "export TMPDIR=FOLDER")]
 
 
 def image_stores(environment: Mapping[str, str], which: Callable[[str], str | None]) -> list[Need]:
-    """Return the folders in which container programs that are here keep images, where they do by default."""
+    """Return the default image folders of the container programs that are here."""
     home, root = Path(environment.get("HOME") or "/"), os.geteuid() == 0
     data = Path(environment.get("XDG_DATA_HOME") or home / ".local/share")
     stores = {
@@ -92,10 +92,10 @@ def image_stores(environment: Mapping[str, str], which: Callable[[str], str | No
         ),
     }
     wanted = {name: store for name, store in stores.items() if which(name)}
-    with suppress(ConfigError):  # neither HOME nor a user of this number
-        if (own := cache_folder() / "engine").is_dir():  # where images.engine keeps the images of its own
+    with suppress(ConfigError):  # neither HOME nor a user with this number
+        if (own := cache_folder() / "engine").is_dir():  # where images.engine keeps its own images
             wanted["the suite's own engine"] = (own, f"rm -rf {own}, or export XDG_CACHE_HOME=FOLDER")
-    # Building cuda12 took 21 GB at the fullest moment. A machine may have an engine, and cells may do without.
+    # Building cuda12 took 21 GB at the fullest moment. Cells may not need the engine that a machine has.
     return [
         Need(f"images of {name}", folder, 0, 21 * 10**9, "building image cuda12", cure, writes=False)
         for name, (folder, cure) in wanted.items()
@@ -103,7 +103,7 @@ def image_stores(environment: Mapping[str, str], which: Callable[[str], str | No
 
 
 def check(wanted: Sequence[Need], free: Callable[[Path], int] = free_bytes) -> list[Finding]:
-    """Return one finding for each."""
+    """Return one finding for each need."""
     return [_judge(need, free) for need in wanted]
 
 

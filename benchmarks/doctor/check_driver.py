@@ -1,4 +1,4 @@
-"""Check driver: that it is there, can be reached, and is new enough for the CUDA that torch is built for."""
+"""Check driver: that it exists, can be reached, and is new enough for the CUDA that torch is built for."""
 
 import re
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from benchmarks.doctor.machine_facts import Facts
 
 NAME = "driver"
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
-"""There wherever the machine has a driver, also in containers that have no access to its GPUs."""
+"""Exists wherever the machine has a driver, even in containers without access to its GPUs."""
 CONTROL_DEVICE = Path("/dev/nvidiactl")
 OLDEST_DRIVER = {11: 450, 12: 525, 13: 580}
-"""Oldest driver for any CUDA of a major version (NVIDIA, CUDA Compatibility, section Minor Version Compatibility)."""
+"""Oldest driver for each major version of CUDA (NVIDIA, CUDA Compatibility, section Minor Version Compatibility)."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What of the driver can be seen without its library."""
+    """The facts about the driver that are visible without its library."""
 
     kernel_module: str | None
     """Version of the kernel module."""
@@ -27,7 +27,7 @@ class Machine:
 
 
 def look(kernel_module: Path = KERNEL_MODULE, control_device: Path = CONTROL_DEVICE) -> Machine:
-    """Return what can be seen on this machine."""
+    """Return the facts about this machine's driver."""
     try:
         text = kernel_module.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -37,7 +37,7 @@ def look(kernel_module: Path = KERNEL_MODULE, control_device: Path = CONTROL_DEV
 
 
 def check(facts: Facts, machine: Machine, needed: bool = False) -> list[Finding]:
-    """Return one finding. needed: no driver is a failure."""
+    """Return one finding. needed: a missing driver is a failure."""
     if facts.error:
         return [absent(NAME, facts.error, "see check gpu", needed)]
     if facts.cuda is None:
@@ -64,7 +64,7 @@ def _cpu_build(facts: Facts, machine: Machine, needed: bool) -> Finding:
 
 
 def _compare(driver: str | None, newest: tuple[int, int], cuda: str) -> Finding:
-    """Whether a driver that knows CUDA up to `newest` runs what was built for `cuda`."""
+    """Judge whether a driver that supports CUDA up to `newest` runs code built for `cuda`."""
     major, minor = (int(number) for number in cuda.split(".")[:2])
     found = f"driver {driver or 'unknown'} (CUDA {newest[0]}.{newest[1]})"
     if newest >= (major, minor):

@@ -1,4 +1,4 @@
-"""Check gpu: that torch sees GPUs, has kernels for them, and that a matrix product on each comes out right."""
+"""Check gpu: that torch sees GPUs and has kernels for them, and that a matrix product on each is right."""
 
 import os
 import re
@@ -14,8 +14,8 @@ CUDA_BUILD = "image cuda12, or a torch built for CUDA"
 
 
 def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = os.environ) -> list[Finding]:
-    """Return one finding. needed: no GPU is a failure."""
-    if facts.error:  # also without a need: what crashes or hangs here does so in every rank
+    """Return one finding. needed: a missing GPU is a failure."""
+    if facts.error:  # even if not needed: a crash or hang here would happen in every rank
         return [failed(NAME, facts.error, PROBE)]
     if facts.torch is None:
         return [absent(NAME, f"torch: {facts.torch_error}", "see check packages", needed)]
@@ -28,7 +28,7 @@ def check(facts: Facts, needed: bool = False, environment: Mapping[str, str] = o
 
 
 def _none(facts: Facts, needed: bool, visible: str | None) -> Finding:
-    """Where the driver answers there should be one: cells would train without it, and nobody would be told."""
+    """Return the finding for no GPU; if a driver answers there should be one, or cells would silently use the CPU."""
     if visible is not None:
         cure = "unset CUDA_VISIBLE_DEVICES, or under Slurm ask for a GPU: --gres=gpu:1"
         return absent(NAME, f"torch sees no GPU among CUDA_VISIBLE_DEVICES='{visible}'", cure, needed)
@@ -58,14 +58,15 @@ def _all_right(facts: Facts) -> Finding:
 
 
 def has_kernels(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
-    """Whether code for one of the architectures runs on a GPU of this compute capability."""
+    """Return whether code for one of the architectures runs on a GPU of this compute capability."""
     return any(_runs(architecture, capability) for architecture in architectures)
 
 
 def _runs(architecture: str, capability: tuple[int, int]) -> bool:
-    """Machine code (sm_) runs on its major version from its minor version on, PTX (compute_) on any newer GPU.
+    """Return whether a GPU runs code of an architecture: machine code (sm_) on its major version from its minor version
+    on, PTX (compute_) on any newer GPU.
 
-    That with a letter (sm_90a) runs on just its own. (CUDA C++ Programming Guide, binary and PTX compatibility.)
+    Code with a letter (sm_90a) runs only on its own. (CUDA C++ Programming Guide, binary and PTX compatibility.)
     """
     match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([a-z]?)", architecture)
     if not match:

@@ -1,4 +1,4 @@
-"""Check home: that HOME can be written (horovodrun and the caches of others need it), and the temporary folder."""
+"""Check home: that HOME (needed by horovodrun and caches of other programs) and the temporary folder are writable."""
 
 import os
 import tempfile
@@ -32,7 +32,7 @@ def _home(home: str | None) -> Finding:
 def _temporary(temporary: Callable[[], str]) -> Finding:
     try:
         folder = temporary()
-    except FileNotFoundError as error:  # tempfile has tried them all
+    except FileNotFoundError as error:  # tempfile has tried all of them
         return failed(NAME, str(error), WRITABLE_TEMPORARY)
     refused = why_not_writable(Path(folder))
     if refused:

@@ -1,4 +1,4 @@
-"""Check horovod: what it was built with, and two processes that its own launcher starts."""
+"""Check horovod: what it was built with, and two processes started by its own launcher."""
 
 import socket
 import sys
@@ -22,7 +22,7 @@ def check(
     run: Run = run_together,
     resolve: Callable[..., object] = socket.getaddrinfo,
 ) -> list[Finding]:
-    """Return one finding. gpus: how many torch sees; with some, Horovod should have NCCL."""
+    """Return one finding. gpus: number that torch sees; if there are any, Horovod should have NCCL."""
     if not (find_spec("horovod") is not None if installed is None else installed):
         return [not_run(NAME, "it is not installed (make horovod); cells over torch.distributed do without")]
     launcher = [sys.executable, "-m", "horovod.runner.launch", "--gloo", "-np", str(RANKS), "-H", f"localhost:{RANKS}"]
@@ -41,7 +41,7 @@ def check(
 
 
 def _nameless(what: str, resolve: Callable[..., object]) -> Finding | None:
-    """The failure of a machine whose own name has no address: Horovod looks it up, and crashes."""
+    """Return the failure if the machine's own name has no address: Horovod looks it up, and crashes."""
     name = socket.gethostname()
     try:
         resolve(name, None)

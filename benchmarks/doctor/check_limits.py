@@ -1,4 +1,4 @@
-"""Check limits: open files, and memory that may be locked, of this process."""
+"""Check limits: open files and locked memory of this process."""
 
 import resource
 
@@ -6,15 +6,15 @@ from benchmarks.doctor.finding import Finding, failed, ok, warning
 
 NAME = "limits"
 LEAST_FILES, ENOUGH_FILES = 256, 1024
-"""A rank has a connection to every other, some fifty files of packages, and its data loader hands over tensors by open
-files; Snakemake has a log for each job. 1024 is what Linux gives a process unless told."""
+"""A rank has a connection to every other, opens some fifty files of packages, and its data loader passes tensors by
+open files; Snakemake has a log for each job. 1024 is Linux' default for a process."""
 FILES = "ulimit -n 4096; docker or podman run --ulimit nofile=4096:4096"
 ENOUGH_LOCKED_BYTES = 64 << 20
 LOCKED = "ulimit -l unlimited; docker or podman run --ulimit memlock=-1"
 
 
 def check(gpus: int = 0, files: int | None = None, locked_bytes: int | None = None) -> list[Finding]:
-    """Return one finding. gpus: with some, NCCL locks memory; files, locked_bytes: limits, instead of asking."""
+    """Return one finding. gpus: with some, NCCL locks memory; files, locked_bytes: limits to use instead of asking."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if files is None else files
     locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0] if locked_bytes is None else locked_bytes
     many = "unlimited" if files == resource.RLIM_INFINITY else str(files)

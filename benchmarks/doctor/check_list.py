@@ -1,4 +1,4 @@
-"""Which checks there are, in the order in which they run, and what each is given."""
+"""The list of checks, in the order in which they run, and their arguments."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from benchmarks.doctor.finding import Finding, failed, not_run, one_line
 from benchmarks.doctor.machine_facts import Facts, ask
 
 GPU_CHECKS = ("gpu", "driver", "nvml", "nccl")
-"""Those that are about GPUs alone."""
+"""Checks that concern only GPUs."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line and the environment ask for."""
+    """What the command line and the environment request."""
 
     needs_gpu: bool
     cpu_only: bool
@@ -38,12 +38,12 @@ class Setting:
 
     @cached_property
     def facts(self) -> Facts:
-        """What torch and NVML say; asked when the first check wants it."""
+        """What torch and NVML report; asked for by the first check that needs it."""
         return ask(self.timeout_seconds, hide_gpus=self.cpu_only)
 
     @property
     def gpus(self) -> int:
-        """How many GPUs cells may use."""
+        """The number of GPUs that cells may use."""
         return 0 if self.cpu_only else len(self.facts.gpus)
 
 
@@ -68,7 +68,7 @@ CHECKS: dict[str, Check] = {
 
 
 def examine(setting: Setting, names: Sequence[str], checks: dict[str, Check] = CHECKS) -> Iterator[list[Finding]]:
-    """Yield what each check found, as soon as it is done. Never raises: a check that does has failed."""
+    """Yield the findings of each check as soon as it is done. Never raises: a check that raises has failed."""
     for name in names:
         if setting.cpu_only and name in GPU_CHECKS:
             yield [not_run(name, f"{DEVICE_VARIABLE}=cpu: cells are to train without a GPU")]

@@ -1,8 +1,8 @@
-"""Check malloc: whether memory that is freed goes back to the system, in this shell and in ranks of cells.
+"""Check malloc: whether freed memory returns to the system, in this shell and in ranks of cells.
 
-If not, what is resident of a process that trains on the CPU shows little of what streamed gradients save. A process of
-its own does what training does to malloc: it frees a large block, of which glibc's learns to take such blocks from its
-heap, then many, with small ones behind them that stay.
+If not, the resident memory of a process that trains on the CPU shows little of what streamed gradients save. A separate
+process does what training does to malloc: it frees a large block, from which glibc's malloc learns to take such blocks
+from its heap, then many blocks, with small ones behind them that stay.
 """
 
 import ctypes
@@ -21,9 +21,9 @@ BLOCKS, BLOCK_BYTES = 32, 4 << 20
 """128 MiB, in blocks of the size of a layer."""
 LEARNT_FROM_BYTES = 16 << 20
 STAYS_BYTES, STAYS = 100 << 10, 16
-"""Below any threshold but a small one; and more of them than there are holes before the blocks."""
+"""Smaller than any but a tiny threshold; and more of them than there are holes before the blocks."""
 MOST_SHARE = 0.25
-"""Largest share of freed memory that may stay resident."""
+"""Largest share of freed memory that may stay resident without a warning."""
 COMMAND = (sys.executable, "-m", "benchmarks.doctor.check_malloc")
 
 
@@ -33,7 +33,7 @@ def check(
     run: Run = run_together,
     platform: str = sys.platform,
 ) -> list[Finding]:
-    """Return one finding: a warning if ranks of cells keep what is freed. `environment` is that of this shell."""
+    """Return one finding: a warning if ranks of cells keep freed memory. `environment` is that of this shell."""
     if platform != "linux":
         return [not_run(NAME, f"{platform} does not say what is resident")]
     given = [environment, with_malloc(environment, environment)]
@@ -53,13 +53,13 @@ def check(
 
 
 def _kept(ended: Ended) -> int | str:
-    """Bytes that stayed, or why they are not known."""
+    """Return the bytes that stayed resident, or why they are not known."""
     reports = ended.reports()
     return int(reports[-1]["kept_bytes"]) if reports else last_words(ended.output)
 
 
 def kept_bytes() -> int:
-    """Fill and free blocks by the C library's own calls; return by how much more is then resident than before."""
+    """Fill and free blocks with the C library's own calls; return how much more memory is resident than before."""
     library = ctypes.CDLL(None)
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.argtypes = [ctypes.c_void_p]
@@ -69,7 +69,7 @@ def kept_bytes() -> int:
     blocks = [library.malloc(BLOCK_BYTES) for _ in range(BLOCKS)]
     for block in blocks:
         library.memset(block, 1, BLOCK_BYTES)
-    for _ in range(STAYS):  # the last is behind them, so that the heap's end cannot be cut off
+    for _ in range(STAYS):  # the last lies behind them, so that the heap cannot shrink from its end
         library.malloc(STAYS_BYTES)
     for block in blocks:
         library.free(block)

@@ -1,4 +1,4 @@
-"""Check memory: what is left of the machine's, or of what this job or container may have."""
+"""Check memory: what is available on the machine, or within the limit of this job or container."""
 
 import sys
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from benchmarks.launching.processes import CGROUPS, MOUNT, memory_groups
 NAME = "memory"
 MEMINFO = Path("/proc/meminfo")
 LEAST_BYTES = 2 << 30
-"""Two ranks of a cell of the smoke matrix, torch itself included, and Snakemake beside them."""
+"""For two ranks of a cell of the smoke matrix, including torch, and Snakemake beside them."""
 ENOUGH_BYTES = 12 << 30
-"""What README says of `make run RUN=full-size`."""
+"""The amount that README gives for `make run RUN=full-size`."""
 NEW_FILES, OLD_FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
-"""Limit and usage of a control group of version 2, and of version 1."""
+"""Files with limit and usage of a control group, version 2 and version 1."""
 MORE = "another machine; under Slurm --mem=16G, docker or podman run --memory=16g"
 
 
@@ -37,9 +37,9 @@ def check(meminfo: Path = MEMINFO, cgroups: Path = CGROUPS, mount: Path = MOUNT)
 
 
 def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:
-    """What this control group and those above it leave, where they have a limit. Both versions are known.
+    """Yield the memory left by this control group and those above it that have a limit, in both versions.
 
-    In a container the mount is the group itself, while its name may still be the host's: then just the mount is there.
+    In a container the mount is the group itself, while its name may still be the host's; then only the mount counts.
     """
     with suppress(OSError):
         for top, own, is_new in memory_groups(cgroups, mount):
@@ -50,7 +50,7 @@ def _left_in_groups(cgroups: Path, mount: Path) -> Iterator[tuple[str, int]]:
 
 
 def _left(limit: Path, usage: Path) -> int | None:
-    """Bytes below the limit. The cache of files counts as used there, so that it is less than could be had."""
+    """Return the bytes left below the limit. The file cache counts as used there, so more could be had."""
     try:
         most = limit.read_text(encoding="utf-8").strip()
         return None if most == "max" else max(0, int(most) - int(usage.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""Check mpi: that ranks which MPI starts find each other, in an image those that Slurm starts around it."""
+"""Check mpi: that ranks started by MPI find each other, in an image also those that Slurm starts around it."""
 
 import os
 import re
@@ -25,11 +25,11 @@ def check(
     run: Run = run_together,
     root: bool | None = None,
 ) -> list[Finding]:
-    """Return one finding, of the first way that there is here.
+    """Return one finding, of the first way of starting ranks that exists here.
 
     Within a step of several tasks (`srun --mpi=pmix -n2 apptainer exec IMAGE python -m benchmarks doctor`) each task
-    finds out whether MPI sees the others, so all of them have to run this check. In an allocation `srun` starts two,
-    elsewhere `mpirun`.
+    checks whether MPI sees the others, so all of them have to run this check. In an allocation `srun` starts two ranks,
+    elsewhere `mpirun` does.
     """
     tasks = environment.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks.isdecimal() and int(tasks) > 1:
@@ -59,7 +59,7 @@ def _within_step(timeout_seconds: float, environment: Mapping[str, str], tasks: 
 def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -> Finding:
     command = ("srun", "--overlap", "-N1", f"-n{RANKS}", "--mpi=pmix", *RANK)
     ended = run([Job(command, {**environment, **QUIET})], timeout_seconds)
-    if ended[0].code and explain(ended[0].output) is NO_ROOM:  # a job of one task is as good as any
+    if ended[0].code and explain(ended[0].output) is NO_ROOM:  # a job with only one task is no fault
         return not_run(NAME, f"{NO_ROOM.meaning} ({NO_ROOM.cure})")
     return _judge(f"{RANKS} ranks of srun --mpi=pmix", ended, SAME_PMIX)
 
@@ -67,7 +67,7 @@ def _by_srun(timeout_seconds: float, environment: Mapping[str, str], run: Run) -
 def _by_mpirun(timeout_seconds: float, mpirun: str, run: Run, root: bool) -> Finding:
     environment = own_environment(**QUIET)
     (version,) = run([Job((mpirun, "--version"), environment)], timeout_seconds)
-    # Its libraries may complain before it says who it is.
+    # Its libraries may print complaints before its name.
     named = [line.strip() for line in version.output.splitlines() if re.search(r"Open MPI|Open ?RTE|HYDRA|Intel", line)]
     name = named[0] if named else "an unknown mpirun"
     options = ["--oversubscribe", *(["--allow-run-as-root"] if root else [])] if "Open" in name else []

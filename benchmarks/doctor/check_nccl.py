@@ -1,4 +1,4 @@
-"""Check nccl: that torch and Horovod use one and the same, and that an all-reduce over it is right."""
+"""Check nccl: that torch and Horovod use the same NCCL, and that an all-reduce over it is right."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ DEBUG = "NCCL_DEBUG=INFO python -m benchmarks doctor --only nccl says more"
 
 
 def check(facts: Facts, timeout_seconds: float, needed: bool = False, run: Run = run_together) -> list[Finding]:
-    """Return a finding of the libraries and one of the all-reduce. needed: no GPU is a failure."""
+    """Return a finding on the libraries and one on the all-reduce. needed: a missing GPU is a failure."""
     if facts.error or facts.nccl is None:
         torch = f"torch {facts.torch}" if facts.torch else "torch"
         return [absent(NAME, facts.error or f"{torch} is without NCCL", CUDA_BUILD, needed)]
@@ -36,7 +36,7 @@ def _libraries(timeout_seconds: float, run: Run) -> Finding:
 
 
 def one_nccl(found: dict[str, Any]) -> Finding:
-    """Judge what the probe found of the libraries in one process."""
+    """Judge which libraries the probe found loaded in one process."""
     loaded, horovod, torch = found["loaded"], found["horovod"], _dotted(found["torch"])
     if len(loaded) > 1:
         return failed(NAME, f"two are loaded into one process: {', '.join(loaded)}", LINK)

@@ -1,4 +1,4 @@
-"""Check nvml: that the memory of GPUs and of this process on them can be read, as the memory ladder does."""
+"""Check nvml: that the memory of GPUs, and this process's share, can be read as the memory ladder does."""
 
 import re
 
@@ -16,7 +16,7 @@ SLICE = "CUDA_VISIBLE_DEVICES=MIG-... (nvidia-smi -L), and in a container just t
 
 
 def check(facts: Facts, machine: Machine, needed: bool = False) -> list[Finding]:
-    """Return one finding, or one for each GPU that something cannot be read of. needed: no GPU is a failure."""
+    """Return one finding, or one for each GPU with an unreadable value. needed: a missing GPU is a failure."""
     if facts.error:
         return [absent(NAME, facts.error, "see check gpu", needed)]
     if facts.nvml_error:
@@ -40,7 +40,7 @@ def _without(facts: Facts, machine: Machine, needed: bool) -> Finding:
 
 
 def _is_shadowed(facts: Facts, machine: Machine) -> bool:
-    """Whether NVML is another driver's: its file is called after the driver that it belongs to."""
+    """Return whether NVML belongs to another driver; its file is named after its driver."""
     match = re.search(r"\.so\.(\d{3}\.[\d.]+)$", facts.nvml_library or "")
     return bool(match and machine.kernel_module not in (None, "unknown", match[1]))
 

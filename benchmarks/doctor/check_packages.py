@@ -1,4 +1,4 @@
-"""Check packages: Python, torch and resireduce, and in an image that they are those of its lock."""
+"""Check packages: Python, torch and resireduce; in an image, that they match its lock."""
 
 import sys
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from resireduce.errors import ConfigError
 NAME = "packages"
 PYTHON = (3, 11)
 TORCH = ((2, 9), (2, 14))
-"""From, and before: those of pyproject.toml, which a test compares."""
+"""Lower bound (inclusive) and upper bound (exclusive), as in pyproject.toml; a test compares them."""
 LOCK = Path("/opt/resireduce/requirements.lock")
-"""Left in an image by its build: the packages it was made of."""
+"""Left in an image by its build: the packages that it was made of."""
 SHOWN = 3
 
 
 def check(facts: Facts, lock: Path = LOCK, python: tuple[int, ...] = sys.version_info[:3]) -> list[Finding]:
-    """Return one finding for the versions, one for the lock."""
+    """Return one finding on the versions, and one on the lock."""
     return [_versions(facts, python), check_lock(lock)]
 
 
@@ -44,7 +44,7 @@ def _versions(facts: Facts, python: tuple[int, ...]) -> Finding:
 
 
 def check_lock(lock: Path, installed: Callable[[str], str] = version) -> Finding:
-    """Compare what is installed with the lock; local parts of versions count only where the lock has them."""
+    """Compare the installed packages with the lock; local version parts count only if the lock has them."""
     if not lock.exists():
         return not_run(NAME, f"no {lock}: this is not an image of the suite")
     try:

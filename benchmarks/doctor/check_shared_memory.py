@@ -1,4 +1,4 @@
-"""Check shared-memory: room in /dev/shm, by which ranks over NCCL and workers of data loaders reach each other."""
+"""Check shared-memory: room in /dev/shm, through which ranks over NCCL and data loader workers communicate."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ from benchmarks.doctor.known_faults import MORE_SHARED_MEMORY
 NAME = "shared-memory"
 SHM = Path("/dev/shm")
 ENOUGH_BYTES = 1 << 30
-"""What NCCL's user guide (Troubleshooting, Shared memory) gives a container."""
+"""The value that NCCL's user guide (Troubleshooting, Shared memory) gives a container."""
 LEAST_BYTES = 64 << 20
-"""What Docker gives a container unless told. NCCL takes a segment of 4 to 10 MiB for each pair of GPUs without a direct
-path, so that this is too little for the pairs of four GPUs, and then it does not start. Ranks on CPUs take none."""
+"""Docker's default for a container. NCCL takes a segment of 4 to 10 MiB for each pair of GPUs without a direct path, so
+this is too little for the pairs of four GPUs, and NCCL does not start. Ranks on CPUs take none."""
 
 
 def check(gpus: int = 0, folder: Path = SHM, free: int | None = None) -> list[Finding]:
-    """Return one finding. gpus: how many torch sees; free: bytes, instead of asking."""
+    """Return one finding. gpus: number that torch sees; free: bytes to use instead of asking."""
     if not folder.is_dir():
         return [not_run(NAME, f"there is no {folder}: not Linux")]
     refused = why_not_writable(folder)

@@ -1,4 +1,4 @@
-"""Processes that checks start, which may crash or hang there, and the one judgement of ranks that were to meet."""
+"""Start processes for checks, which may crash or hang in them, and judge ranks that were to meet."""
 
 import json
 import os
@@ -17,12 +17,12 @@ from benchmarks.doctor.finding import Finding, failed
 from benchmarks.doctor.known_faults import SLOWLY, explain, last_words
 
 MARK = "doctor-report: "
-"""Before what a process reports, as JSON: launchers put names of ranks before it, and libraries print too."""
+"""Precedes each JSON report of a process: launchers prefix lines with ranks, and libraries print too."""
 GRACE_SECONDS = 5.0
-"""How long the others may go on once one has failed: they wait for it in vain."""
+"""How long the others may go on once one has failed, as they wait for it in vain."""
 POLL_SECONDS = 0.02
 LAUNCHERS = ("SLURM_", "PMIX_", "PMI_", "OMPI_", "PRTE_", "HOROVOD_")
-"""Prefixes of variables by which a launcher tells a rank its place."""
+"""Prefixes of the variables by which a launcher tells a rank its place."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Job:
     command: Sequence[str]
     environment: Mapping[str, str]
     folder: Path | None = None
-    """Where it runs; None: in that of this process."""
+    """Working folder; None: that of this process."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ class Ended:
     """A process that has ended."""
 
     code: int | None
-    """Exit status of the child; None: it was stopped, since its time was over or another one had failed."""
+    """Exit status of the child; None if it was stopped, because its time was over or another one had failed."""
     output: str
-    """Standard output and error stream together."""
+    """Standard output and error stream, combined."""
 
     def reports(self) -> list[dict[str, Any]]:
-        """Return what was reported; several processes may have written to one output."""
+        """Return the reports; several processes may have written to one output."""
         found = []
         for part in self.output.split(MARK)[1:]:
             try:
@@ -57,11 +57,11 @@ class Ended:
 
 
 Run = Callable[[Sequence[Job], float], list[Ended]]
-"""How checks start processes: `run_together`, or what stands in for it."""
+"""How checks start processes: `run_together`, or a stand-in."""
 
 
 def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
-    """Run the jobs at the same time, to their end or until the time is over. None is left running.
+    """Run the jobs at the same time, until they end or the time is over. None is left running.
 
     Raises OSError if a program is not there.
     """
@@ -81,17 +81,17 @@ def run_together(jobs: Sequence[Job], timeout_seconds: float) -> list[Ended]:
 
 
 def report(values: Mapping[str, Any]) -> None:
-    """Tell the process that started this one; in one piece, so that lines of ranks do not mix."""
+    """Send a report to the process that started this one, in one write, so that lines of ranks do not mix."""
     os.write(1, f"{MARK}{json.dumps(values)}\n".encode())
 
 
 def own_environment(**more: str) -> dict[str, str]:
-    """Return this process's environment without what a launcher put into it, and with `more`."""
+    """Return this process's environment without a launcher's variables, plus `more`."""
     return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)} | more
 
 
 def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, **more: str) -> list[Ended]:
-    """Have so many ranks add up a vector over torch.distributed, with `more` in their environments."""
+    """Have `ranks` processes sum a vector over torch.distributed, with `more` in their environments."""
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "benchmarks.doctor.trial_ranks", "torch", backend, os.path.join(folder, "meet")]
         places = ({"RANK": str(rank), "WORLD_SIZE": str(ranks)} for rank in range(ranks))
@@ -99,14 +99,14 @@ def run_torch_ranks(backend: str, ranks: int, timeout_seconds: float, run: Run, 
 
 
 def _file() -> IO[bytes]:
-    """A file in memory where there are such: there may be no folder that can be written."""
+    """Return a file in memory if possible, as no folder may be writable."""
     if sys.platform == "linux":
         return open(os.memfd_create("doctor"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _start(job: Job, output: IO[bytes]) -> subprocess.Popen[bytes]:
-    # A session of its own: launchers have children, which are to end with them.
+    # A session of its own, so that children of launchers end with them.
     return subprocess.Popen(
         job.command,
         env=dict(job.environment),
@@ -127,7 +127,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float) 
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    with suppress(ProcessLookupError):  # if all that it has started have ended, too
+    with suppress(ProcessLookupError):  # if it and all that it started have ended
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
@@ -141,19 +141,19 @@ MISSING = "ranks came to the end"
 
 
 def all_reports(ended: Sequence[Ended]) -> list[dict[str, Any]]:
-    """Return what the ranks reported, in the order of their ranks."""
+    """Return the reports, in the order of ranks."""
     return sorted((report for one in ended for report in one.reports()), key=lambda report: int(report["rank"]))
 
 
 def judge_ranks(check: str, what: str, ended: Sequence[Ended], world_size: int, cure: str) -> Finding | None:
-    """Return the failure of ranks that should have added up their vectors; None if all is right.
+    """Return the failure of ranks that should have summed their vectors; None if all is right.
 
     Args:
         check: name of the check.
         what: what was tried, for the screen.
         ended: the processes; one of them may have started several ranks.
-        world_size: how many ranks there should be.
-        cure: where no known failure explains it.
+        world_size: expected number of ranks.
+        cure: given if no known failure explains it.
     """
     wrong = _wrong(all_reports(ended), world_size)
     broken = [one for one in ended if one.code]
@@ -169,7 +169,7 @@ def judge_ranks(check: str, what: str, ended: Sequence[Ended], world_size: int, 
 
 
 def _wrong(reports: Sequence[dict[str, Any]], world_size: int) -> str | None:
-    """What is wrong with the reports."""
+    """Return what is wrong with the reports; None if nothing is."""
     ranks, sizes = [report["rank"] for report in reports], {report["size"] for report in reports}
     if reports and sizes != {world_size}:
         seen = " and ".join(map(str, sorted(sizes)))

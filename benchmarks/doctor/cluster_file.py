@@ -1,4 +1,4 @@
-"""The links of this cluster as a file that `python -m benchmarks simulate --cluster FILE` reads, from timed gathers."""
+"""Write this cluster's links, from timed gathers, as a file for `python -m benchmarks simulate --cluster FILE`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ HEAD = (
 
 
 def link_of(level: str, ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[str, Any]:
-    """Return alpha and beta of the link of a level, the medians of all rounds of its gathers, and their 95 % intervals.
+    """Return alpha and beta of a level's link, as medians over all rounds of gathers, with their 95 % intervals.
 
     Args:
         level: in_node or between_nodes.
-        ranks: what each has found, as `benchmarks.doctor.link_ranks` has it: all wait for the latest.
+        ranks: the reports of `benchmarks.doctor.link_ranks`; the slowest rank of each round counts.
         ranks_per_node: ranks of a node, which all send over its one link at the same time.
 
     A gather among N ranks takes (N - 1) (alpha + bytes / bandwidth) on a ring. Bandwidth between nodes is that of a
@@ -44,7 +44,7 @@ def link_of(level: str, ranks: Sequence[Mapping[str, Any]], ranks_per_node: int)
 
 
 def cluster_of(ranks: Sequence[Mapping[str, Any]], ranks_per_node: int) -> dict[str, Any]:
-    """Return the plain values of the file: nodes, ranks of each, links, and the device as the slowest reaches it."""
+    """Return the plain values of the file: nodes, ranks per node, links, and the slowest rank's device figures."""
     device: dict[str, Any] = {key: min(rank[key] for rank in ranks) for key in DEVICE[:2]}
     device |= {"launch_seconds": max(rank["launch_seconds"] for rank in ranks)}
     device |= {"memory_bytes": float(ranks[0]["memory_bytes"]), "flops_share": 1.0, "memory_share": 1.0}

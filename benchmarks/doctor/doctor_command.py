@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print one line for each finding, as soon as it is there. 0 if nothing failed, else 1."""
+    """Print one line for each finding as soon as it is known. Returns 0 if nothing failed, else 1."""
     slurm.refuse_options(args)
     measure_links.refuse_options(args)
     state, screen = slurm.Examination(), sys.stderr if args.json else sys.stdout
@@ -61,13 +61,13 @@ def _examine_machine(args: argparse.Namespace) -> Iterator[list[Finding]]:
 
 
 def chosen(text: str) -> list[str]:
-    """Return the names in a list with commas, in the order in which checks run. Raises ConfigError."""
+    """Return the names in a comma-separated list, in the order in which checks run. Raises ConfigError."""
     names = [choose("only", name.strip(), CHECKS) for name in text.split(",")]
     return [name for name in CHECKS if name in names]
 
 
 def make_setting(needs_gpu: bool, results: Path, timeout_seconds: float) -> Setting:
-    """Return what is asked for, also by RESIREDUCE_DEVICE. Raises ConfigError if that forbids the GPU needed."""
+    """Return the settings, including RESIREDUCE_DEVICE. Raises ConfigError if that forbids a needed GPU."""
     device = wanted_device()
     if needs_gpu and device == "cpu":
         raise ConfigError(f"gpu: --gpu is not allowed with {DEVICE_VARIABLE}=cpu; leave out one of them")

@@ -1,4 +1,4 @@
-"""What a check found: one line, and one line of what to do about it."""
+"""The finding of a check: one line, and one line on how to fix it."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ STATUSES = (OK, WARNING, FAILED, NOT_RUN)
 class Finding:
     """One line of the doctor's report.
 
-    A warning and a failure have a cure; `not run` has its reason as detail, and is never counted as ok.
+    A warning and a failure have a cure; `not run` has its reason as detail, and never counts as ok.
     """
 
     check: str
@@ -26,36 +26,36 @@ class Finding:
 
 
 def ok(check: str, detail: str) -> Finding:
-    """All is as it should be."""
+    """Return the finding that all is as it should be."""
     return Finding(check, OK, detail)
 
 
 def warning(check: str, detail: str, cure: str) -> Finding:
-    """Cells run, but slower, or with figures missing, or not all of them."""
+    """Return the finding that cells run, but slower, with figures missing, or not all of them."""
     return Finding(check, WARNING, detail, cure)
 
 
 def failed(check: str, detail: str, cure: str) -> Finding:
-    """Cells would fail, or train where nobody meant them to."""
+    """Return the finding that cells would fail, or train on a device that nobody intended."""
     return Finding(check, FAILED, detail, cure)
 
 
 def not_run(check: str, reason: str) -> Finding:
-    """Nothing was checked, and why."""
+    """Return the finding that nothing was checked, and why."""
     return Finding(check, NOT_RUN, reason)
 
 
 def absent(check: str, reason: str, cure: str, needed: bool) -> Finding:
-    """There is no GPU to check: `not run`, unless one is needed."""
+    """Return the finding that there is no GPU to check: `not run`, or a failure if one is needed."""
     return failed(check, reason, cure) if needed else not_run(check, reason)
 
 
 def one_line(text: object, longest: int = 200) -> str:
-    """Return a text of other programs as one line, its end cut off if it is long."""
+    """Return the text of another program as one line, cut at the end if it is long."""
     line = " ".join(str(text).split())
     return line if len(line) <= longest else f"{line[:longest]}..."
 
 
 def gibibytes(nbytes: float) -> str:
-    """Return bytes for the screen, in GiB, or in MiB if there are few."""
+    """Return bytes in GiB for the screen, or in MiB if there are few."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.0f} MiB"

@@ -1,4 +1,4 @@
-"""Failures of other programs that are known: what their words mean here, and the cure."""
+"""Known failures of other programs: their words, what these mean here, and the cure."""
 
 import re
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PREFIX = re.compile(r"^\[\d+\]<std\w+>: ?")
 
 @dataclass(frozen=True)
 class Known:
-    """A failure that is recognised by its words."""
+    """A failure that is recognised by words in the output."""
 
     pattern: str
     meaning: str
@@ -52,14 +52,14 @@ FAILURES = (
 
 
 def explain(output: str) -> Known | None:
-    """Return the known failure that an output tells of."""
+    """Return the known failure that an output shows."""
     return next((known for known in FAILURES if re.search(known.pattern, output)), None)
 
 
 def last_words(output: str) -> str:
-    """Return the line that says most of why a program failed: a Python exception, another error, or the last line.
+    """Return the line that best explains why a program failed: a Python exception, another error, or the last line.
 
-    Launchers say after it that a process failed, which is known, and put its rank before each line.
+    Launchers add that a process failed, which is already known, and prefix each line with its rank.
     """
     lines = [PREFIX.sub("", line) for line in output.splitlines() if line.strip(" -=") and not ECHO.search(line)]
     for words in (r"^\w[\w.]*(Error|Exception)\b", r"(?i)error|fail|cannot|unable"):

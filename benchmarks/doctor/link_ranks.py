@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     import torch
 
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 21)
-"""Bytes that each rank gathers."""
+"""Sizes in bytes of each rank's part of a gather."""
 ROUNDS, REPEATS = 20, 4
-"""Rounds of all sizes, each collective so often in turn."""
+"""Rounds over all sizes, and how often a gather is repeated in each."""
 JOIN_SECONDS = 60
 SIDE, ELEMENTS = 512, 1 << 23
-"""Of the matrices that are multiplied, and of the vector that is copied: more than fits into caches."""
+"""Side of the multiplied matrices, and elements of the copied vector: more than fits into caches."""
 
 
 def main(meeting_place: str, ranks_per_node: int) -> dict[str, Any]:
-    """Return under `ranks` what each has found: for each level seconds by round and size, and what its device reaches.
+    """Return all ranks' findings under `ranks`: for each level seconds by round and size, and device figures.
 
-    On rank 0; on the others nothing is there. Ranks of one node follow one another. All ranks time the same at the same
-    time, so that those of a node share its link to the others.
+    Only rank 0 returns them; the others' list is empty. The ranks of a node are numbered consecutively. All ranks time
+    the same collective at the same time, so that those of a node share its link to the others.
     """
     import torch.distributed as dist
 
@@ -54,7 +54,7 @@ def main(meeting_place: str, ranks_per_node: int) -> dict[str, Any]:
 
 
 def _device(place: int, ranks_per_node: int) -> "torch.device":
-    """Return the GPU of this rank, if each of a node has its own, or else the CPU."""
+    """Return the GPU of this rank if each rank of a node has its own, else the CPU."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.device_count() >= ranks_per_node:
@@ -64,7 +64,7 @@ def _device(place: int, ranks_per_node: int) -> "torch.device":
 
 
 def _seconds(group: Any, device: "torch.device") -> list[float]:
-    """Return the seconds of a gather of each size among the ranks of a group; all other groups do the same."""
+    """Return the seconds of a gather of each size within a group, while all other groups do the same."""
     import torch
     import torch.distributed as dist
 
@@ -81,7 +81,7 @@ def _seconds(group: Any, device: "torch.device") -> list[float]:
 
 
 def _device_figures(device: "torch.device") -> dict[str, Any]:
-    """Return operations and bytes of memory a second that are reached, the smallest operation's seconds, and bytes."""
+    """Return the operations and memory bytes per second reached, the smallest operation's seconds, and the memory."""
     import torch
 
     matrix, vector = torch.ones(SIDE, SIDE, device=device), torch.zeros(ELEMENTS, device=device)
@@ -99,7 +99,7 @@ def _device_figures(device: "torch.device") -> dict[str, Any]:
 
 
 def _least(work: Callable[[], object], device: "torch.device") -> float:
-    """Return the least seconds of some runs of `work`."""
+    """Return the least seconds of several runs of `work`."""
     seconds = []
     for _ in range(5):
         began = _clock(device)
@@ -109,7 +109,7 @@ def _least(work: Callable[[], object], device: "torch.device") -> float:
 
 
 def _clock(device: "torch.device") -> float:
-    """Return the seconds of a clock, when `device` has done what it was given."""
+    """Return the seconds of a clock once `device` has finished its work."""
     if device.type == "cuda":
         import torch
 

@@ -1,4 +1,4 @@
-"""What torch and NVML say here, asked once in a process of its own: a driver that crashes or hangs ends just that."""
+"""What torch and NVML report here; asked once, in a separate process, so that a crashing driver ends only that."""
 
 import os
 import sys
@@ -21,28 +21,28 @@ class Gpu:
     capability: tuple[int, int]
     memory_bytes: int
     error: str | None = None
-    """Why a small matrix product did not come out right."""
+    """Why a small matrix product was wrong."""
     nvml_error: str | None = None
-    """Why NVML does not know it."""
+    """Why NVML does not know the GPU."""
     device_reason: str | None = None
-    """Why NVML does not tell how much of its memory is in use."""
+    """Why NVML does not report how much of its memory is in use."""
     process_reason: str | None = None
-    """Why NVML does not tell how much of it this process uses."""
+    """Why NVML does not report how much of it this process uses."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """None is what is not known; `error` says why nothing is."""
+    """Facts about torch and GPUs; None means not known, and `error` says why nothing is."""
 
     error: str | None = None
     torch: str | None = None
     torch_error: str | None = None
     cuda: str | None = None
-    """CUDA version that torch is built for; None: built for CPUs."""
+    """CUDA version that torch is built for; None if it is built for CPUs."""
     architectures: tuple[str, ...] = ()
-    """As torch.cuda.get_arch_list has them: sm_90 is machine code, compute_90 what the driver can compile."""
+    """From torch.cuda.get_arch_list: sm_90 is machine code, compute_90 is code that the driver can compile."""
     nccl: str | None = None
-    """Version of NCCL that torch is built with."""
+    """NCCL version that torch is built with."""
     no_gpu: str | None = None
     """Why torch sees no GPU, in CUDA's words."""
     gpus: tuple[Gpu, ...] = ()
@@ -51,13 +51,13 @@ class Facts:
     nvml_error: str | None = None
     driver: str | None = None
     driver_cuda: tuple[int, int] | None = None
-    """Newest CUDA version that the driver knows."""
+    """Newest CUDA version that the driver supports."""
     nvml_library: str | None = None
-    """File of NVML's library, links followed."""
+    """Path of NVML's library, with links resolved."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Facts":
-        """Return what the probe reported."""
+        """Return the facts that the probe reported."""
         known = {field.name for field in fields(cls)}
         found = {name: _frozen(value) for name, value in values.items() if name in known and name != "gpus"}
         gpus = tuple(Gpu(**{name: _frozen(value) for name, value in gpu.items()}) for gpu in values.get("gpus", ()))
@@ -69,7 +69,7 @@ def _frozen(value: Any) -> Any:
 
 
 def ask(timeout_seconds: float, hide_gpus: bool = False, command: Sequence[str] = COMMAND) -> Facts:
-    """Ask the probe. What it could not say is a fact too. hide_gpus: no context is made on any."""
+    """Ask the probe; what it could not find out is recorded too. hide_gpus: creates no context on any GPU."""
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if hide_gpus else {}
     (ended,) = run_together([Job(command, os.environ | hidden)], timeout_seconds)
     reports = ended.reports()

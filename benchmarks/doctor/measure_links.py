@@ -1,4 +1,4 @@
-"""`doctor --links FILE`: alpha and beta of the links between ranks, here or wherever a launcher has started them."""
+"""`doctor --links FILE`: measure alpha and beta of the links between ranks, here or as started by a launcher."""
 
 import argparse
 import os
@@ -25,7 +25,7 @@ CURE = "start it as cells will be started: srun -N2 -n4 python -m benchmarks doc
 
 @dataclass(frozen=True)
 class Place:
-    """Which of a launcher's ranks this process is."""
+    """This process's place among a launcher's ranks."""
 
     rank: int
     size: int
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, for options that mean nothing beside --links, or without it."""
+    """Raise ConfigError, with one line, for options that conflict with --links or need it."""
     if args.links is None and args.ranks != RANKS:
         raise ConfigError("ranks: --ranks is not allowed without --links; add it, or leave this out")
     if args.links is not None:
@@ -55,10 +55,10 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def place_of(environment: Mapping[str, str], folder: Path) -> Place | None:
-    """Return the place that torchrun or a step of Slurm has given to this process among several; None: it is alone.
+    """Return this process's place among the ranks of torchrun or of a Slurm step; None if it is alone.
 
-    folder: where ranks of a step of Slurm meet, which all nodes must see. Raises ConfigError for nodes of unequally
-    many ranks, where the ranks of a node do not follow one another, and for a variable that is missing or no number.
+    folder: where ranks of a Slurm step meet; all nodes must see it. Raises ConfigError if nodes have unequal numbers of
+    ranks, if a node's ranks are not consecutive, or if a variable is missing or is not a number.
     """
     number = partial(_number, environment)
     if "MASTER_ADDR" in environment and "LOCAL_WORLD_SIZE" in environment:
@@ -112,7 +112,7 @@ def measure(args: argparse.Namespace, run: Run = run_together) -> list[Finding]:
 
 
 def _job(place: Place, is_alone: bool) -> Job:
-    """Return the process of one rank; ranks of this machine alone meet on its loopback interface."""
+    """Return the process of one rank; if `is_alone`, ranks meet on this machine's loopback interface."""
     line = [sys.executable, "-m", "benchmarks.doctor.link_ranks", place.meeting_place, str(place.ranks_per_node)]
     own = {"RANK": str(place.rank), "WORLD_SIZE": str(place.size)}
     own |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} if is_alone else {}

@@ -1,4 +1,4 @@
-"""The process that asks torch, NVML, NCCL and Horovod. `python -m benchmarks.doctor.probe_child facts|libraries`."""
+"""The process that queries torch, NVML, NCCL and Horovod. `python -m benchmarks.doctor.probe_child facts|libraries`."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from benchmarks.doctor.finding import one_line
 from resireduce.scheme import load
 
 SIDE = 256
-"""Rows, and columns, of the matrices that each GPU multiplies."""
+"""Rows and columns of the matrices that each GPU multiplies."""
 
 
 def facts() -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _gpu(torch: ModuleType, nvml: Nvml | None, index: int) -> dict[str, Any]:
 
 
 def _multiply(torch: ModuleType, device: Any) -> str | None:
-    """Why a matrix product of ones is not what it should be; it leaves a CUDA context, whose memory NVML can find."""
+    """Return why a matrix product of ones is wrong, or None; it leaves a CUDA context, whose memory NVML can find."""
     try:
         ones = torch.ones(SIDE, SIDE, device=device)
         return None if bool((ones @ ones == SIDE).all()) else "a matrix product is wrong"
@@ -74,7 +74,7 @@ def _multiply(torch: ModuleType, device: Any) -> str | None:
 
 
 def libraries() -> dict[str, Any]:
-    """Return which NCCL torch and Horovod have loaded into one process, and which Horovod was built with."""
+    """Return the NCCL that torch and Horovod load into one process, and the one Horovod was built with."""
     import torch
 
     found: dict[str, Any] = {"torch": list(torch.cuda.nccl.version()), "horovod": None, "horovod_error": None}
@@ -93,12 +93,12 @@ def libraries() -> dict[str, Any]:
 
 
 def loaded(name: str, maps: Path = MAPS) -> list[str]:
-    """Return the files of a library that are loaded into this process, links followed."""
+    """Return the files of a library that are loaded into this process, with links resolved."""
     return list(dict.fromkeys(map(os.path.realpath, loaded_files(name, maps))))
 
 
 def _version_in(path: str) -> list[int] | None:
-    """Version that a loaded NCCL says of itself."""
+    """Return the version that a loaded NCCL reports."""
     code = ctypes.c_int()
     try:
         ctypes.CDLL(path).ncclGetVersion(ctypes.byref(code))
@@ -108,7 +108,7 @@ def _version_in(path: str) -> list[int] | None:
 
 
 def _split(code: int) -> list[int]:
-    """2.27.5 is coded as 22705; before 2.9 it was 2803 for 2.8.3 (NCCL's nccl.h, NCCL_VERSION)."""
+    """Split NCCL's version code: 2.27.5 is 22705; before 2.9, 2.8.3 was 2803 (NCCL's nccl.h, NCCL_VERSION)."""
     large = 10_000 if code >= 10_000 else 1_000
     return [code // large, code % large // 100, code % 100]
 

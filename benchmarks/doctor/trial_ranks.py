@@ -1,4 +1,4 @@
-"""One rank of a check: joins the others, adds up a vector. `python -m benchmarks.doctor.trial_ranks WAY ...`."""
+"""One rank of a check: join the others and sum a vector. `python -m benchmarks.doctor.trial_ranks WAY ...`."""
 
 import ctypes
 import os
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     import torch
 
 NUMEL = 100_000
-"""Elements of the vector: more than fits into one message of any transport that treats small ones apart."""
+"""Elements of the vector: too many for a message that any transport would treat as small."""
 JOIN_SECONDS = 30
 LIBMPI = "libmpi.so.40"
-"""Library of Open MPI 4 and 5."""
+"""Name of the library in Open MPI 4 and 5."""
 SIZE_VARIABLES = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 def torch_rank(backend: str, meeting_place: str) -> dict[str, Any]:
-    """Over torch.distributed, by RANK and WORLD_SIZE; with nccl on the GPU of the same number."""
+    """Sum over torch.distributed, by RANK and WORLD_SIZE; with nccl, on the GPU of the same number."""
     import torch
     import torch.distributed as dist
 
@@ -40,7 +40,7 @@ def torch_rank(backend: str, meeting_place: str) -> dict[str, Any]:
 
 
 def horovod_rank() -> dict[str, Any]:
-    """Over Horovod, by whatever started it; on the CPU. With what Horovod was built with."""
+    """Sum over Horovod on the CPU, with any launcher, and report what Horovod was built with."""
     import horovod.torch as hvd
     import torch
 
@@ -53,7 +53,7 @@ def horovod_rank() -> dict[str, Any]:
 
 
 def mpi_rank() -> dict[str, Any]:
-    """Over MPI, by way of Horovod if it was built with it, else of libmpi; else what the launcher's variables say."""
+    """Sum over MPI, through Horovod if built with it, else libmpi; without either, report the launcher's variables."""
     if find_spec("horovod") is not None:
         import horovod.torch as hvd
 
@@ -62,7 +62,7 @@ def mpi_rank() -> dict[str, Any]:
             return horovod_rank() | {"through": "Horovod"}
     try:
         return _libmpi_rank(ctypes.CDLL(LIBMPI, mode=ctypes.RTLD_GLOBAL))
-    except OSError:  # it is not there
+    except OSError:  # not installed
         pass
     for rank, size in SIZE_VARIABLES:
         if size in os.environ:
@@ -72,7 +72,7 @@ def mpi_rank() -> dict[str, Any]:
 
 
 def _libmpi_rank(libmpi: ctypes.CDLL) -> dict[str, Any]:
-    """Through Open MPI's C interface, whose handles are addresses of its own objects."""
+    """Sum through Open MPI's C interface, whose handles are addresses of its own objects."""
 
     def handle(name: str) -> ctypes.c_void_p:
         return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.in_dll(libmpi, name)))

@@ -1,1 +1,1 @@
-"""Container images: how they are built, what is in them, and how a cell runs in one."""
+"""Container images: building them, their contents, and running commands in them."""

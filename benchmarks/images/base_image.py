@@ -18,7 +18,7 @@ from benchmarks.launching.containers.programs import command
 from resireduce.errors import ConfigError
 
 DEFAULT = "python:3.11-slim-bookworm"
-"""What the Containerfiles name."""
+"""The base that the Containerfiles name."""
 PACKAGES = "packages"
 """Name of a base that is made here."""
 SUITE = "bookworm"
@@ -26,7 +26,7 @@ INCLUDED = ("python3", "python3-venv", "ca-certificates")
 OWN_TAG = f"resireduce/base:{SUITE}"
 STRICT = ("-o", "APT::Update::Error-Mode=any")
 EPOCH = "1700000000"
-"""Time of every file in a base made here: the same packages give the same bytes."""
+"""Time of every file in a base made here, so that the same packages give the same bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,19 @@ class Base:
     """A base that the engine has."""
 
     name: str
-    """As a reader knows it."""
+    """Its name for readers."""
     reference: str
-    """As the engine is told."""
+    """Its name for the engine."""
     digest: str
-    """sha256:...; of the registry's manifest, or, for one made here, of its root file system as tar."""
+    """sha256:...; of the registry's manifest, or, for a base made here, of its root file system as tar."""
 
 
 def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry | None = None) -> Base:
     """Return the base to build from, pulled or made if the engine does not have it.
 
-    Without a given one: the Containerfiles' own, or one from packages where no registry can be reached. If the image
-    was built from it before, `locked`, it is the same to the digest. Raises ConfigError, one line, for one that cannot
-    be had.
+    `given` is its name; None takes the Containerfiles' own, or makes one from packages if no registry can be reached.
+    If `locked`, an earlier build, has the same base, its digest is used again. Raises ConfigError, one line, if the
+    base is not available.
     """
     if given == PACKAGES:
         return make_base(client)
@@ -59,7 +59,7 @@ def find_base(client: docker.DockerClient, given: str | None, locked: ImageEntry
         return _described(client.images.get(name), name)
     except ImageNotFound:
         pass
-    except DockerException as error:  # a name that cannot be one
+    except DockerException as error:  # an invalid name
         said = what_engine_said(error)
     if given is None:
         print(f"{name} cannot be pulled here: a base is made from Debian's packages instead", file=sys.stderr)
@@ -76,7 +76,7 @@ def _pulled(client: docker.DockerClient, name: str, digest: str | None) -> Base:
 
 
 def _described(image: docker.models.images.Image, name: str) -> Base:
-    """A pulled image by its digest; a local one, which has none, by its ID."""
+    """Describe a pulled image by its digest, and a local one, which has none, by its ID."""
     pinned = next(iter(image.attrs.get("RepoDigests") or ()), None)
     if pinned:
         return Base(name, pinned, pinned.split("@")[1])
@@ -84,7 +84,7 @@ def _described(image: docker.models.images.Image, name: str) -> Base:
 
 
 def make_base(client: docker.DockerClient, again: bool = False) -> Base:
-    """Make a base of Debian's packages, or take the one made earlier. About 30 s."""
+    """Make a base from Debian's packages, or take the one made earlier unless `again`. About 30 s."""
     if not again:
         try:
             return _own(client)
@@ -115,7 +115,7 @@ def make_base(client: docker.DockerClient, again: bool = False) -> Base:
 
 
 def check_builds(client: docker.DockerClient, base: Base) -> None:
-    """Raise ConfigError, one line, if the engine cannot do with a base what every build does: run it, and fetch."""
+    """Raise ConfigError, one line, if the engine cannot do what every build does: run the base, and fetch in it."""
     for what, command_line, network in (
         ("runs no container", ["python3", "--version"], "none"),
         ("runs containers that do not reach Debian's packages", ["apt-get", "-qq", "update", *STRICT], "host"),

@@ -1,4 +1,4 @@
-"""Builds an image with a Docker Engine, looks into it, and writes down what it is."""
+"""Builds an image with a Docker Engine, inspects it, and records what it contains."""
 
 import json
 import os
@@ -27,17 +27,17 @@ from benchmarks.launching.containers.image_content import check_locks, container
 from resireduce.errors import ConfigError
 
 NEEDED_BYTES = {"cpu": 8 * 10**9, "cuda12": 35 * 10**9}
-"""Free disk that a build from nothing takes: packages, context, layers of the builder, the image."""
+"""Free disk space that a build from scratch needs: packages, context, layers of the builder, the image."""
 PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 STEP = re.compile(r"step \d+/\d+ ?: ", re.IGNORECASE)
 MADE = re.compile(r" ?--+> ([0-9a-f]{11,12})$")
-"""How Docker (Step 1/2 : RUN, ---> ID) and podman (STEP 1/2: RUN, --> ID) tell of a step."""
+"""How Docker (Step 1/2 : RUN, ---> ID) and podman (STEP 1/2: RUN, --> ID) report a step."""
 TAIL = 25
 """Lines of a failed build that are shown."""
 
 
 class BuildError(ConfigError):
-    """The engine could not build an image; the text ends with what the build said last."""
+    """The engine could not build an image; the text ends with the build's last output."""
 
 
 def build_image(
@@ -48,17 +48,17 @@ def build_image(
     locked: ImageEntry | None = None,
     again: bool = False,
 ) -> ImageEntry:
-    """Build an image, unless it is there, and return what it is. Progress goes to the error stream.
+    """Build an image, unless it exists, and return its entry. Progress goes to the error stream.
 
     Args:
         client: of an engine that runs.
         name: one of IMAGES.
         base: a name that can be pulled, `packages`, or None: the Containerfile's own.
         toolkit: an image with the CUDA toolkit in /usr/local/cuda; None: the base if it has one, else from packages.
-        locked: what an earlier build was: of the same base, to the digest.
-        again: build it even if the engine has one of the same files: its Debian packages may be older ones.
+        locked: the entry of an earlier build; the same base is then used at the same digest.
+        again: build it even if the engine has an image of the same files, whose Debian packages may be older.
 
-    Raises ConfigError before the build for what is wrong, BuildError if it fails; neither leaves an image behind.
+    Raises ConfigError before the build for wrong input, BuildError if it fails; neither leaves an image behind.
     """
     content = image_content(name, base)
     check_locks(name)
@@ -83,12 +83,12 @@ def _build(client: docker.DockerClient, name: str, content: str, base: Base, too
 
 
 def _messages(client: docker.DockerClient, **options: Any) -> Iterator[Mapping[str, Any]]:
-    """What the engine says of a build, which begins when the first message is asked for."""
+    """Yield the engine's messages about a build, which begins when the first one is requested."""
     yield from client.api.build(custom_context=True, decode=True, **options)
 
 
 def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry:
-    """Return what a built image is, with the versions that it says itself. Raises BuildError if it cannot be run."""
+    """Return the entry of a built image, with the versions that it reports. Raises BuildError if it cannot be run."""
     image, engine = client.images.get(f"resireduce/{name}:{content}"), client.version()
     try:
         said = client.containers.run(
@@ -111,7 +111,7 @@ def describe(client: docker.DockerClient, name: str, content: str) -> ImageEntry
 
 
 def check_disk(name: str, client: docker.DockerClient) -> None:
-    """Raise ConfigError, one line, where the disk has no room for a build from nothing."""
+    """Raise ConfigError, one line, if the disk has no room for a build from scratch."""
     store = Path(client.info().get("DockerRootDir") or "/")
     for folder in (cache_folder(), store):
         there = next(path for path in (folder, *folder.parents) if path.exists())
@@ -134,7 +134,7 @@ def _extra(name: str) -> Iterator[tuple[str, Path]]:
 
 
 def _arguments(base: Base, toolkit: str | None) -> dict[str, str]:
-    """What the Containerfile is told. pip needs no network: all packages are in the context."""
+    """Return the Containerfile's arguments. pip needs no network: all packages are in the context."""
     proxies = {key: os.environ[key] for key in PROXIES if key in os.environ}
     return proxies | {"BASE": base.reference, "PIP_NO_INDEX": "1"} | ({"TOOLKIT": toolkit} if toolkit else {})
 
@@ -153,7 +153,7 @@ def _labels(name: str, content: str, base: Base) -> dict[str, str]:
 
 
 def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[str, Any]]) -> None:
-    """Show the steps as they come. Raises BuildError, with nothing left of the build, if one fails."""
+    """Show the steps of a build as they come. If one fails, remove what was built and raise BuildError."""
     started, made, lines = time.monotonic(), list[str](), list[str]()
     try:
         for message in messages:
@@ -175,7 +175,7 @@ def follow(client: docker.DockerClient, name: str, messages: Iterator[Mapping[st
 
 
 def new_image(lines: Sequence[str]) -> list[str]:
-    """Return the image that the last line says its step made; none if FROM names it, or an earlier build made it."""
+    """Return the image that the last line reports; none if it comes from FROM or from an earlier build."""
     made = MADE.match(lines[-1])
     step = next((line for line in reversed(lines) if STEP.match(line)), "")
     taken = ": FROM " in step or (len(lines) > 1 and "Using cache" in lines[-2])

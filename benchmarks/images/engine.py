@@ -1,4 +1,4 @@
-"""A Docker Engine to build and run images with: the one that runs, or one of our own for as long as it is needed."""
+"""A Docker Engine to build and run images: the running one, or one of our own for as long as it is needed."""
 
 import os
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from resireduce.scheme import load
 ENGINES = ("docker", "podman")
 HOST = "DOCKER_HOST"
 BUILD_SECONDS = 3600
-"""How long one answer of the engine may take: a step of a build that says nothing."""
+"""How long the engine may take for one answer: a step of a build may print nothing for long."""
 
 
 @contextmanager
 def engine(kind: str = "docker") -> Iterator[docker.DockerClient]:
-    """Give a client of the engine that runs; of our own, if none does and kind is docker.
+    """Yield a client of the running engine, or of our own if none runs and kind is docker.
 
-    Within it DOCKER_HOST names the engine for commands that are started. Raises ConfigError, one line with the cure.
+    Within the block DOCKER_HOST names the engine for child processes. Raises ConfigError, one line with the cure.
     """
     choose("engine", kind, ENGINES)
     if (address := find_running(kind)) is not None:
@@ -43,7 +43,7 @@ def engine(kind: str = "docker") -> Iterator[docker.DockerClient]:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """What an engine refuses, and that it has gone away, as ConfigError."""
+    """Turn the engine's refusals, and its disappearance, into ConfigError."""
     try:
         yield
     except ENGINE_ERRORS as error:
@@ -59,7 +59,7 @@ def what_engine_said(error: BaseException) -> str:
 
 
 def find_running(kind: str) -> str | None:
-    """Return the address of the engine that answers: of DOCKER_HOST, or of its usual sockets; None if none does."""
+    """Return the address of an engine that answers: DOCKER_HOST, or one of its usual sockets; None if none does."""
     if kind == "docker" and (given := os.environ.get(HOST)):
         if not answers(given):
             raise ConfigError(f"{HOST}: no engine answers at {given!r}; start it, or unset {HOST}")
@@ -70,7 +70,7 @@ def find_running(kind: str) -> str | None:
 
 
 def podman_socket() -> str:
-    """Return where podman's service of this user listens: of PODMAN_HOST, else its usual socket."""
+    """Return the address of this user's podman service: PODMAN_HOST, else its usual socket."""
     runtime = "/run" if os.geteuid() == 0 else os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.getuid()}")
     return os.environ.get("PODMAN_HOST") or f"unix://{runtime}/podman/podman.sock"
 
@@ -89,14 +89,14 @@ def _at(address: str) -> Iterator[docker.DockerClient]:
 
 
 ENGINE_ERRORS = (DockerException, RequestException, HTTPError)
-"""What the SDK raises if the engine refuses something, or goes away: in its answer, or (the last) within a stream."""
+"""Errors of the SDK if the engine refuses a request or goes away; the last one occurs within a stream."""
 
 
 def answers(address: str) -> bool:
     """Say whether an engine answers at an address."""
     try:
         client = docker.DockerClient(base_url=address, timeout=10)
-    except (DockerException, ValueError):  # ValueError: a port or an IPv6 address that cannot be one
+    except (DockerException, ValueError):  # ValueError: an invalid port or IPv6 address
         return False
     try:
         return bool(client.ping())

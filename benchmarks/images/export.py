@@ -1,4 +1,4 @@
-"""Files of an image, to take it to other machines: an OCI archive, or a SIF for apptainer."""
+"""Exports an image to a file for other machines: an OCI archive, or a SIF for apptainer."""
 
 import os
 import subprocess
@@ -17,11 +17,11 @@ from benchmarks.launching.containers.programs import command
 from resireduce.errors import ConfigError
 
 FAST = "-comp gzip -Xcompression-level 1"
-"""What every installation of apptainer reads, in a third of the time of the default, an eighth larger."""
+"""Readable by every installation of apptainer; made in a third of the default's time, and an eighth larger."""
 
 
 def check_stored(client: docker.DockerClient, entry: ImageEntry) -> None:
-    """Raise ConfigError if the engine has not this very image: its tag may be that of a later build."""
+    """Raise ConfigError if the engine does not have exactly this image: its tag may belong to a later build."""
     try:
         found = client.images.get(entry.tag).id
     except ImageNotFound:
@@ -39,7 +39,7 @@ def export_oci(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
     line = [*command("skopeo"), "--insecure-policy", "copy", "--quiet", "--src-daemon-host", os.environ[HOST]]
     with tempfile.TemporaryDirectory(prefix=".export-", dir=output.parent.absolute()) as folder:
         new = Path(folder) / "image.tar"
-        # Called in the folder: what follows a colon would be no part of a path.
+        # Called in the folder, since a colon in a path would end it.
         _call([*line, f"docker-daemon:{entry.tag}", f"oci-archive:{new.name}:{entry.tag}"], folder, output)
         os.replace(new, output)
 
@@ -57,7 +57,7 @@ def export_sif(client: docker.DockerClient, entry: ImageEntry, output: Path) -> 
         _call([*command("docker"), "save", "--output", str(archive), entry.tag], folder, output)
         build = [*command("apptainer", wrapped=False), "build", "--mksquashfs-args", FAST]
         _call([*build, new.name, f"docker-archive:{archive.name}"], folder, output)
-        os.replace(new, output)  # last, so that what is there is whole
+        os.replace(new, output)  # last, so that an existing file is complete
 
 
 def _call(line: Sequence[str], folder: str, output: Path) -> None:

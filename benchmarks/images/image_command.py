@@ -1,4 +1,4 @@
-"""`python -m benchmarks image`: builds images, takes them to files, and runs commands with an engine."""
+"""`python -m benchmarks image`: builds images, exports them to files, and runs commands with an engine."""
 
 import argparse
 import signal
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run one action. The exit status. Asked to end by a signal, it leaves no more behind than with Ctrl-C."""
+    """Run one action and return the exit status. A signal that ends it leaves no more behind than Ctrl-C."""
     earlier = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         return int(ACTIONS[args.action](args))
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _end(number: int, _: object) -> NoReturn:
-    """Leave all blocks, which clear away what is theirs."""
+    """Exit through all blocks, so that they clean up."""
     sys.exit(128 + number)
 
 
@@ -157,7 +157,7 @@ def _line(entry: ImageEntry) -> str:
 
 
 FORMS = {"oci": export_oci, "sif": export_sif, "dpkg": export_packages}
-"""What an image is exported as, by option."""
+"""Export formats by option."""
 ACTIONS = {
     "build": _build,
     "base": _base,

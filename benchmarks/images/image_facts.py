@@ -1,4 +1,4 @@
-"""What is in an image, asked inside it: `python -m benchmarks.images.image_facts` prints versions as JSON."""
+"""Versions inside an image: `python -m benchmarks.images.image_facts`, run in it, prints them as JSON."""
 
 import json
 import platform
@@ -9,7 +9,7 @@ from benchmarks.core.provenance import installed_version
 
 
 def versions() -> dict[str, str | None]:
-    """Return versions by name; None is not in the image."""
+    """Return versions by name; None for what is not in the image."""
     import torch
 
     found: dict[str, str | None] = {
@@ -25,14 +25,14 @@ def versions() -> dict[str, str | None]:
 
 
 def mpi_version() -> str | None:
-    """Return the first line of what mpirun says of its version, None without one."""
+    """Return the first line of mpirun's version output, None without mpirun."""
     if shutil.which("mpirun") is None:
         return None
     return subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.splitlines()[0]
 
 
 def horovod_parts() -> str | None:
-    """Return what Horovod was compiled with, None without it."""
+    """Return the parts that Horovod was compiled with, None without Horovod."""
     try:
         import horovod.torch as hvd
     except ImportError:

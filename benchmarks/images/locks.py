@@ -1,7 +1,7 @@
-"""`make locks`: resolve what the images are made of into lock files, for Python 3.11 on Linux x86-64.
+"""`make locks`: resolve the images' packages into lock files, for Python 3.11 on Linux x86-64.
 
-The resolver is uv, which reads no configuration of pip; it is told of pip's, so that indexes are set in one place. None
-of them is written into a lock file.
+The resolver is uv, which does not read pip's configuration; it is given pip's indexes as options, so that they are set
+in one place. None of them is written into a lock file.
 """
 
 import argparse
@@ -31,18 +31,18 @@ class Lock:
 
     stem: str
     suite: bool = False
-    """Whether its versions are those of constraints.txt."""
+    """Whether its versions are taken from constraints.txt."""
     dependencies: bool = True
-    """Whether it holds what its packages need too, or just the packages named."""
+    """Whether it includes dependencies, or just the packages named."""
 
     @property
     def source(self) -> Path:
-        """What it is made from."""
+        """The file that it is made from."""
         return FOLDER / f"{self.stem}.in"
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The lock file itself."""
         return FOLDER / f"{self.stem}.lock"
 
 
@@ -62,15 +62,15 @@ def find_lock(name: str) -> Path:
 
 
 def compile_lock(lock: Lock, upgrade: bool) -> int:
-    """Make the lock file anew and return its number of packages; without `upgrade`, versions stay where they can.
+    """Remake the lock file and return its number of packages; without `upgrade`, versions are kept where possible.
 
-    Raises ConfigError, with the resolver's own words above it on the error stream; the file is then as before.
+    Raises ConfigError, after the resolver's own message on the error stream; the file is then unchanged.
     """
     with tempfile.TemporaryDirectory() as folder:
         output, constraints = Path(folder) / "lock", Path(folder) / "constraints"
         if _usable(lock.path):
             shutil.copyfile(lock.path, output)
-        # Without torch, which each image has its own build of.
+        # torch is left out, since each image has its own build of it.
         pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if lock.suite else []
         constraints.write_text("\n".join(one for one in pinned if not one.startswith("torch==")), encoding="utf-8")
         options = [] if lock.dependencies else ["--no-deps"]
@@ -88,7 +88,7 @@ def compile_lock(lock: Lock, upgrade: bool) -> int:
 def indexes() -> list[str]:
     """Return uv's options for the indexes that pip is configured with.
 
-    The main index comes first: others may hold just one of a version's files, and the lock would lack the other hashes.
+    The main index comes first: others may have just one of a version's files, and the lock would lack the other hashes.
     """
     options = _pip_options()
     if options.no_index:
@@ -107,14 +107,14 @@ def _environment() -> dict[str, str]:
 
 
 def _pip_options() -> Any:
-    """Return pip's options as its files and variables set them; it has no other way to ask for all of them."""
+    """Return pip's options as set by its files and variables; pip has no public way to ask for all of them."""
     from pip._internal.commands import create_command
 
     return create_command("download").parse_args([])[0]
 
 
 def _usable(path: Path) -> bool:
-    """Whether uv can read the versions of before from it: a broken file is made from nothing."""
+    """Return whether uv can read earlier versions from the file; a broken file is made from scratch."""
     try:
         return bool(read_lock(path))
     except ConfigError:

@@ -1,6 +1,6 @@
-"""The Python packages of an image, fetched by this machine's pip, with its indexes, proxies and certificates.
+"""Fetches an image's Python packages by this machine's pip, with its indexes, proxies and certificates.
 
-And the CUDA compiler for the builder of an image, from one of Debian's packages, where no base has it.
+Also fetches the CUDA compiler for the image's build stage, from one of Debian's packages, if no base has it.
 """
 
 import os
@@ -22,13 +22,13 @@ GLIBC = (36, 35, 34, 33, 32, 31, 28, 27, 26, 24, 17, 12, 5)
 """Minor versions of glibc 2 that wheels for Debian 12, and older systems, are made for."""
 OLD_NAMES = ("manylinux2014_x86_64", "manylinux2010_x86_64", "manylinux1_x86_64", "linux_x86_64")
 BUILD_CONSTRAINT = "setuptools<81\n"
-"""Horovod's setup.py, which pip runs to learn its name, imports pkg_resources."""
+"""pip runs Horovod's setup.py to learn its name, and that file imports pkg_resources."""
 
 
 def fetch_wheels(lock: Path) -> Path:
-    """Return a folder that holds the wheels of a lock file, and nothing else, for CPython 3.11 on Linux x86-64.
+    """Return a folder with exactly the wheels of a lock file, for CPython 3.11 on Linux x86-64.
 
-    Raises ConfigError for a lock that does not hold its packages fast, or one that cannot be had with those hashes.
+    Raises ConfigError if the lock does not pin its packages, or if one is not available with these hashes.
     """
     platforms = [*(f"manylinux_2_{minor}_x86_64" for minor in GLIBC), *OLD_NAMES]
     target = ["--only-binary=:all:", "--implementation=cp", "--python-version=3.11"]
@@ -37,7 +37,7 @@ def fetch_wheels(lock: Path) -> Path:
 
 
 def fetch_source(lock: Path) -> Path:
-    """Return a folder that holds the packages of a lock file as source. Raises ConfigError."""
+    """Return a folder with the packages of a lock file as source. Raises ConfigError."""
     return _fetch(lock, ["--no-binary=:all:"])
 
 
@@ -54,7 +54,7 @@ def _fetch(lock: Path, options: Sequence[str]) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps", "--dest", str(new)]
         command += ["--progress-bar=off", *options, "--requirement", str(lock)]
         _call(command, lock, {"PIP_CONSTRAINT": str(constraint)} if "--no-binary=:all:" in options else {})
-        shutil.move(new, folder)  # last, so that what is there is whole
+        shutil.move(new, folder)  # last, so that an existing folder is complete
     return folder
 
 
@@ -76,9 +76,9 @@ KEYS = ("package", "version", "suite", "components", "sha256")
 
 
 def fetch_toolkit(lock: Path) -> Path:
-    """Return a folder that holds the package named in a file {package, version, suite, components, sha256}.
+    """Return a folder with the package named in a file {package, version, suite, components, sha256}.
 
-    Raises ConfigError, one line, if it cannot be had with that hash.
+    Raises ConfigError, one line, if it is not available with that hash.
     """
     pin = _read(lock)
     folder = cache_folder() / "wheels" / f"{pin['package']}-{pin['sha256'][:12]}"

@@ -1,1 +1,1 @@
-"""From a cell to ranks to a record: here, in containers, on the nodes of a Slurm job."""
+"""Runs a cell's ranks and makes its record: on this machine, in containers, or on the nodes of a Slurm job."""

@@ -1,4 +1,4 @@
-"""Runs the ranks of a cell to their end, and finds out how they ended. Imports no torch."""
+"""Runs the ranks of a cell until they end, and finds out how they ended. Imports no torch."""
 
 import signal
 import time
@@ -18,18 +18,18 @@ from benchmarks.launching.slurm.launcher import Job
 from benchmarks.launching.slurm.step import StepRank
 
 Rank = RankProcess | StepRank
-"""One rank, as who has started it sees it: a process here, or one of many that another program has started."""
+"""One rank as its launcher sees it: a process here, or one of many that another program has started."""
 TIMEOUT_SECONDS = 3600.0
-"""How long a cell's ranks may take, unless told: many times what the slowest needs, so that only a hang is ended."""
+"""Default time limit of a cell's ranks: many times what the slowest needs, so that only a hang is ended."""
 GRACE_SECONDS = 10.0
-"""How long the other ranks may go on after one has failed: they have their own outcome to write."""
+"""How long the other ranks may go on after one has failed, to write their own outcomes."""
 KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""Return codes of a process that was killed: as its parent sees it, and through a shell."""
+"""Return codes of a killed process: as its parent sees it, and through a shell."""
 PRECEDENCE = ("oom", "diverged", "timeout", "node-fail", "error", "ok")
-"""If ranks end differently, the first of these is what happened; the others failed because of it."""
+"""If ranks end differently, the first of these statuses counts; the other ranks failed because of it."""
 DOCTOR = "python -m benchmarks doctor says what is wrong with the machine"
 STOPPED = Outcome(status="error", reason="stopped because another rank had failed")
-"""Outcome of a rank that went on for longer than the grace; of two errors, it is the other that says what happened."""
+"""Outcome of a rank that was still running after the grace period; of two errors, the other one tells the cause."""
 
 
 def launch(
@@ -42,9 +42,9 @@ def launch(
     runtime: Runtime | None = None,
     job: Job | None = None,
 ) -> list[Outcome]:
-    """Run all ranks to their end, for `timeout_seconds` and until the deadline of `limits` at most.
+    """Run all ranks until they end, for `timeout_seconds` and until the deadline of `limits` at most.
 
-    Returns each rank's outcome. One that left none has status error, timeout if it was stopped for that, or oom if the
+    Returns each rank's outcome. A rank that left none gets status error, timeout if it ran out of time, or oom if the
     kernel killed it. `folder` is for the files of this launch, and must be empty; `root` is that of prepared data sets.
     With `runtime` each rank is in a container of its own; with `job` they are on the nodes of that Slurm job.
     SIGTERM and SIGINT are passed on to the ranks, which save and stop; a second SIGINT kills them.
@@ -75,12 +75,12 @@ def launch(
 
 
 def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: list[int]) -> Outcome:
-    """The outcome of a rank, told by why it was ended if it was."""
+    """Return the outcome of a rank, with the reason for ending it if it was ended."""
     if was_running and outcome.status == "error":
         return ended
     asked = ended is not STOPPED and not ended.failure
     if was_running and asked and outcome.status == "timeout" and not signals:
-        # What it had measured when it was asked to stop stays; why it was asked is this process's to say.
+        # Keep what it had measured when it was asked to stop; only this process knows why it was asked.
         where = {name: value for name, value in outcome.failure.items() if name != "interrupted"}
         return replace(outcome, failure=where, status=ended.status, reason=ended.reason)
     if signals and outcome.status == "error":
@@ -90,7 +90,7 @@ def _explain(outcome: Outcome, was_running: bool, ended: Outcome, signals: list[
 
 
 def _late(timeout_seconds: float, limits: Limits) -> Outcome:
-    """The outcome of ranks whose time was over."""
+    """Return the outcome of ranks that ran out of time."""
     if limits.seconds_left <= 0:
         reason = "had not stopped by its deadline; run again"
         return Outcome(status="timeout", reason=reason, failure={"interrupted": True})
@@ -98,7 +98,7 @@ def _late(timeout_seconds: float, limits: Limits) -> Outcome:
 
 
 def _ask_to_stop(ranks: list[Rank]) -> None:
-    """Ranks that do not hang write a checkpoint, and what they have measured so far."""
+    """Have ranks that do not hang write a checkpoint and their measurements so far."""
     for process in ranks:
         if process.poll() is None:
             process.terminate()
@@ -109,7 +109,7 @@ def _ask_to_stop(ranks: list[Rank]) -> None:
 
 @contextmanager
 def _passing_on(ranks: list[Rank]) -> Iterator[list[int]]:
-    """Within it, signals that ask this process to end go to the ranks; the list is of those that came."""
+    """Pass signals that ask this process to end on to the ranks; yield the list of those that came."""
     came: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
@@ -137,7 +137,7 @@ def _start_all(
     runtime: Runtime | None,
     job: Job | None,
 ) -> Iterator[Rank]:
-    """Start the ranks, which are known one by one; none is left when `stack` is closed."""
+    """Start the ranks and yield them one by one; none is left when `stack` is closed."""
     if job is not None:
         yield from stack.enter_context(job.start(folder, weights, root, limits.folder, runtime))
         return
@@ -148,9 +148,9 @@ def _start_all(
 
 
 def _wait(ranks: list[Rank], folder: Path, timeout_seconds: float) -> bool:
-    """Until all have ended; once one has failed, or each has left its outcome, those that are left have GRACE_SECONDS.
+    """Wait until all have ended; once one has failed, or each has left its outcome, the rest have GRACE_SECONDS.
 
-    A process group that is taken down may hang, when nothing is left to be done. False if the time was over before.
+    Shutting down a process group may hang when no work is left. Returns False if the time was over before.
     """
     deadline, last = time.monotonic() + timeout_seconds, False
     while any(process.poll() is None for process in ranks):
@@ -171,12 +171,12 @@ def _left(folder: Path, rank: int) -> Path:
 
 
 def _has_failed(folder: Path, rank: int, process: Rank) -> bool:
-    """Whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
+    """Return whether the others wait for it in vain: a rank that diverged ends with exit status 0 too."""
     return process.poll() is not None and (process.returncode != 0 or _outcome(folder, rank, process).status != "ok")
 
 
 def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = False) -> Outcome:
-    """What an ended rank left; `killed_by_kernel` says whether the kernel killed some process for lack of memory."""
+    """Return the outcome of an ended rank; `killed_by_kernel`: whether the kernel killed any process to free memory."""
     path = _left(folder, rank)
     if path.exists():
         return Outcome.load(path)
@@ -191,10 +191,10 @@ def _outcome(folder: Path, rank: int, process: Rank, killed_by_kernel: bool = Fa
 
 
 def _oom_kills(runtime: Runtime | None) -> int | None:
-    """An engine's containers are in control groups of their own, so there it is the count of the whole machine."""
+    """Return the number of OOM kills: of the whole machine for containers, which have control groups of their own."""
     return count_oom_kills() if runtime is None else count_oom_kills(cgroups=None)
 
 
 def overall(outcomes: Sequence[Outcome]) -> Outcome:
-    """The outcome that explains the others."""
+    """Return the outcome that explains the others."""
     return min(outcomes, key=lambda it: (PRECEDENCE.index(it.status), it == STOPPED, bool(it.failure.get("lost_peer"))))

@@ -1,4 +1,4 @@
-"""From what the ranks of a cell left to its record, and to one line for the screen. Imports no torch."""
+"""Turns the outcomes of a cell's ranks into its record and one line for the screen. Imports no torch."""
 
 import sys
 import tempfile
@@ -17,11 +17,11 @@ from benchmarks.launching.slurm.working import keep
 
 MEASURED = tuple(field.name for field in fields(Measured))
 FINAL = ("ok", "oom", "timeout", "diverged")
-"""Statuses that say something of the cell. The others say that it could not be run, and are worth another try."""
+"""Statuses that are results of the cell. The others mean that it could not be run, and are worth another try."""
 ONE_RANK = ("items", "moments")
-"""What a record has of the rank that holds most, and of no other."""
+"""Values that a record has only of the rank that holds most."""
 PARTIAL = ("metric_name", "higher_is_better", "metric_history", "steps", "step_seconds")
-"""What a rank that did not come to its end leaves."""
+"""Values that a rank leaves even if it did not finish."""
 
 
 def to_result(
@@ -33,7 +33,7 @@ def to_result(
 ) -> CellResult:
     """Return the record of a cell from its ranks' outcomes: metrics of rank 0, bytes of the rank that holds most.
 
-    `image` is what is known of the image that they ran in.
+    `image` has the facts of the image that they ran in.
     """
     said, first = overall(outcomes), outcomes[0]
     source = provenance(image) | {"weights_hash": file_hash(weights) if weights else None}
@@ -50,7 +50,7 @@ def to_result(
 
 
 def _memory(memories: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Bytes of the rank that holds most at its fullest, with its items and moments, and what each holds."""
+    """Return the bytes, items and moments of the rank with the highest peak, and the bytes of every rank."""
     rank = max(range(len(memories)), key=lambda rank: memories[rank]["peak_states_bytes"])
     fullest = memories[rank]
     listed = {name: {"rank": rank, **fullest[name]} for name in ONE_RANK if fullest.get(name)}
@@ -60,13 +60,13 @@ def _memory(memories: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _until_then(outcomes: Sequence[Outcome], said: Outcome) -> dict[str, Any]:
-    """What ranks that did not come to their end had measured, and where the one that says why ended."""
+    """Return the measurements of ranks that did not finish, and where the rank that explains the failure ended."""
     known = [said, *(outcome for outcome in outcomes if outcome is not said)]
     measured = next((outcome for outcome in known if outcome.steps is not None), None)
     values = {name: getattr(measured, name) for name in PARTIAL} if measured else {}
     residents = [outcome.peak_resident_bytes for outcome in outcomes if outcome.peak_resident_bytes is not None]
     rank = next(rank for rank, outcome in enumerate(outcomes) if outcome is said)
-    # Of a rank that left nothing, the step is that of the others, which waited for it.
+    # A rank that left nothing was in the same step as the others, which waited for it.
     where = {**(measured.failure if measured else {}), **said.failure, "rank": rank}
     values["failure"] = {name: value for name, value in where.items() if name != "lost_peer"}
     values["peak_resident_bytes"] = max(residents, default=None)
@@ -76,7 +76,7 @@ def _until_then(outcomes: Sequence[Outcome], said: Outcome) -> dict[str, Any]:
 
 
 def summary(result: CellResult, baseline_bytes: int | None = None) -> str:
-    """One line for the screen; `baseline_bytes` is what model states are normalised by."""
+    """Return one line for the screen; model states are normalised by `baseline_bytes`."""
     if result.status != "ok":
         return f"{result.cell.name}: {result.status}: {result.reason}"
     total_bytes = result.total_bytes or 0
@@ -91,10 +91,10 @@ def summary(result: CellResult, baseline_bytes: int | None = None) -> str:
 def leave(
     result: CellResult, output: Path, baseline_bytes: int | None = None, copy: Path | None = None, note: str = ""
 ) -> int:
-    """Write the record, before it its `copy`, and say how it went, with a `note`. The exit status.
+    """Write the record after its `copy`, print a summary with a `note`, and return the exit status.
 
-    If the cell could not be run, is to be gone on with, or did not end well and there is a record that did, the name
-    has "failed" in it.
+    The file name contains "failed" if the cell could not be run, is to be resumed, or did not end well while there
+    already is a record that did.
     """
     failed = output.with_suffix(".failed.json")
     unfinished = result.status not in FINAL or result.failure.get("interrupted")
@@ -111,7 +111,7 @@ def leave(
 
 
 def _save(result: CellResult, path: Path) -> None:
-    """Write the record; what was measured is not lost with a disk that has become full since."""
+    """Write the record; a disk that has become full does not lose the measurements."""
     try:
         result.save(path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The processes of ranks: what can be asked of them, how malloc is set, whether the kernel killed one. No torch."""
+"""The processes of ranks: their interface, malloc's settings, and kills by the kernel. Imports no torch."""
 
 import ctypes
 import os
@@ -16,19 +16,19 @@ POLL_SECONDS = 0.1
 
 
 class RankProcess(subprocess.Popen[bytes]):
-    """One rank, or what stands for it on this machine."""
+    """One rank, or the process that stands for it on this machine."""
 
     def complaint(self) -> str | None:
-        """Why it was not even started, in one line, as far as it is known."""
+        """Return why it was not even started, in one line, if that is known."""
         return None
 
     def verdict(self) -> Outcome | None:
-        """Status and reason of a rank that left nothing, where its exit status does not say all that is known."""
+        """Return status and reason of a rank that left nothing, if more is known than its exit status says."""
         return None
 
 
 Start = Callable[[Sequence[str], Mapping[str, str]], RankProcess]
-"""Starts a command, without its interpreter, with variables beside those of this process."""
+"""Starts a command, given without its interpreter, with variables beside those of this process."""
 
 
 def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankProcess:
@@ -39,14 +39,14 @@ def start_here(arguments: Sequence[str], variables: Mapping[str, str]) -> RankPr
 
 
 def die_with_parent() -> None:
-    """Ask Linux to kill this process when the one that started it dies, even of SIGKILL; between fork and exec."""
+    """Ask Linux to kill this process when its parent dies, even of SIGKILL. Call it between fork and exec."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def how_ended(code: int) -> str:
-    """The end of a process that left no result, in words, from its return code."""
+    """Describe the end of a process that left no result, from its return code."""
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
     return f"{how} and left no result"
 
@@ -57,39 +57,39 @@ MALLOC: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
     "THP_MEM_ALLOC_ENABLE": "1",
 }
-"""glibc's: blocks of 1 MiB and more; and so much may be free at the heap's end, since to give it back and ask for it
-anew takes time, which malloc would have learned too. torch's: tensors of 2 MiB and more have huge pages where the
-kernel has some, since to make them anew for each gradient takes time. Other C libraries and systems take no notice."""
+"""glibc's: blocks of 1 MiB and more have pages of their own, and 32 MiB may stay free at the heap's end, since giving
+memory back and asking for it again takes time; malloc would have learned that too. torch's: tensors of 2 MiB and more
+use huge pages if the kernel has them, since making pages for each gradient takes time. Other systems ignore these."""
 
 MALLOC_THAT_KEEPS: Mapping[str, str] = {
     THRESHOLD: str(1 << 34),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 36),
     "MALLOC_TOP_PAD_": "0",
 }
-"""Where time is measured and memory is not: what is freed is used again, since new pages from the system take ten times
-as long."""
+"""For measuring time and not memory: freed memory is reused, since new pages from the system take ten times as
+long."""
 
 
 def with_malloc(variables: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Return `variables` with those of malloc that neither they nor the environment `given` set.
+    """Return `variables` with malloc's settings added, except those that they or the environment `given` already set.
 
-    glibc's malloc, left to itself, learns from the first large tensors that are freed to take such blocks from its
-    heap, from which freed ones seldom go back to the system: most of what streamed gradients save stays resident. With
-    a threshold that is set it learns nothing, and every larger block has pages of its own, which go back at once.
+    By default glibc's malloc learns from the first large tensors that are freed to take such blocks from its heap,
+    which seldom returns freed ones to the system: most of the memory that streamed gradients save stays resident. With
+    a fixed threshold it does not learn, and every larger block has pages of its own, which are returned at once.
     """
     return {name: value for name, value in MALLOC.items() if name not in given} | dict(variables)
 
 
 LAST_BYTES = 4096
-"""So much of what it said is kept to be asked for."""
+"""Bytes at the end of a process's output that are kept for `said`."""
 
 
 class Logged(RankProcess):
-    """What it says on its error stream goes to a file, and comes out on this process's when it is polled.
+    """A process whose error stream goes to a file, and is copied to this process's error stream when it is polled.
 
     Args:
         command: the whole command line.
-        log: the file, new.
+        log: the file, which is made.
         options: of Popen.
     """
 
@@ -99,7 +99,7 @@ class Logged(RankProcess):
         super().__init__(command, stderr=self._written, **options)
 
     def poll(self) -> int | None:
-        """As Popen's, and shows what was said since."""
+        """Poll as Popen does, and show the output since the last poll."""
         if not self._read.closed and (new := self._read.read()):
             sys.stderr.write(new.decode(errors="replace"))
             sys.stderr.flush()
@@ -107,12 +107,12 @@ class Logged(RankProcess):
         return super().poll()
 
     def said(self) -> list[str]:
-        """Return the last lines that were said and are not empty, without needless blanks."""
+        """Return the last nonempty lines of the output, without needless blanks."""
         lines = self._said.decode(errors="replace").splitlines()
         return [" ".join(line.split()) for line in lines if line.strip()]
 
     def close(self) -> None:
-        """Show the last of what was said, and close files; the process has ended."""
+        """Show the rest of the output, and close the files; the process has ended."""
         self.poll()
         self._written.close()
         self._read.close()
@@ -124,10 +124,10 @@ VMSTAT = Path("/proc/vmstat")
 
 
 def count_oom_kills(cgroups: Path | None = CGROUPS, mount: Path = MOUNT) -> int | None:
-    """How often so far the kernel killed a process of this control group, because its memory was full; None: unknown.
+    """Return how often the kernel has killed a process of this control group for lack of memory; None: unknown.
 
-    Read before and after: ranks share their starter's group. Both versions of control groups are known. Where there is
-    none, as at the root of a machine, and without `cgroups`, it is the count of the whole machine.
+    Compare it before and after: ranks share the control group of the process that starts them. Both versions of control
+    groups (below `mount`) are supported. Outside of any, and without `cgroups`, the whole machine is counted.
     """
     if sys.platform != "linux":
         return None
@@ -143,7 +143,7 @@ def count_oom_kills(cgroups: Path | None = CGROUPS, mount: Path = MOUNT) -> int 
 def memory_groups(cgroups: Path, mount: Path) -> list[tuple[Path, Path, bool]]:
     """Return top and own folder of this process's control groups that count memory, and whether they are of version 2.
 
-    Raises OSError where `cgroups`, as /proc/self/cgroup, is not there.
+    They are below `mount`. Raises OSError if `cgroups`, such as /proc/self/cgroup, does not exist.
     """
     found = []
     for line in cgroups.read_text(encoding="utf-8").splitlines():

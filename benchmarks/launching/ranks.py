@@ -17,15 +17,15 @@ from benchmarks.launching.processes import LIMITS, POLL_SECONDS, Start, start_he
 def starting(
     runtime: Runtime | None, folder: Path, writable: Sequence[Path | None], readable: Sequence[Path | None]
 ) -> Iterator[Start]:
-    """Within it ranks can be started, on this machine or in an image; at its end no container of theirs is left.
+    """Yield a function that starts ranks, on this machine or in an image; at the end none of their containers is left.
 
-    Whoever launches them, all are started by this, and have malloc's settings unless others are given.
+    Every launcher starts its ranks by this, with malloc's settings unless others are given.
 
     Args:
         runtime: None for this machine.
         folder: of the launch.
-        writable: what ranks write to, beside `folder`.
-        readable: what they only read.
+        writable: paths that ranks write to, beside `folder`.
+        readable: paths that they only read.
     """
     if runtime is None:
         yield _settled(start_here)
@@ -51,7 +51,7 @@ def run_python(arguments: Sequence[str], runtime: Runtime | None, writable: Sequ
 
 
 def rank_arguments(cell: Cell, rank: int, folder: Path, weights: Path | None, root: Path) -> list[str]:
-    """Return what a rank's interpreter is called with; its files are in the launch's folder."""
+    """Return the arguments of a rank's interpreter; its files are in the launch's folder."""
     arguments = ["-m", "benchmarks.training.rank", "--cell", str(folder / "cell.json")]
     arguments += ["--output", str(folder / f"rank{rank}.json"), "--rendezvous", str(folder)]
     arguments += ["--data", str(root.absolute()), "--limits", str(folder / LIMITS)]
@@ -59,13 +59,13 @@ def rank_arguments(cell: Cell, rank: int, folder: Path, weights: Path | None, ro
 
 
 def rank_variables(cell: Cell, rank: int) -> dict[str, str]:
-    """Return the variables that tell a rank which it is."""
+    """Return the variables that tell a rank which one it is."""
     size = str(cell.world_size)
     place = {"RANK": str(rank), "WORLD_SIZE": size, "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": size}
-    # All ranks are on this machine: gloo need not find out which of its addresses its name stands for.
+    # All ranks are on this machine: gloo need not look up the address of its name.
     return place | {"GLOO_SOCKET_IFNAME": "lo"} | cell_variables(cell)
 
 
 def cell_variables(cell: Cell) -> dict[str, str]:
-    """Return the variables that a rank has of its cell, whoever launches it and wherever it runs."""
+    """Return the variables that a rank gets from its cell, whichever launcher starts it and wherever it runs."""
     return {"OMP_NUM_THREADS": str(cell.threads)}

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if the record says something of the cell, 1 if it could not be run or is to be gone on with."""
+    """Return 0 if the record is a result of the cell, 1 if the cell could not be run or is to be resumed."""
     cell, job = read_cell(args.cell), None
     if choose("launcher", args.launcher, LAUNCHERS) == "srun":
         job = _find_job(args, cell)
@@ -106,13 +106,13 @@ def main(args: argparse.Namespace) -> int:
     if result.status == "error" and (step := saved_step(limits.folder)) is not None:
         result = replace(result, reason=f"{result.reason}; run again to go on from step {step}")
     status = leave(result, args.output, outcomes[0].baseline_bytes, args.keep)
-    if status == 0 and result.status != "timeout":  # with more time, one that was too slow can go on
+    if status == 0 and result.status != "timeout":  # with more time, a cell that was too slow can resume
         remove_checkpoint(limits.folder)
     return status
 
 
 def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
-    """The Slurm job that this runs in; what is not asked for otherwise is as its site says."""
+    """Return the Slurm job that this runs in; options that are not given come from its site."""
     site = Site.load(args.site)
     image = os.path.abspath(args.image) if str(args.image).endswith(".json") else args.image
     job = Job.find(cell, site, image)
@@ -124,7 +124,7 @@ def _find_job(args: argparse.Namespace, cell: Cell) -> Job:
 
 
 def _check_places(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, if what the options name cannot be written, or is what would be read."""
+    """Raise ConfigError, one line, if an output that the options name cannot be written, or is also an input."""
     for name in ("cell", "weights"):
         given = getattr(args, name)
         if given is not None and given.resolve() == args.output.resolve():
@@ -135,7 +135,7 @@ def _check_places(args: argparse.Namespace) -> None:
 
 
 def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
-    """What the options say of stopping and saving; seconds count from now."""
+    """Return the limits that the options set for stopping and saving; seconds count from now."""
     now = time.time()
     seconds_left = math.inf if args.deadline is None else seconds("deadline", args.deadline) - RECORD_SECONDS
     return Limits(
@@ -149,14 +149,14 @@ def _limits(args: argparse.Namespace, cell: Cell) -> Limits:
 
 
 def _timeout(args: argparse.Namespace) -> float:
-    """Seconds after which training counts as hung: a deadline says better how long it may take."""
+    """Return the seconds after which training counts as hung: a deadline, if given, is the better limit."""
     if args.timeout is not None:
         return seconds("timeout", args.timeout)
     return TIMEOUT_SECONDS if args.deadline is None else math.inf
 
 
 def read_cell(path: Path) -> Cell:
-    """The cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
+    """Return the cell that a file describes. Raises ConfigError, one line, if it cannot be used."""
     try:
         values = load_json(path)
     except OSError as error:
@@ -167,14 +167,14 @@ def read_cell(path: Path) -> Cell:
 
 
 def _weights(cell: Cell, given: Path | None, runtime: Runtime | None) -> Path | None:
-    """The weights that the cell starts from: those given, or those of its recipe, made now if they are not there."""
+    """Return the weights that the cell starts from: those given, or those of its recipe, made now if missing."""
     usual = get_pretrained(cell.model, runtime.image.content if runtime else None)
     if given is not None:
         if usual is None:
             raise ConfigError(f"weights: {given} is of no use: {cell.model} starts from scratch; leave it out")
         if not given.is_file():
             raise ConfigError(f"weights: {given} is not there; make it with: python -m benchmarks pretrain")
-        if not is_zipfile(given):  # what torch.save writes
+        if not is_zipfile(given):  # torch.save writes zip files
             raise ConfigError(f"weights: {given} holds no weights; make them with: python -m benchmarks pretrain")
         return given
     if usual is None:

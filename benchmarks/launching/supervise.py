@@ -1,8 +1,8 @@
 """The first process in a container: `python -m benchmarks.launching.supervise [--last] COMMAND`. Standard library only.
 
-Its standard input comes from the launcher: a byte is the number of a signal for the command, and the end of it says
-that the launcher has died, so that the command must end too. An engine's client that is killed leaves its container
-running, and signals sent to it before the container runs are lost; what is in a pipe is not.
+Its standard input comes from the launcher: each byte is the number of a signal for the command, and its end means that
+the launcher has died, so that the command must end too. A killed client of an engine leaves its container running, and
+signals sent to it before the container runs are lost; bytes in a pipe are not.
 """
 
 import os
@@ -14,12 +14,12 @@ import time
 from contextlib import suppress
 
 LAST = "--last"
-"""Option of the first rank: without a launcher it ends after the others, as podman removes no sooner what they join."""
+"""Option of the first rank: if the launcher dies, it ends last, as podman cannot remove a container while joined."""
 LAST_SECONDS = 3.0
 
 
 def supervise(command: list[str], last: bool = False) -> int:
-    """Run the command to its end, and collect what it leaves behind. Its exit status; 128 + signal if it was killed."""
+    """Run the command, reap orphaned processes, and return its exit status; 128 + signal if it was killed."""
     child, alone = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True), threading.Event()
 
     def pass_on(number: int, _: object = None) -> None:
@@ -38,7 +38,7 @@ def supervise(command: list[str], last: bool = False) -> int:
         signal.signal(number, pass_on)
     threading.Thread(target=listen, daemon=True).start()
     pid = status = 0
-    while pid != child.pid:  # as the first process it inherits those whose parents have ended
+    while pid != child.pid:  # as the first process it inherits orphans
         pid, status = os.wait()
     child.returncode = os.waitstatus_to_exitcode(status)
     if last and alone.is_set():

@@ -1,1 +1,1 @@
-"""Speed: this library beside others, streamed beside kept."""
+"""Speed benchmarks: this library compared with others, and streamed with kept gradients."""

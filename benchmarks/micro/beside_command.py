@@ -1,4 +1,4 @@
-"""`python -m benchmarks beside`: this library beside other ways to train, measured on the CPU. Imports no torch."""
+"""`python -m benchmarks beside`: compares this library with other ways to train, on the CPU. Imports no torch."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Measure, and write the figures after each way. 1 if one could not be measured."""
+    """Measure, and write the figures after each way; return 1 if one could not be measured."""
     every = [*WAYS, *FORMS, "resident"]
     chosen = every if args.only is None else [choose("only", name.strip(), every) for name in args.only.split(",")]
     writable("output", args.output)
@@ -43,7 +43,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return what the file holds."""
+    """Return the content of the output file."""
     places = _places([*WAYS, *FORMS, "resident"])
     return {
         "world_size": RANKS,
@@ -58,7 +58,7 @@ def _key(row: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _places(names: list[str]) -> list[tuple[str, str, str]]:
-    """Way, model and malloc of each measurement."""
+    """Return way, model and malloc of each measurement."""
     places = [(name, MODEL, "exact") for name in names if name != "resident"]
     if "resident" in names:
         places += [(name, RESIDENT_MODEL, malloc) for name in RESIDENT for malloc in ("default", "cells")]
@@ -75,17 +75,17 @@ def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
 
 RANKS = 2
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
-"""Every block from 64 KiB on has pages of its own, which go back when it is freed: what is resident is what lives."""
+"""Every block from 64 KiB on has its own pages, returned when it is freed: resident memory equals live memory."""
 MALLOCS: dict[str, Mapping[str, str]] = {"exact": EXACT, "default": {}, "cells": MALLOC}
 """Variables of glibc's malloc that ranks are started with."""
 
 
 class Failed(Exception):
-    """A way cannot be measured here; the text is the last line of what it said."""
+    """A way cannot be measured here; the text is the last line of its output."""
 
 
 def measure(name: str, model: str, malloc: str = "exact", timeout_seconds: float = 3600.0) -> dict[str, Any]:
-    """Return what the rank that held most has found; see `benchmarks.training.beside.beside_rank`. Raises Failed."""
+    """Return the measurements of the fullest rank; see `benchmarks.training.beside.beside_rank`. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="resireduce-beside-") as folder:
         ranks = [_start(name, model, malloc, rank, Path(folder)) for rank in range(RANKS)]
         try:

@@ -1,4 +1,4 @@
-"""`python -m benchmarks counts`: how far compressors that fit a threshold are from their density. Imports no torch."""
+"""`python -m benchmarks counts`: how far threshold-fitting compressors miss their density. Imports no torch."""
 
 import argparse
 import tempfile
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Count all cases, write and print their table, and return 0. ConfigError for input that cannot be used."""
+    """Count all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
     settings: dict[str, Any] = {
         "elements": integer("elements", TINY_ELEMENTS if args.tiny else args.elements, 1, 1 << 27),
         "densities": sorted((check_share("densities", one) for one in args.densities or DENSITIES), reverse=True),
@@ -65,7 +65,7 @@ def _counts(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def described(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with the mean of its counts in parts of the target, half of its interval, least and most."""
+    """Return a row with the mean, half-width of the interval, least and most of its counts, relative to the target."""
     parts = [count / row["target"] for count in row["counts"]]
     found = interval(parts)
     assert found is not None
@@ -73,7 +73,7 @@ def described(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table of Markdown: a line for each case, a column for each density and input."""
+    """Return a Markdown table: a line for each case, a column for each density and input."""
     columns = list(dict.fromkeys((row["density"], row["input"]) for row in rows))
     cells = {(row["case"], row["density"], row["input"]): row for row in rows}
     lines = []

@@ -1,6 +1,6 @@
-"""`python -m benchmarks links`: steps of a few nodes with slow links, in every form, round against round.
+"""`python -m benchmarks links`: times steps of a few nodes with slow links, in every form, round by round.
 
-All forms train in the same processes, in turn: what else the machine does meets all alike. Imports no torch.
+All forms train in the same processes, in turn, so other work on the machine affects all alike. Imports no torch.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from resireduce.scheme import MERGES
 
 NODES, RANKS_PER_NODE, MOST_RANKS = 2, 2, 64
 SIZE_BYTES = 1 << 15
-"""Bytes of a message of fixed size: about a third of what a rank sends of the small models at density 0.01."""
+"""Bytes of a fixed-size message: about a third of what a rank sends for the small models at density 0.01."""
 TOPK = {"compressor": "topk", "scheme": "baseline", "density": 0.01}
 FORMS: tuple[dict[str, Any], ...] = (
     {"compressor": "none", "scheme": "none"},
@@ -33,7 +33,7 @@ FORMS: tuple[dict[str, Any], ...] = (
     *({**TOPK, "merge": merge} for merge in (MERGES[0], MERGES[1], SIZE_BYTES, *MERGES[2:]) if merge != "dear"),
     *({"compressor": "none", "scheme": "none", "merge": merge} for merge in ("dear", f"dear-{1 << 19}")),
 )
-"""What is timed, flat and, where that is possible, by nodes; halves in one message of the small models, and in some."""
+"""Forms that are timed, flat and, where possible, by nodes; DeAR with one message (of small models) and several."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the seconds of all forms, print their medians, and return 0. ConfigError for input that cannot be used."""
+    """Write the seconds of all forms, print their medians, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     nodes = integer("nodes", args.nodes, 2, MOST_RANKS)
     ranks_per_node = integer("ranks_per_node", args.ranks_per_node, 1, MOST_RANKS // nodes)
@@ -72,7 +72,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def timed_row(cell: Cell, seconds: Sequence[float], merged: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Return what is saved of a cell: its form, its messages, the median seconds of a step and those of all rounds."""
+    """Return a cell's row: its form, its messages, the median seconds of a step, and the seconds of all rounds."""
     each = [one / steps for one in seconds]
     median, low, high = median_interval(each)
     named = {name: getattr(cell, name) for name in ("compressor", "density", "hierarchy", "merge")}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks micro`: how fast gradients are compressed, beside plain torch and a copy. Imports no torch."""
+"""`python -m benchmarks micro`: times gradient compression beside plain torch and a copy. Imports no torch."""
 
 import argparse
 import importlib.util
@@ -22,7 +22,7 @@ SIZES, DENSITIES, ROUNDS = (1 << 16, 1 << 20, 25 << 20), (0.01, 0.001), 9
 SMALLEST, LARGEST, ROW, MOST_THREADS = 1 << 14, 1 << 30, 1024, 1024
 COPY, NAIVE = "copy", "naive"
 PASSES = 1.5
-"""Reading the gradient, reading and writing the residual: times the bytes of a copy, which reads and writes."""
+"""Bytes to read the gradient and read and write the residual, relative to a copy, which reads and writes."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 READING = (
     "ms: the least of {rounds} rounds in which all cases ran in turn, of one gradient, {threads}. Naive: the sum, "
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Time all cases, write and print their table, and return 0. ConfigError for input that cannot be used."""
+    """Time all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
     sizes = [_size(size) for size in args.sizes or SIZES]
     densities = [check_share("densities", density) for density in args.densities or DENSITIES]
     settings: dict[str, Any] = {
@@ -79,14 +79,14 @@ def _cores() -> int:
 
 
 def _size(given: int) -> int:
-    """Return a number of elements that makes whole rows. Raises ConfigError for another."""
+    """Return the given number of elements if it makes whole rows. Raises ConfigError otherwise."""
     if integer("sizes", given, SMALLEST, LARGEST) % ROW:
         raise ConfigError(f"sizes: {given} is not allowed; give a multiple of {ROW}, the length of a gradient's rows")
     return given
 
 
 def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write the picture; none on a machine with a GPU alone, which has nothing that draws."""
+    """Write the picture, unless the plotting package is missing, as on machines set up only for training."""
     if importlib.util.find_spec("altair") is None:
         return
     from benchmarks.analysis.charts.roofline import picture
@@ -106,7 +106,7 @@ def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
 
 
 def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows with their least seconds, and what part of these the naive form and the bound take."""
+    """Return rows with their least seconds, and the times of the naive form and the bound relative to these."""
     least = {(row["elements"], row["density"], row["case"]): min(row["seconds"]) for row in rows}
     found = []
     for row in rows:
@@ -117,7 +117,7 @@ def compared(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[dict[str, Any]], rounds: int, threads: int) -> str:
-    """Return the rows as a table of Markdown, with how to read it: the number of threads in its head, too."""
+    """Return the rows as a Markdown table, with an explanation that includes the rounds and the number of threads."""
     named = "1 thread" if threads == 1 else f"{threads} threads"
     head = [f"ms, {named}" if title == "ms" else title for title in HEAD]
     reading = READING.format(rounds=rounds, threads=named)

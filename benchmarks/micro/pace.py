@@ -1,6 +1,6 @@
-"""`python -m benchmarks pace`: how fast cells are beside each other, round against round. Imports no torch.
+"""`python -m benchmarks pace`: compares the speeds of cells, round by round. Imports no torch.
 
-All train in the same processes, in turn: what else the machine does meets all alike.
+All train in the same processes, in turn, so other work on the machine affects all alike.
 """
 
 import argparse
@@ -36,7 +36,7 @@ PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "compression": ((DENSE, BASELINE),),
     "both": ((BASELINE, ("baseline", "streamed"), SHARED),),
 }
-"""What is timed in the same processes: the first of some settings, and those that are compared with it."""
+"""Groups of settings that are timed in the same processes: all others are compared with the first."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
 
 
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the ratios of all models, print them, and return 0. ConfigError for input that cannot be used."""
+    """Write the ratios of all models, print them, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     integer("ranks", args.ranks, 1, 128)
     models = [choose("models", name, WORKLOADS) for name in args.models or [one.model for one in SMALL]]
@@ -79,15 +79,14 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _in_pairs(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:
-    """Return what `--pairs` stands for: cells that are timed together, the first of which is what others are compared
-    with."""
+    """Return the groups of cells that `--pairs` stands for; each is timed together and compared with its first cell."""
     together = PAIRS[choose("pairs", args.pairs, PAIRS)]
     return [[_in_setting(_cell(model, args.ranks), one) for one in several] for model in models for several in together]
 
 
 def _of_config(models: Sequence[str], args: argparse.Namespace) -> list[list[Cell]]:
-    """Return the settings of each model in the config, its seeds apart; the first is the one without compression."""
-    from benchmarks.core.config_reader import read_config  # a machine with a GPU alone may have no YAML
+    """Return each model's settings in the config, regardless of seeds; the first is the one without compression."""
+    from benchmarks.core.config_reader import read_config  # a machine set up only for training may have no YAML
     from benchmarks.core.run_config import get_cells
 
     every = get_cells(read_config(args.config)).values()
@@ -123,9 +122,9 @@ def _words(row: dict[str, Any]) -> str:
 
 
 def compare(cells: Sequence[Cell], rounds: int, steps: int) -> list[dict[str, Any]]:
-    """Return the ratio of the speed of each further cell to that of the first, which are of one model.
+    """Return the ratio of the speed of each further cell to that of the first; all are of one model.
 
-    A row has those of each round, their mean, half its 95 % interval, and the step's least seconds in both cells.
+    A row has the ratios of all rounds, their mean, half its 95 % interval, and the least seconds of a step in both.
     """
     first, *others = _times(cells, rounds, steps)
     reference = _setting_of(cells[0]) | {"step_seconds": min(first) / steps}
@@ -145,7 +144,7 @@ def _setting_of(cell: Cell) -> dict[str, Any]:
 
 
 def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:
-    """Seconds of each round of each cell, as rank 0 saw them."""
+    """Return the seconds of each round of each cell, as measured by rank 0."""
     with tempfile.TemporaryDirectory(prefix="resireduce-pace-") as name, ExitStack() as stack:
         folder, first = Path(name), cells[0]
         save_json([cell.to_dict() for cell in cells], folder / "cells.json")

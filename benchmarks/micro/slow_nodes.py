@@ -1,4 +1,4 @@
-"""Nodes on one machine, joined by slow links: a namespace with a network of its own each. Linux, root."""
+"""Nodes on one machine, joined by slow links; each is a network namespace of its own. Needs Linux and root."""
 
 import os
 import re
@@ -13,16 +13,16 @@ from benchmarks.launching.processes import die_with_parent
 from resireduce.errors import ConfigError
 
 INTERFACE = "eth0"
-"""What the link is called on both nodes."""
+"""Name of the link on both nodes."""
 RATE = re.compile(r"([1-9][0-9]*)(k|m|g)bit")
 BITS = {"k": 10**3, "m": 10**6, "g": 10**9}
 MOST_BITS = 10**10
-"""A second: tc makes queues of far higher rates that hold nothing back."""
+"""Largest rate in bits per second: at far higher rates, tc's queues hold nothing back."""
 UNSLOWED = "unslowed"
-"""The rate of links that are as fast as the machine lets them."""
+"""The rate of links that are as fast as the machine allows."""
 MOST_NODES = 64
 PROGRAMS = {"unshare": "util-linux", "nsenter": "util-linux", "ip": "iproute2", "tc": "iproute2"}
-"""What is called, and the packages of Debian that have it."""
+"""Programs that are called, and the Debian packages that contain them."""
 START_SECONDS = 5.0
 
 
@@ -31,9 +31,9 @@ def slow_nodes(rate: str, count: int = 2) -> Iterator[list[list[str]]]:
     """Make `count` nodes, each joined to the others by a link of `rate` in each direction, until the end of the block.
 
     A rate is such as 100mbit, or UNSLOWED. Two nodes share one link; more have one each, to a switch. Yields for each
-    node the words before a command that runs it there. Ranks of one node reach each other as fast as the machine lets
-    them. Nothing of the machine's own network is touched. Raises ConfigError, with the cure, for a rate that is none,
-    for other than 2 to MOST_NODES nodes, and where no such nodes can be made.
+    node the beginning of a command line that runs there. Ranks of one node reach each other as fast as the machine
+    allows. The machine's own network is not touched. Raises ConfigError, with the cure, for an invalid rate, for other
+    than 2 to MOST_NODES nodes, and if no such nodes can be made.
     """
     check_rate(rate)
     integer("nodes", count, 2, MOST_NODES)
@@ -76,7 +76,7 @@ def _slow(node: Sequence[str], interface: str, rate: str) -> None:
 
 
 def check_rate(rate: str) -> None:
-    """Raise ConfigError, with the cure, for a rate that is none, and where no nodes can be made."""
+    """Raise ConfigError, with the cure, for an invalid rate, and if no nodes can be made."""
     found = RATE.fullmatch(rate)
     if rate != UNSLOWED and (found is None or int(found[1][:12]) * BITS[found[2]] > MOST_BITS):
         raise ConfigError(

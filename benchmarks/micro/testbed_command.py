@@ -1,4 +1,4 @@
-"""`python -m benchmarks testbed`: steps on nodes with slow links, and apart from them what the simulator needs to know.
+"""`python -m benchmarks testbed`: times steps on nodes with slow links, and separately the inputs of the simulator.
 
 `python -m benchmarks simulate --measured FILE` compares the two. Imports no torch.
 """
@@ -21,13 +21,13 @@ from benchmarks.micro.typical_inputs import typical
 from resireduce.errors import ConfigError, choose
 
 LAYOUTS = {"2x2": (2, 2), "4x1": (4, 1)}
-"""Nodes, and ranks of each."""
+"""Number of nodes, and of ranks per node."""
 RATES = ("100mbit", "1gbit", UNSLOWED)
 COMPARED = (
     *(form for form in FORMS if form.get("density") != 0.001 and not str(form.get("merge")).startswith("dear")),
     {**TOPK, "compressor": "adtopk"},
 )
-"""What is timed, flat and by nodes; no halves, as a reduce-scatter by itself is not among the inputs."""
+"""Forms that are timed, flat and by nodes; DeAR is left out, as a lone reduce-scatter is not among the inputs."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write what was measured, setting by setting, and return 0. Raises ConfigError for input that cannot be used."""
+    """Write the measurements, setting by setting, and return 0. Raises ConfigError for unusable input."""
     rounds, steps = integer("rounds", args.rounds, 2, 10**4), integer("steps", args.steps, 1, 10**4)
     model = choose("model", args.model, WORKLOADS)
     layouts = [choose("layouts", one, LAYOUTS) for one in args.layouts]
@@ -67,13 +67,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measured(model: str, layout: tuple[int, int], rate: str, rounds: int, steps: int) -> dict[str, Any]:
-    """Return what was measured with one layout and one rate: a row for each form, and the inputs of the simulator."""
+    """Return the measurements with one layout and one rate: a row for each form, and the inputs of the simulator."""
     cells, load = make_cells(model, COMPARED, *layout), list(os.getloadavg())
     with slow_nodes(rate, layout[0]) as nodes:
         found = train_on(nodes, cells, rounds, steps, inputs=True)
     rows = [timed_row(*one, steps) for one in zip(cells, found.seconds, found.merged, strict=True)]
     for row in rows:
-        del row["costs"]  # of the library's own rules: timed in the steps that are compared
+        del row["costs"]  # the library measured these in the steps that are compared
     cores = len(os.sched_getaffinity(0))
     place = {"nodes": layout[0], "ranks_per_node": layout[1], "rate": rate, "load_before": load}
     return {**place, "inputs": typical(found.inputs, cores), "rows": rows}

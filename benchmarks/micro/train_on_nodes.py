@@ -1,4 +1,4 @@
-"""Steps of several forms of a cell on nodes that this machine holds, round against round, in the same processes."""
+"""Times several forms of a cell on nodes of this machine, round by round, in the same processes."""
 
 import os
 import sys
@@ -21,18 +21,18 @@ from resireduce.settings import dear_bytes
 
 @dataclass(frozen=True)
 class Trained:
-    """What ranks have measured."""
+    """The measurements of the ranks."""
 
     seconds: list[list[float]]
-    """Of each round of each cell, as rank 0 saw them."""
+    """Seconds of each round of each cell, as measured by rank 0."""
     merged: list[dict[str, Any]]
-    """What rank 0 knew of the messages of each cell."""
+    """Rank 0's facts about the messages of each cell."""
     inputs: list[list[dict[str, Any]]]
-    """For each rank what it measured in each round of what steps are made of; none if that was not asked for."""
+    """For each rank, its measured inputs of a simulated step in each round; empty if these were not requested."""
 
 
 def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, ranks_per_node: int = 2) -> list[Cell]:
-    """Return the cells of all `forms` of a model, each flat and by nodes, if these have several ranks and it can be."""
+    """Return the cells of all `forms` of a model: flat and, if allowed and if nodes have several ranks, by node."""
     data = "synthetic" if WORKLOADS[model].data else "real"
     by_node = {"hierarchy": "node", "ranks_per_node": ranks_per_node}
     levels: list[dict[str, Any]] = [{}, by_node] if ranks_per_node > 1 else [{}]
@@ -46,10 +46,10 @@ def make_cells(model: str, forms: Sequence[dict[str, Any]], nodes: int = 2, rank
 def train_on(
     nodes: Sequence[list[str]], cells: Sequence[Cell], rounds: int, steps: int, inputs: bool = False
 ) -> Trained:
-    """Train `cells` of one model in turn, for so many `rounds` of so many `steps`, on ranks that fill the nodes.
+    """Train `cells` of one model in turn, for `rounds` rounds of `steps` steps each, on ranks that fill the nodes.
 
-    nodes: for each the words before a command that runs it there. inputs: whether what steps are made of is measured
-    before each round. Raises ConfigError if ranks fail.
+    nodes: for each, the beginning of a command line that runs there. inputs: whether the inputs of a simulated step are
+    measured before each round. Raises ConfigError if ranks fail.
     """
     with tempfile.TemporaryDirectory(prefix="resireduce-links-") as name, ExitStack() as stack:
         folder, size = Path(name), cells[0].world_size

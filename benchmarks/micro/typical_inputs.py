@@ -1,19 +1,19 @@
-"""What steps are made of, from what ranks have measured of it round by round: medians of rounds, of the latest rank."""
+"""Inputs of a simulated step from the ranks' measurements: medians over rounds, mostly of the latest rank."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean, median
 from typing import Any
 
 Samples = Sequence[Sequence[dict[str, Any]]]
-"""For each rank what it found in each round, as `benchmarks.training.inputs` has it."""
+"""For each rank, its measurements in each round, in the form of `benchmarks.training.inputs`."""
 PASSES = ("forward_seconds", "backward_seconds", "step_seconds")
 
 
 def typical(samples: Samples, cores: int) -> dict[str, Any]:
-    """Return plain values: what all ranks have in common of a step, by the medians of all rounds.
+    """Return the inputs of a simulated step as plain values, by the medians of all rounds.
 
-    Of each step's passes and of messages those of the latest rank, whom all others wait for; of compression, and of
-    what messages take of processors, the mean of the ranks. cores: processors that all ranks share.
+    Passes and messages are those of the latest rank, for which all others wait; compression, and the processor time of
+    messages, are means over ranks. cores: processors that all ranks share.
     """
     rounds = list(zip(*samples, strict=True))
     return {
@@ -26,7 +26,7 @@ def typical(samples: Samples, cores: int) -> dict[str, Any]:
 
 
 def _passes(rounds: Sequence[Sequence[dict[str, Any]]], hierarchy: str) -> dict[str, Any]:
-    """Return the seconds of passes, and by name, in their order, of the arrival of each gradient."""
+    """Return the seconds of passes, and the arrival of each gradient by name, in their order."""
     steps = range(len(rounds[0][0]["passes"][hierarchy]))
     each = [[rank["passes"][hierarchy][step] for rank in one] for one in rounds for step in steps]
     arrived = {

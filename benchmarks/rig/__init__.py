@@ -1,1 +1,1 @@
-"""What bare machines lack: an own Docker engine, Debian's programs, those of the emulated cluster."""
+"""Programs that bare machines lack: a Docker Engine of our own, Debian's programs, those of the emulated cluster."""

@@ -1,4 +1,4 @@
-"""Programs that a machine lacks, from Debian's packages, unpacked into the user's cache; it is not changed."""
+"""Programs that a machine lacks, unpacked from Debian's packages into the user's cache; the machine is not changed."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 class Apt:
     """apt with lists and cache in `folder`, and with the machine's own sources or one other suite of Debian's archive.
 
-    Raises ConfigError where there is no apt, or where Debian's archive cannot be reached.
+    Raises ConfigError if there is no apt, or if Debian's archive cannot be reached.
     """
 
     def __init__(self, folder: Path, suite: str | None = None, components: str = "main"):
@@ -45,7 +45,7 @@ class Apt:
         self._call("update", "-o", "APT::Update::Error-Mode=any")
 
     def fetch(self, packages: Sequence[str], dependencies: bool = True) -> list[Path]:
-        """Return the files of packages, and of what they need and is not installed."""
+        """Return the files of packages, and of their dependencies that are not installed."""
         if dependencies:
             self._call("install", "--no-install-recommends", "--assume-yes", "--download-only", *packages)
             return sorted((self._folder / "archives").glob("*.deb"))
@@ -61,7 +61,7 @@ class Apt:
 
 
 def archive() -> str:
-    """Return the address of the mirror of Debian's archive that this machine uses. Raises ConfigError on others."""
+    """Return the address of the Debian mirror that this machine uses. Raises ConfigError if it uses none."""
     release = ""
     with suppress(OSError):
         release = platform.freedesktop_os_release().get("VERSION_CODENAME", "")
@@ -75,7 +75,7 @@ def archive() -> str:
 
 
 def unpack(files: Sequence[Path], root: Path) -> None:
-    """Unpack packages below root, without running any of their scripts; what they have in bin or lib is in usr too."""
+    """Unpack packages below root, without running any of their scripts; their bin and lib are in usr too."""
     for file in files:
         subprocess.run(["dpkg-deb", "--extract", str(file), str(root)], check=True)
     for name in ("bin", "sbin", "lib"):
@@ -84,23 +84,23 @@ def unpack(files: Sequence[Path], root: Path) -> None:
 
 
 def relocate(root: Path, programs: Sequence[str], final: Path) -> None:
-    """Make programs below root run with the libraries there, once root is called `final`, whatever the machine's are.
+    """Make programs below root run with the libraries there, and not the machine's, once root is renamed to `final`.
 
-    `patchelf` must be among what was unpacked.
+    `patchelf` must be among the unpacked programs.
     """
     libraries = f"usr/lib/{platform.machine()}-linux-gnu"
     loader = next((root / libraries).glob("ld-linux-*.so.*")).name
     patchelf = [str(root / libraries / loader), "--library-path", str(root / libraries), str(root / "usr/bin/patchelf")]
     for program in programs:
         file = (root / program).resolve()
-        # RPATH, not RUNPATH: it holds for the libraries of libraries too.
+        # RPATH, not RUNPATH: it applies to the libraries of libraries too.
         patch = ["--set-interpreter", str(final / libraries / loader), "--force-rpath"]
         subprocess.run([*patchelf, *patch, "--set-rpath", str(final / libraries), str(file)], check=True)
 
 
 @dataclass(frozen=True)
 class Tool:
-    """Where a program is had from if the machine has none."""
+    """The source of a program that the machine lacks."""
 
     packages: tuple[str, ...]
     suite: str | None = None
@@ -108,11 +108,11 @@ class Tool:
     relocated: tuple[str, ...] = ()
     """Programs that must run with the libraries unpacked beside them."""
     moved: tuple[str, ...] = ()
-    """Folders that the programs look for below usr, wherever that lies."""
+    """Folders that the programs look for below usr, wherever that is."""
 
 
 DOCKER = Tool(("docker.io", "runc", "containerd"))
-# Only in Debian unstable. Its starter takes usr/lib for the prefix, the command usr.
+# Apptainer is only in Debian unstable. Its starter uses the prefix usr/lib, the command usr.
 APPTAINER = Tool(
     ("apptainer", "squashfuse", "patchelf"),
     "sid",
@@ -137,7 +137,7 @@ FOLDERS = ("usr/bin", "usr/sbin")
 
 
 def fetched_command(name: str) -> list[str] | None:
-    """Return how to call a program of TOOLS, fetched if it is not there, as the beginning of a command line.
+    """Return the beginning of a command line that calls a program of TOOLS, fetched if it is missing.
 
     None for other programs. Raises ConfigError, one line with the cure, if it cannot be fetched.
     """
@@ -149,7 +149,7 @@ def fetched_command(name: str) -> list[str] | None:
 
 
 def _environment(tool: Tool, root: Path) -> list[str]:
-    """How an unpacked program finds the others that it calls, and, if it has none of its own, the libraries."""
+    """Return the `env` command with which an unpacked program finds the programs and libraries that it uses."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *(str(root / folder) for folder in FOLDERS)])
     libraries = os.pathsep.join(sorted(str(folder) for folder in root.glob("usr/lib/*-linux-gnu*")))
     settings = [f"PATH={path}"] + ([f"LD_LIBRARY_PATH={libraries}"] if libraries and not tool.relocated else [])
@@ -157,7 +157,7 @@ def _environment(tool: Tool, root: Path) -> list[str]:
 
 
 def unpacked(tool: Tool) -> Path:
-    """Return the folder of a tool's packages, fetched if it is not there. One process fetches, others wait for it."""
+    """Return the folder of a tool's packages, fetched if it is missing. One process fetches, others wait for it."""
     root = cache_folder() / "tools" / f"{tool.packages[0]}-{text_hash(repr(tool))}"
     with alone(root.parent / ".lock"):
         if not root.exists():
@@ -175,4 +175,4 @@ def _fetch(tool: Tool, root: Path) -> None:
         for name in tool.moved:
             (new / name).rename(new / "usr" / name)
             (new / "usr/lib" / name).symlink_to(Path("..") / name)
-        os.replace(new, root)  # last, so that what is there is whole
+        os.replace(new, root)  # last, so that an existing folder is complete

@@ -1,7 +1,7 @@
-"""A Docker Engine of our own: dockerd with its store in the user's cache, for as long as somebody uses it.
+"""A Docker Engine of our own: dockerd with its store in the user's cache, for as long as a process uses it.
 
-Each process that uses it holds a shared lock, which the kernel drops however the process ends; the last one that leaves
-stops it.
+Each process that uses it holds a shared lock, which the kernel drops however the process ends; the last process stops
+the engine.
 """
 
 import fcntl
@@ -26,29 +26,29 @@ from resireduce.errors import ConfigError
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 LONGEST_SOCKET = 107
-"""Bytes of a socket's path that Linux allows."""
+"""Longest path of a socket that Linux allows, in bytes."""
 
 
 class OwnEngine:
-    """Where our own engine keeps what is its own."""
+    """The files of our own engine."""
 
     def __init__(self, folder: Path):
         containerd = folder / "exec/containerd"
         self.folder = folder
         self.socket = folder / "docker.sock"
         self.longest_socket = containerd / "containerd.sock.ttrpc"
-        """Longest name of a socket that the programs it starts listen at."""
+        """Longest path of a socket of the programs that it starts."""
         self.pid_file = folder / "docker.pid"
         """Holds its process ID while it runs."""
         self.processes = {self.pid_file: self.pid_file, containerd / "containerd.pid": containerd / "containerd.toml"}
-        """Files with the numbers of dockerd and of its containerd, and an argument that only they are called with."""
+        """Files with the process IDs of dockerd and its containerd, and an argument that identifies each."""
         self.log = folder / "log"
-        """What it said since it was started last."""
+        """Its output since it was last started."""
 
 
 @contextmanager
 def own_engine() -> Iterator[str]:
-    """The address of this user's own engine, which runs within it."""
+    """Keep this user's own engine running within the block, and yield its address."""
     own = OwnEngine(cache_folder() / "engine")
     with held(own):
         yield f"unix://{own.socket}"
@@ -56,7 +56,7 @@ def own_engine() -> Iterator[str]:
 
 @contextmanager
 def held(own: OwnEngine) -> Iterator[None]:
-    """Our own engine runs within it."""
+    """Keep our own engine running within the block."""
     own.folder.mkdir(parents=True, exist_ok=True)
     with (own.folder / ".users").open("a") as users:
         with alone(own.folder / ".starting"):
@@ -84,16 +84,16 @@ def _start(own: OwnEngine) -> None:
         raise ConfigError(f"engine: {own.folder} is too long for its sockets; set XDG_CACHE_HOME to a shorter folder")
     own.socket.unlink(missing_ok=True)
     was_killed = own.pid_file.exists()
-    for file, argument in own.processes.items():  # dockerd takes whoever has such a number now for itself
+    for file, argument in own.processes.items():  # dockerd would take any process with this ID for itself
         if _process(file, argument) is None:
             file.unlink(missing_ok=True)
     arguments = ["--data-root", own.folder / "data", "--exec-root", own.folder / "exec", "--pidfile", own.pid_file]
-    # It changes nothing of the machine's network: containers have the host's, or none.
+    # It does not change the machine's network: containers use the host's, or none.
     arguments += ["--host", f"unix://{own.socket}", "--bridge=none", "--iptables=false", "--ip6tables=false"]
     line = [*command("dockerd"), *map(str, arguments)]
     print("Starting a Docker Engine, as none runs ...", file=sys.stderr, flush=True)
     with own.log.open("w") as log:
-        # In a session of its own: Ctrl-C is for those who use it.
+        # In a session of its own: Ctrl-C is meant for the processes that use it.
         process = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     deadline = time.monotonic() + START_SECONDS
     try:
@@ -102,9 +102,9 @@ def _start(own: OwnEngine) -> None:
                 said = (own.log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing"])[-1]
                 raise ConfigError(f"engine: dockerd did not start; {own.log} ends with: {said}")
             time.sleep(0.1)
-    except BaseException:  # Ctrl-C, too: nobody else would stop it
+    except BaseException:  # also for Ctrl-C: nothing else would stop it
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # what it has started, too
+            os.killpg(process.pid, signal.SIGKILL)  # with its child processes
         process.wait()
         raise
     if was_killed:  # in the middle of a build, perhaps
@@ -122,9 +122,9 @@ def _stop(own: OwnEngine) -> None:
 
 
 def _process(file: Path, argument: Path) -> int | None:
-    """The process whose number is in a file, if it has that argument.
+    """Return the process ID in a file, if that process has the given argument.
 
-    One that was killed leaves the file behind; its number may be another's now, or that of what is left of it.
+    A killed process leaves the file behind; its ID may now belong to another process, or to a remnant of it.
     """
     try:
         number = int(file.read_text(encoding="utf-8"))

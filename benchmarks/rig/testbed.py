@@ -8,7 +8,7 @@ from resireduce.errors import ConfigError
 
 SLURM = ("slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
 PROGRAMS = Tool(SLURM)
-# Slurm's packages again: those of two days need not be of one version.
+# Fetch Slurm's packages again: packages fetched on two days may differ in version.
 WITH_ACCOUNTING = Tool((*SLURM, "slurmdbd", "mariadb-server"))
 
 

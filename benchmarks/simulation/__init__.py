@@ -1,1 +1,1 @@
-"""How long a training step would take on a cluster that is described, and not there."""
+"""Simulate how long a training step would take on a cluster that is only described."""

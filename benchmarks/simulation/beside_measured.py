@@ -1,4 +1,4 @@
-"""Steps that a testbed has measured, beside what is simulated of them from parts that were measured apart."""
+"""Compare steps measured by a testbed with simulations from parts that were measured separately."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +18,7 @@ from resireduce.merging import RULES, Rule
 from resireduce.merging.fixed import size
 
 NEAR, APART = 0.15, 0.20
-"""How near to what was measured a step is to be; how far apart are two of which the faster is to be known."""
+"""A simulated step is NEAR within this share; two steps are APART, and so ranked, if they differ by more."""
 READING = (
     "Seconds of a training step of {model}: the median of {rounds} rounds of {steps} steps, its 95 % interval, and "
     "what is simulated from passes, compression and collectives that were measured apart, in the same run; nothing is "
@@ -28,7 +28,7 @@ HEAD = ["Nodes x ranks", "Link", "Compressor", "Merged", "Levels", "Measured", "
 
 
 def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
-    """Return a plain record for each step that was measured, `found` in a testbed's record: measured and simulated.
+    """Return a plain record, measured and simulated, for each step in a testbed's record `found`.
 
     Raises ConfigError if a part of a step was not measured, and for `layers` of another model.
     """
@@ -37,7 +37,7 @@ def beside(found: Mapping[str, Any], layers: Layers) -> list[dict[str, Any]]:
 
 def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dict[str, Any]]:
     measured = Measured(setting["nodes"], setting["ranks_per_node"], setting["rate"], setting["inputs"])
-    # Passes of any length: measured ones take their place.
+    # Placeholder passes: measured ones replace them.
     cluster, settings, records = measured.cluster(), Settings(layers, compute_seconds=1.0), []
     meeting = measured.sending("flat", REDUCE).in_turn.latency / steps  # a round ends when all ranks have met
     for row in setting["rows"]:
@@ -54,10 +54,10 @@ def _setting(setting: Mapping[str, Any], layers: Layers, steps: int) -> list[dic
 
 
 def rule_of(merge: object) -> Rule:
-    """Return the simulator's rule for what cells merge by: a name, or bytes.
+    """Return the simulator's rule for the merging of cells: a name, or bytes.
 
-    The library compresses tensor by tensor, whatever travels together, and has all small tensors of a model that has
-    few in one bucket, which is what hybrid is beside one.
+    The library compresses tensor by tensor, whatever is sent together. It puts all small tensors of a model with few of
+    them into one bucket; hybrid then comes down to one further message.
     """
     if isinstance(merge, int):
         return Rule(partial(size, limit_bytes=merge))
@@ -65,7 +65,7 @@ def rule_of(merge: object) -> Rule:
 
 
 def shares(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return how many `records` are NEAR, and of how many pairs of one setting, APART, the order is right."""
+    """Return how many `records` are NEAR, and for how many pairs of a setting that are APART the order is right."""
     near = sum(abs(one["difference"]) <= NEAR for one in records)
     pairs = [pair for pair in combinations(records, 2) if _place(pair[0]) == _place(pair[1]) and _apart(*pair)]
     right = sum((a["median"] < b["median"]) == (a["simulated"] < b["simulated"]) for a, b in pairs)
@@ -77,13 +77,13 @@ def _place(one: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _apart(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether the slower of two takes more than 20 % longer."""
+    """Return whether the slower of two takes more than 20 % longer."""
     low, high = sorted((one["median"], other["median"]))
     return bool(high > low * (1 + APART))
 
 
 def measured_table(found: Mapping[str, Any], layers: Layers) -> Table:
-    """Return the table of all steps of a testbed's record, beside what is simulated of them."""
+    """Return the table of all steps of a testbed's record, measured beside simulated."""
     records = beside(found, layers)
     body = [_texts(one) for one in records]
     reading = READING.format(**found)

@@ -1,4 +1,4 @@
-"""What papers and READMEs say of speed, beside what is simulated of the cluster they name: never a reproduction."""
+"""Compare published speeds of papers and READMEs with simulations of the clusters they name: never a reproduction."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from benchmarks.simulation.sweep import simulate
 
 FILE = ROOT / "benchmarks/simulation/published.yaml"
 RULE = "horovod"
-"""How the published systems send."""
+"""The merging rule by which the published systems send."""
 QUANTITIES = {"throughput_loss": "slower by", "throughput_gain": "faster by", "speed_up": "as fast as one rank"}
 READING = (
     "Published beside simulated, which is neither a measurement nor a reproduction: the cluster is described, what "
@@ -28,9 +28,9 @@ HEAD = ["Source", "Model", "Cluster", "Ranks", "", "Published", "Simulated"]
 
 
 def published_table(find_layers: Callable[[str], Layers] = layers_of, models: Sequence[str] | None = None) -> Table:
-    """Return the table of all that is published, or of `models` alone; `find_layers` gives a model's layers.
+    """Return the table of everything published, or of `models` only; `find_layers` returns a model's layers.
 
-    It takes a minute: the largest models are gone through tensor by tensor.
+    This takes a minute, as it goes through the largest models tensor by tensor.
     """
     records = []
     for entry in yaml.safe_load(FILE.read_text(encoding="utf-8")):
@@ -67,7 +67,7 @@ def _published(entry: Mapping[str, Any], model: str) -> float | None:
 
 
 def _value(quantity: str, ranks: int, steps: Sequence[float], cluster: Any, settings: Settings) -> float:
-    """Return a quantity of the step of the case, and of the one beside it: per cent, or a speed-up."""
+    """Return a quantity (per cent, or a speed-up) from the step of the case and the step it is compared with."""
     if quantity == "throughput_loss":
         return 100 * (1 - steps[1] / steps[0])
     if quantity == "throughput_gain":
@@ -78,7 +78,7 @@ def _value(quantity: str, ranks: int, steps: Sequence[float], cluster: Any, sett
 
 
 def _texts(one: Mapping[str, Any]) -> list[str]:
-    """Return what is compared, published and simulated, as a table shows them."""
+    """Return the compared, published and simulated values as texts for a table."""
     published = ABSENT if one["published"] is None else f"{'up to ' * one['is_most']}{one['published']:g} %"
     speed_up = one["quantity"] == "speed_up"
     return [

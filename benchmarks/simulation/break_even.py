@@ -1,4 +1,4 @@
-"""Up to which density, and which bandwidth, compression pays: where its step is as long as the best without it."""
+"""Find the density and the bandwidth up to which compression pays: where its step equals the best without it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from resireduce.scheme import COMPRESSORS
 
 DENSITIES = tuple(float(one) for one in np.geomspace(1e-4, 1, 25))
 FACTORS = tuple(float(one) for one in np.geomspace(1e-3, 1e3, 37))
-"""Multiples of the slowest link's bandwidth at which it is asked whether compression pays."""
+"""Multiples of the slowest link's bandwidth that are tried."""
 
 
 def break_even_density(
@@ -22,7 +22,7 @@ def break_even_density(
 ) -> float:
     """Return the density up to which `compressor` is faster than none on `ranks` of a cluster; 0 if it never is.
 
-    Both have the best of the merging rules, hierarchies and schemes of the cases `given`. 1: at any density.
+    Both use the best of the merging rules, hierarchies and schemes in the cases `given`. 1: at any density.
     """
     dense = _best(simulate(_cases(cluster, ranks, LOSSLESS, [1.0], given), settings))
     cases = _cases(cluster, ranks, compressor, DENSITIES, given)
@@ -33,9 +33,9 @@ def break_even_density(
 def break_even_bandwidth(
     cluster: Cluster, ranks: int, compressor: str, density: float, given: Sequence[Case], settings: Settings
 ) -> float:
-    """Return the bandwidth of the slowest level, bytes a second, up to which `compressor` at `density` is faster than
-    none on `ranks` of a cluster; 0 if it is not at a thousandth of the bandwidth, infinite if it still is at a thousand
-    times. Both have the best of the merging rules, hierarchies and schemes of the cases `given`."""
+    """Return the bandwidth of the slowest level, bytes per second, up to which `compressor` at `density` is faster than
+    none on `ranks` of a cluster; 0 if it is slower even at a thousandth of the bandwidth, infinite if it is faster even
+    at a thousand times. Both use the best of the merging rules, hierarchies and schemes in the cases `given`."""
     clusters = [_with_bandwidth(cluster, ranks, factor) for factor in FACTORS]
     own = density if COMPRESSORS[compressor].selects else 1.0
     differences = []
@@ -50,7 +50,7 @@ def break_even_bandwidth(
 def _cases(
     cluster: Cluster, ranks: int, compressor: str, densities: Sequence[float], given: Sequence[Case]
 ) -> list[Case]:
-    """Return all cases of one compressor with what the `given` cases have."""
+    """Return all cases of one compressor with the rules, hierarchies, schemes and choices of the `given` cases."""
     axes = ("rule", "hierarchy", "scheme", "where_it_pays")
     found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
     return list(grid([cluster], [ranks], [compressor], densities, *found))
@@ -61,7 +61,7 @@ def _best(results: Sequence[Result]) -> float:
 
 
 def _lowest(results: Sequence[Result], keys: Sequence[object], wanted: Sequence[object]) -> Array:
-    """Return the shortest step of each of the `wanted` keys, of which each result has one."""
+    """Return the shortest step for each of the `wanted` keys; `keys` has one key per result."""
     found: dict[object, float] = {}
     for key, one in zip(keys, results, strict=True):
         found[key] = min(found.get(key, np.inf), one.step_seconds)
@@ -69,8 +69,8 @@ def _lowest(results: Sequence[Result], keys: Sequence[object], wanted: Sequence[
 
 
 def _crossing(values: Sequence[float], differences: Array) -> float:
-    """Return up to which of the rising `values` differences are below 0; between two, where a line over the logarithm
-    crosses 0; 0 if the first is not."""
+    """Return the point in the rising `values` up to which differences are below 0, interpolated over the logarithm; 0
+    if the first difference is not below 0."""
     slower = np.flatnonzero(differences >= 0)
     if not slower.size:
         return float(values[-1])
@@ -90,7 +90,7 @@ def _slowest(cluster: Cluster, ranks: int) -> float:
 
 
 def _with_bandwidth(cluster: Cluster, ranks: int, factor: float) -> Cluster:
-    """Return the cluster with another bandwidth of the level that its ranks meet on, under a name of its own."""
+    """Return the cluster, renamed, with another bandwidth of the level over which its ranks communicate."""
     level = _level(cluster, ranks)
     link = replace(getattr(cluster, level), bandwidth_bytes_per_second=_slowest(cluster, ranks) * factor)
     return replace(cluster, name=f"{cluster.name} x {factor:.6g}", **{level: link})

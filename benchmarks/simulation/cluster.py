@@ -1,4 +1,4 @@
-"""A cluster as validated values: its device, its links, how many ranks."""
+"""A cluster as validated values: its device, links and number of ranks."""
 
 import math
 from dataclasses import dataclass, fields
@@ -8,10 +8,10 @@ from benchmarks.core.checks import allow, integer, is_number
 from resireduce.errors import ConfigError, check_share, choose
 
 MOST_RANKS = 4096
-"""As many as a plan reckons with."""
+"""As many as `plan` accepts."""
 ALGORITHMS = ("ring", "recursive")
-"""How collectives go: around a ring, or doubling and halving (Thakur et al., "Optimization of collective communication
-operations in MPICH", 2005): as many bytes, in log2(ranks) steps."""
+"""Algorithm of collectives: a ring, or doubling and halving (Thakur et al., "Optimization of collective communication
+operations in MPICH", 2005), which sends as many bytes in log2(ranks) steps."""
 EXAMPLES = {
     "bandwidth_bytes_per_second": "bytes a second, such as 3.125e9 for 25 Gbit/s",
     "latency_seconds": "seconds, such as 1.4e-5",
@@ -22,18 +22,18 @@ EXAMPLES = {
     "ranks_per_node": "their number",
     "device": "a known one's name, or its figures",
 }
-"""What to give in a field, for messages."""
+"""What to give in each field, for error messages."""
 MAY_BE_ZERO = ("latency_seconds", "launch_seconds", "message_seconds", "jitter_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Link:
-    """One level of the network. Raises ConfigError for a field that cannot be."""
+    """One level of the network. Raises ConfigError for an invalid field."""
 
     latency_seconds: float
     """From a rank to its neighbour."""
     bandwidth_bytes_per_second: float
-    """Bandwidth in one direction: that of a rank within a node, that of a whole node between nodes."""
+    """Bandwidth in one direction: of a rank within a node, or of a whole node between nodes."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -42,18 +42,18 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """What one rank computes with. Raises ConfigError for a field that cannot be."""
+    """The device on which one rank computes. Raises ConfigError for an invalid field."""
 
     name: str
     flops_per_second: float
     memory_bytes_per_second: float
     memory_bytes: float
     launch_seconds: float = 5e-6
-    """Seconds from telling it to do the smallest thing until that is done."""
+    """Seconds from issuing the smallest operation until it is done."""
     flops_share: float = 0.5
-    """What part of the operations a second training reaches: an assumption, until it is measured."""
+    """Share of the operations per second that training reaches; an assumption unless measured."""
     memory_share: float = 0.8
-    """What part of the bytes a second training reaches, likewise."""
+    """Share of the bytes per second that training reaches; likewise."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -61,33 +61,33 @@ class Device:
 
     @property
     def flops(self) -> float:
-        """Operations a second that training reaches."""
+        """Operations per second that training reaches."""
         return self.flops_per_second * self.flops_share
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of memory a second that training reaches."""
+        """Bytes of memory per second that training reaches."""
         return self.memory_bytes_per_second * self.memory_share
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Nodes of the same number of ranks. Raises ConfigError for a field that cannot be."""
+    """Nodes with equal numbers of ranks. Raises ConfigError for an invalid field."""
 
     name: str
     nodes: int
     ranks_per_node: int
     device: Device
     in_node: Link | None = None
-    """None: only where a node has one rank."""
+    """None only if a node has one rank."""
     between_nodes: Link | None = None
-    """None: only where there is one node."""
+    """None only if there is one node."""
     message_seconds: float = 0.0
-    """What each collective costs beside its steps: kernels, negotiation."""
+    """Cost of each collective apart from its steps: kernels, negotiation."""
     algorithm: str = "ring"
     jitter_seconds: float = 0.0
-    """Mean of what a rank is late by, exponentially distributed: the latest of N is late by this x (1 + 1/2 + ... 1/N)
-    on average."""
+    """Mean delay of a rank, exponentially distributed: the latest of N ranks is late by this x (1 + 1/2 + ... 1/N) on
+    average."""
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -101,11 +101,11 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """Ranks of all its nodes."""
+        """Ranks of all nodes."""
         return self.nodes * self.ranks_per_node
 
     def check_ranks(self, ranks: object) -> int:
-        """Return `ranks`, a number of ranks that fill nodes, as many as it takes, or lie in one. Raises ConfigError."""
+        """Return `ranks` if they fit in one node or fill whole nodes, however many. Raises ConfigError otherwise."""
         count = integer("ranks", ranks, 1, MOST_RANKS)
         if count > self.ranks_per_node and count % self.ranks_per_node:
             raise ConfigError(
@@ -119,7 +119,7 @@ class Cluster:
 
 
 def _check_numbers(given: Any) -> None:
-    """Raise ConfigError for the first number of a dataclass that is none, not finite, or out of its range."""
+    """Raise ConfigError for the first value of a dataclass that is no number, not finite, or out of range."""
     for field in fields(given):
         value, name = getattr(given, field.name), field.name
         if field.type is not float:

@@ -1,6 +1,6 @@
-"""What collectives cost: seconds whatever is sent, and seconds for each byte; of a ring, or of doubling and halving.
+"""The cost of collectives, on a ring or by doubling and halving: fixed seconds, and seconds per byte.
 
-Thakur et al., "Optimization of collective communication operations in MPICH", 2005; links are those of
+Thakur et al., "Optimization of collective communication operations in MPICH", 2005; links are defined in
 `benchmarks.simulation.cluster`.
 """
 
@@ -12,13 +12,13 @@ from benchmarks.simulation.cluster import Cluster, Link
 
 @dataclass(frozen=True)
 class Cost:
-    """What one collective takes, in seconds: `latency` + `per_byte` x bytes."""
+    """Seconds of one collective: `latency` + `per_byte` x bytes."""
 
     latency: float
     per_byte: float
 
     def __add__(self, other: "Cost") -> "Cost":
-        """Return the cost of one after the other, of the same bytes."""
+        """Return the cost of two collectives in sequence, with the same bytes."""
         return Cost(self.latency + other.latency, self.per_byte + other.per_byte)
 
 
@@ -26,51 +26,51 @@ FREE = Cost(0.0, 0.0)
 
 
 def steps_of(ranks: int, algorithm: str) -> int:
-    """Return in how many steps one rank's part has come to all `ranks`, by an `algorithm` of the cluster's."""
+    """Return the number of steps in which one rank's part reaches all `ranks`, for a cluster's `algorithm`."""
     return ranks - 1 if algorithm == "ring" else math.ceil(math.log2(ranks))
 
 
 def reduce_scatter(ranks: int, link: Link, algorithm: str) -> Cost:
-    """Return the cost of a reduce-scatter among `ranks`, by bytes of the whole tensor."""
+    """Return the cost of a reduce-scatter among `ranks`, per byte of the whole tensor."""
     latency = steps_of(ranks, algorithm) * link.latency_seconds
     return Cost(latency, (ranks - 1) / ranks / link.bandwidth_bytes_per_second)
 
 
 def all_reduce(ranks: int, link: Link, algorithm: str) -> Cost:
-    """Return the cost of an all-reduce among `ranks`, by bytes of the tensor: its two halves."""
+    """Return the cost of an all-reduce among `ranks`, per byte of the tensor: the cost of its two halves."""
     half = reduce_scatter(ranks, link, algorithm)
     return half + half
 
 
 def all_gather(ranks: int, link: Link, algorithm: str) -> Cost:
-    """Return the cost of an all-gather among `ranks`, by bytes of one rank's payload, the largest."""
+    """Return the cost of an all-gather among `ranks`, per byte of one rank's payload, the largest."""
     latency = steps_of(ranks, algorithm) * link.latency_seconds
     return Cost(latency, (ranks - 1) / link.bandwidth_bytes_per_second)
 
 
 @dataclass(frozen=True)
 class Paths:
-    """What a message costs on its way, for so many ranks of a cluster."""
+    """The costs of a message among some ranks of a cluster."""
 
     gather: Cost
-    """By bytes of a rank's payload; by node, of those of all its ranks together."""
+    """Per byte of a rank's payload; by node, of the payloads of all its ranks together."""
     reduce: Cost
-    """By bytes of a dense tensor."""
+    """Per byte of a dense tensor."""
     in_node: Cost
-    """By bytes of a dense tensor, before that to sum a node's gradients, and after it to gather their averages: nothing
-    where ranks are flat."""
+    """Per byte of a dense tensor: before the message to sum a node's gradients, and after it to gather their averages.
+    Nothing if ranks are flat."""
     peers: int
-    """Payloads that a rank receives, its own included."""
+    """Payloads that a rank receives, including its own."""
     slices: int
-    """In how many slices the ranks of a node share a tensor."""
+    """Number of slices in which a node's ranks share a tensor."""
 
 
 def paths(cluster: Cluster, ranks: int, hierarchy: str) -> Paths:
-    """Return what messages cost among `ranks` of a cluster; `hierarchy`: flat, or node.
+    """Return the costs of messages among `ranks` of a cluster; `hierarchy`: flat, or node.
 
-    Flat: all ranks are one ring, in the order of nodes, which is as fast as its slowest link. Node: the gradients of a
-    node's ranks are summed first, in slices, of which each rank compresses one and exchanges it with the same of the
-    other nodes, by way of the node's one link; then each node gathers the averages, dense.
+    Flat: all ranks form one ring in the order of nodes, which is as fast as its slowest link. Node: a node's ranks
+    first sum their gradients, in slices; each rank compresses one slice and exchanges it with its counterparts on other
+    nodes, over the node's one link; then each node gathers the averages, dense.
     """
     in_node = min(ranks, cluster.ranks_per_node)
     nodes = ranks // in_node
@@ -90,7 +90,7 @@ def paths(cluster: Cluster, ranks: int, hierarchy: str) -> Paths:
 
 
 def _slowest(links: list[Link]) -> Link | None:
-    """Return a link with the latency and the bandwidth of the slowest; None of none."""
+    """Return a link with the slowest latency and the slowest bandwidth of the links; None if there are none."""
     if not links:
         return None
     return Link(

@@ -1,4 +1,4 @@
-"""What compression costs: as `make micro` has recorded it, and by bytes of memory where nothing was measured."""
+"""The cost of compression: as recorded by `make micro`, or by bytes of memory where nothing was measured."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,28 +24,28 @@ MOVED = {
     "w+2d": (16, 10, 12),
     "partial": (10, 10, 10),
 }
-"""Bytes of memory that a scheme must move for each float32 element of grouped, specific and other tensors. A full
-residual: the gradient and the residual are read, the residual is written. Of a group, its average is read, and its
-running sum read and written. Of rows, the error is read once for its norms, and a quarter of it read and written as the
-residual; half of it in `partial`, which needs no norms."""
+"""Bytes of memory that a scheme must move per float32 element of grouped, specific and other tensors. Full residual:
+gradient and residual are read, the residual is written. Group: its average is read too, and its running sum is read and
+written. Rows: the error is read once for its norms, and a quarter of it is read and written as the residual; in
+`partial` it is half, without norms."""
 KINDS = ("grouped", "specific", "other")
 MEASURED, BY_BYTES = "measured", "by bytes"
 
 
 @dataclass(frozen=True)
 class Compression:
-    """What the compression of a tensor takes, and where that is from."""
+    """The time to compress a tensor, and where it comes from."""
 
     curve: Curve
-    """Seconds that one case takes, by the elements of a tensor with a full residual."""
+    """Seconds of one case by elements, for a tensor with a full residual."""
     more: dict[str, float]
-    """Seconds an element that a scheme takes beside that, or less, by kind of tensor."""
+    """Seconds per element that a scheme adds to that (or saves), by kind of tensor."""
     basis: str
     """MEASURED or BY_BYTES."""
 
 
 def read_micro(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of the record of `make micro` at `path`. Raises ConfigError for another file."""
+    """Return the rows of a record of `make micro`. Raises ConfigError for any other file."""
     try:
         rows = load_json(path)["rows"]
         fit = all({"case", "elements", "density", "least_seconds"} <= row.keys() for row in rows)
@@ -59,10 +59,10 @@ def read_micro(path: Path) -> list[dict[str, Any]]:
 def compression(
     compressor: str, scheme: str, density: float, device: Device, rows: Sequence[Mapping[str, Any]]
 ) -> Compression:
-    """Return what a compressor takes at a density, with the residuals of a scheme, on a device.
+    """Return the cost of a compressor at a density, with the residuals of a scheme, on a device.
 
-    rows: of `make micro`; where these have neither the compressor with a full residual nor the scheme with top-k, bytes
-    of memory are counted, which is the least that it can take: an optimistic figure.
+    rows: of `make micro`. If they lack the compressor with a full residual, or the scheme with top-k, bytes of memory
+    are counted, which gives a lower bound: an optimistic figure.
     """
     measured = curve_of(rows, f"{compressor}, baseline", density)
     if measured is None:
@@ -78,7 +78,7 @@ def compression(
 
 
 def _more(rows: Sequence[Mapping[str, Any]], scheme: str, density: float, device: Device) -> dict[str, float]:
-    """Return what a scheme takes beside a full residual, by kind: at the largest size that was measured with top-k."""
+    """Return what a scheme adds to a full residual, by kind of tensor, at the largest size measured with top-k."""
     found = {}
     own = {"grouped": scheme.removesuffix("+2d"), "specific": scheme.removeprefix("w+"), "other": scheme}
     for place, (kind, part) in enumerate(own.items()):
@@ -102,8 +102,7 @@ def _at(curve: Curve, elements: float) -> float:
 def curve_of(rows: Sequence[Mapping[str, Any]], case: str, density: float) -> Curve | None:
     """Return the curve of a `case` of micro's `rows` at a `density`; None if it was not measured.
 
-    Between two densities that were measured seconds lie on a line over the logarithm of the density; outside of them
-    they are those of the nearest.
+    Seconds are interpolated over the logarithm of the density; outside of the measured densities, the nearest counts.
     """
     its = [row for row in rows if row["case"] == case]
     densities = sorted({float(row["density"]) for row in its})

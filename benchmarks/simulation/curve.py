@@ -1,4 +1,4 @@
-"""Seconds by number of elements, as lines from point to point; many curves at once."""
+"""Seconds by number of elements, as piecewise linear curves, many at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,26 +10,26 @@ from resireduce.merging.arrivals import Array
 
 @dataclass(frozen=True)
 class Curve:
-    """For each case `start`, and from each of its `knots` on a slope more: `start` + sum of slopes x (n - knot)."""
+    """Curves with a `start`, and a change of slope at each of the `knots`: `start` + sum of slopes x (n - knot)."""
 
     start: Array
     """Seconds, (cases,)."""
     knots: Array
     """Elements, (cases, points)."""
     slopes: Array
-    """Seconds an element, (cases, points)."""
+    """Seconds per element, (cases, points)."""
 
     @classmethod
     def line(cls, start: float, per_element: float) -> "Curve":
-        """Return the curve of one case that is a line."""
+        """Return one case's curve that is a straight line."""
         return cls(np.array([start]), np.zeros((1, 1)), np.array([[per_element]]))
 
     @classmethod
     def through(cls, elements: Sequence[int], seconds: Sequence[float]) -> "Curve":
-        """Return the curve of one case through points, whose `elements` rise; beyond them as the nearest two go.
+        """Return one case's curve through points, whose `elements` rise; beyond them the nearest segment continues.
 
-        To the left it never falls below 0, nor rises above the first point's `seconds`. One point: a line through it
-        and 0.
+        To the left it never falls below 0 nor rises above the first point's `seconds`. A single point gives a line
+        through it and 0.
         """
         if len(elements) == 1:
             return cls.line(0.0, seconds[0] / elements[0])
@@ -41,7 +41,7 @@ class Curve:
 
     @classmethod
     def together(cls, curves: Sequence["Curve"]) -> "Curve":
-        """Return all cases of several as one."""
+        """Return one curve with the cases of all `curves`."""
         most = max(curve.knots.shape[1] for curve in curves)
 
         def wide(values: Array) -> Array:
@@ -58,7 +58,7 @@ class Curve:
         return Curve(self.start[places], self.knots[places], self.slopes[places])
 
     def __call__(self, elements: Array) -> Array:
-        """Return the seconds for `elements`, (cases,) or (cases, anything); of none, 0."""
+        """Return the seconds for `elements`, (cases,) or (cases, anything); 0 for no elements."""
         more = (slice(None), *[None] * (elements.ndim - 1))
         seconds = self.start[more] + np.zeros_like(elements)
         for point in range(self.knots.shape[1]):

@@ -1,4 +1,4 @@
-"""Which of the simulated combinations have room on the device, and an accuracy that records support."""
+"""Select the simulated combinations that fit in the device's memory, and whose accuracy records support."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -16,16 +16,17 @@ from resireduce.scheme import load
 Key = tuple[str, float, str]
 """Compressor, density and scheme."""
 PLANNED_RANKS = 64
-"""Up to so many ranks it is planned exactly, which takes the longer the more there are."""
+"""Up to this many ranks the plan is exact; more would take longer."""
 PLANNED = {"bert-adam": "adamw"}
-"""The optimizer of a recipe, by a name that a plan knows and that has the same states."""
+"""Optimizers of recipes, mapped to a name that a plan knows and that has the same states."""
 
 
 def needed_bytes(layers: Layers, gradients: str) -> Callable[[Result], int]:
-    """Return a function from a result to the bytes that its rank needs at the fullest moment.
+    """Return a function from a result to the bytes that a rank needs at the fullest moment.
 
-    Those of the model states, as `plan` says with gradients kept or streamed, and all that a forward pass saves. Of
-    more than PLANNED_RANKS ranks it is at most so much: the payloads of all others, of the largest message, are added.
+    These are the model states, as planned with gradients kept or streamed, and the activations that a forward pass
+    saves. For more than PLANNED_RANKS ranks it is an upper bound: the largest message's payloads of all further ranks
+    are added.
     """
     states = cache(partial(_states, layers, gradients))
 
@@ -55,7 +56,7 @@ def _states(layers: Layers, gradients: str, compressor: str, density: float, sch
 
 
 def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]) -> tuple[Result, int] | None:
-    """Return the fastest of `results` for which the device has the bytes that are `needed`, and these; None of none."""
+    """Return the fastest of `results` whose `needed` bytes the device has, and these bytes; None if none fits."""
     for result in fastest_first(results):
         count = needed(result)
         if count <= result.case.cluster.device.memory_bytes:
@@ -64,9 +65,9 @@ def fastest_that_fits(results: Sequence[Result], needed: Callable[[Result], int]
 
 
 def supported(records: Iterable[CellResult], model: str, most_lost: float) -> set[Key]:
-    """Return the combinations of which finished `records` of `model` show that a share `most_lost` of the metric of
-    training without compression is lost at most, in the mean over all of them. Raises ConfigError without any to
-    compare with."""
+    """Return the combinations that, by finished `records` of `model`, lose at most the share `most_lost` of the metric
+    of training without compression, in the mean over all records. Raises ConfigError if there is nothing to compare
+    with."""
     metrics: dict[Key, list[float]] = {}
     higher = True
     for record in records:
@@ -82,7 +83,7 @@ def supported(records: Iterable[CellResult], model: str, most_lost: float) -> se
 
 
 def is_supported(result: Result, keys: set[Key]) -> bool:
-    """Return whether the combination of `result` is among those that records support."""
+    """Return whether records support the combination of `result`."""
     case = result.case
     return (case.compressor, case.density, "none" if case.compressor == LOSSLESS else case.scheme) in keys
 

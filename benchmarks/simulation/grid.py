@@ -1,4 +1,4 @@
-"""The combinations that are simulated."""
+"""The combinations to simulate."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from resireduce.scheme import COMPRESSORS, SCHEMES
 
 HIERARCHIES = ("flat", "node")
 LOSSLESS = "none"
-"""The compressor that sends gradients as they are."""
+"""The compressor that sends gradients unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One combination. Raises ConfigError for a field that cannot be."""
+    """One combination. Raises ConfigError for an invalid field."""
 
     cluster: Cluster
     ranks: int
@@ -26,10 +26,10 @@ class Case:
     rule: str = "none"
     hierarchy: str = "flat"
     where_it_pays: bool = False
-    """Whether tensors are sent as they are where compressing them takes longer."""
+    """Whether tensors are sent uncompressed if compressing them takes longer."""
 
     def check(self) -> "Case":
-        """Return itself, with values that are allowed. Raises ConfigError for the first that is not."""
+        """Return itself after validation. Raises ConfigError for the first value that is not allowed."""
         self.cluster.check_ranks(self.ranks)
         choose("compressor", self.compressor, COMPRESSORS)
         check_share("density", self.density)
@@ -40,9 +40,9 @@ class Case:
 
     @property
     def makes_sense(self) -> bool:
-        """Whether it is something that can be built, and that is not the same as another combination.
+        """Whether the combination can be built and does not repeat another one.
 
-        Halves of an all-reduce need dense gradients, all ranks alike; a node of one rank, or one node, has no levels.
+        Halves of an all-reduce need dense gradients and flat ranks; one node, or one rank per node, has no levels.
         """
         dense = self.compressor == LOSSLESS
         nodes_and_ranks = self.cluster.ranks_per_node > 1 and self.ranks > self.cluster.ranks_per_node
@@ -63,7 +63,7 @@ def grid(
 ) -> Iterator[Case]:
     """Yield all combinations that make sense; `ranks` None: all of a cluster's; `choices`: of `where_it_pays`.
 
-    A compressor for which density means nothing has one, 1. Raises ConfigError for the first value that cannot be.
+    A compressor without a meaningful density gets only density 1. Raises ConfigError for the first invalid value.
     """
     for cluster in clusters:
         for count in ranks or [cluster.ranks]:
@@ -72,7 +72,7 @@ def grid(
         choose("compressor", compressor, COMPRESSORS)
         own = densities if COMPRESSORS[compressor].selects else [1.0]
         if compressor == LOSSLESS and scheme != schemes[0]:
-            continue  # it leaves nothing for any residual
+            continue  # no residual exists without compression
         for count, density, choice in product(ranks or [cluster.ranks], own, choices):
             case = Case(cluster, count, compressor, density, scheme, rule, hierarchy, choice).check()
             if case.makes_sense:

@@ -1,4 +1,4 @@
-"""What a record of `python -m benchmarks testbed` must have, so that what is missing or damaged in one is named."""
+"""The required form of a record of `python -m benchmarks testbed`, so that missing or damaged values are named."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class One(NamedTuple):
 
 
 class Each(NamedTuple):
-    """A mapping of any names to values of a form."""
+    """A mapping from any names to values of one form."""
 
     form: Any
 
@@ -52,13 +52,13 @@ FORM = {"model": TEXT, "rounds": COUNT, "steps": COUNT, "settings": [SETTING]}
 FLAT = tuple(f"flat {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
 BY_NODES = tuple(f"between {kind}" for kind in ("all_reduce", "all_reduce_half", "all_gather"))
 BY_NODES += ("in_node all_reduce", "in_node all_gather")
-"""Messages that a setting must have, and those of nodes of several ranks besides."""
+"""Messages that a setting must have, and further ones for nodes with several ranks."""
 
 
 def check_form(found: Any, where: str) -> None:
-    """Raise ConfigError, one line with field, value and cure, for the first thing in a record that cannot be used.
+    """Raise ConfigError, one line with field, value and cure, for the first unusable value in a record.
 
-    where: what that line begins with.
+    where: the beginning of that line.
     """
     _check(where, found, FORM)
     for number, setting in enumerate(found["settings"]):

@@ -1,4 +1,4 @@
-"""What steps are made of, as `python -m benchmarks testbed` has measured it apart from the steps that are compared."""
+"""The parts of steps, which `python -m benchmarks testbed` measured separately from the steps compared with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,38 +22,38 @@ REDUCE, REDUCE_HALF, GATHER = "all_reduce", "all_reduce_half", "all_gather"
 
 @dataclass(frozen=True)
 class Sending:
-    """What one kind of collective takes on one level."""
+    """The cost of one kind of collective on one level."""
 
     in_turn: Cost
-    """From its launch until it has come, by itself."""
+    """From launch to completion, one at a time."""
     at_once: Cost
-    """By how much later one comes for each other that is under way."""
+    """Delay of a collective for each other one under way."""
     processor: Cost
-    """Of one rank's processor."""
+    """Time of one rank's processor."""
     curve: Curve
-    """At once, from each size that was measured to the next: what is small is not slowed as what is large."""
+    """The cost at once, piecewise through the measured sizes, so that small messages are not slowed like large ones."""
 
     @property
     def trailing(self) -> float:
-        """Seconds that a message is still under way when the next may follow."""
+        """Seconds for which a message is still under way when the next may follow."""
         return max(self.in_turn.latency - self.at_once.latency, 0.0)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One setting's inputs. Seconds are those of ranks that share their processors, as in the steps."""
+    """One setting's inputs. Ranks shared their processors while these were measured, as in the steps."""
 
     nodes: int
     ranks_per_node: int
     rate: str
     values: Mapping[str, Any]
-    """Plain, as saved."""
+    """Plain values, as saved."""
 
     def passes(self, layers: Layers, hierarchy: str) -> tuple[float, Array, float]:
         """Return the forward pass, the backward pass before each gradient of `layers`, and the rest of a step.
 
-        hierarchy: flat or node, with what the library does for it beside messages and compression. Raises ConfigError
-        if they are those of another model.
+        hierarchy: flat or node; includes the library's work for it apart from messages and compression. Raises
+        ConfigError if the record is of another model.
         """
         measured = self.values["passes"][hierarchy]
         arrived = measured["arrived_seconds"]
@@ -65,7 +65,7 @@ class Measured:
         return forward, backward, float(measured["step_seconds"]) - float(ready[-1])
 
     def compression(self, compressor: str, density: float, peers: int) -> tuple[Curve, Curve]:
-        """Return seconds by elements to compress a tensor, and to average what so many `peers` have sent of it.
+        """Return the seconds, by elements, to compress a tensor and to average what `peers` ranks have sent of it.
 
         Raises ConfigError for a compressor that was not measured.
         """
@@ -79,7 +79,7 @@ class Measured:
         return Curve.through(sizes, [row["compress_seconds"] for row in rows]), Curve.through(sizes, averaging)
 
     def sending(self, level: str, kind: str) -> Sending:
-        """Return what collectives of a `kind` take on a `level`: flat, between or in_node. By bytes of a rank."""
+        """Return the cost of collectives of a `kind` on a `level` (flat, between or in_node), per byte of a rank."""
         rows = self.values["messages"][f"{level} {kind}"]
         sizes = np.array([row["bytes"] for row in rows], dtype=float)
         seconds = {key: np.array([row[key] for row in rows]) for key in ("in_turn", "at_once", "processor")}
@@ -90,19 +90,19 @@ class Measured:
 
     @property
     def busy_share(self) -> float:
-        """Seconds by which a second of each rank's processor time delays what all of them compute.
+        """Delay of all ranks' computing, in seconds per second of processor time of each rank.
 
-        If processors are fewer than ranks, all of it; if there are more than enough, nothing.
+        It is ranks / processors if there are no more processors than ranks, else 0.
         """
         share = self.nodes * self.ranks_per_node / self.values["cores"]
         return share if share >= 1 else 0.0
 
     def cluster(self) -> Cluster:
-        """Return the cluster of these nodes, whose links are those of a ring that takes as long."""
+        """Return the cluster of these nodes, with the links of a ring that takes the measured time."""
         between = self._link("between" if self.ranks_per_node > 1 else "flat", self.nodes)
         in_node = self._link("in_node", self.ranks_per_node) if self.ranks_per_node > 1 else None
         copied = float(self.values["copied_bytes_per_second"])
-        # Nothing goes by operations, and nothing must fit: passes are measured.
+        # Operations and memory do not matter, as passes are measured.
         device = Device(name="measured", flops_per_second=1.0, memory_bytes_per_second=copied, memory_bytes=1.0)
         name = f"{self.nodes} x {self.ranks_per_node}, {self.rate}"
         return Cluster(
@@ -123,7 +123,7 @@ class Measured:
 
 
 def read_measured(path: Path) -> Mapping[str, Any]:
-    """Return the record of `python -m benchmarks testbed` at `path`. Raises ConfigError, one line, for another file."""
+    """Return a record of `python -m benchmarks testbed`. Raises ConfigError, with one line, for any other file."""
     try:
         found: Mapping[str, Any] = load_json(path)
     except (OSError, ValueError) as error:

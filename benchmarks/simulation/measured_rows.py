@@ -1,4 +1,4 @@
-"""Rows of cases whose parts were measured: passes, compression and messages are those of a record."""
+"""Rows of cases whose passes, compression and messages are taken from a testbed's record."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,9 +17,9 @@ from resireduce.merging.arrivals import Array
 
 
 def measured_rows(rows: Rows, cases: Sequence[Case], settings: Settings, known: Any, measured: Measured) -> Rows:
-    """Return `rows` of `cases`, of one setting of a testbed, with what was measured there in place of what they say.
+    """Return `rows` of `cases`, all of one setting of a testbed, with the measured values put in.
 
-    `known` has what travels, by key. Raises ConfigError for what was not measured.
+    `known` has the data sent, by key. Raises ConfigError for values that were not measured.
     """
     passes = [measured.passes(settings.layers, case.hierarchy) for case in cases]
     forward, backward, rest = map(np.array, zip(*passes, strict=True))
@@ -42,7 +42,7 @@ def _key(case: Case) -> Key:
 
 
 def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
-    """Return the fields of rows that depend on what one case sends."""
+    """Return the row fields that depend on the data that one case sends."""
     place, by_node = paths(case.cluster, case.ranks, case.hierarchy), case.hierarchy == "node"
     if work.ragged:
         raise ConfigError(f"measured: {case.compressor!r} sends payloads of unequal sizes, which are not measured")
@@ -76,7 +76,7 @@ def _of_case(case: Case, work: Work, measured: Measured) -> dict[str, Any]:
 
 
 def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, Any]:
-    """Return what summing and gathering within a node takes, and delays; nothing without `measured`."""
+    """Return the time and the delay of summing and gathering within a node; zero without `measured`."""
     moved = np.where(work.elements > 0, 4 * work.elements, work.dense_bytes)
     if measured is None:
         nothing = dict.fromkeys(("in_node_latency", "in_node_per_byte", "gather_latency", "gather_per_byte"), 0.0)
@@ -92,5 +92,5 @@ def _in_node(work: Work, slices: int, measured: Measured | None) -> dict[str, An
 
 
 def _whole(cost: Cost, nbytes: Array) -> Array:
-    """Return what a collective of its own takes for each of `nbytes`; nothing for none."""
+    """Return the time of a separate collective for each of `nbytes`; 0 where there are no bytes."""
     return np.where(nbytes > 0, cost.latency + cost.per_byte * nbytes, 0.0)

@@ -1,4 +1,4 @@
-"""A model as the simulator sees it: tensors in the order in which their gradients come, and what a step computes."""
+"""A model for the simulator: its tensors in the order of their gradients, and the operations of a step."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +17,8 @@ from resireduce.scheme import load
 
 TRACE = "benchmarks.training.layer_trace:trace"
 UPDATE_BYTES = {"sgd": 20, "adamw": 28, "bert-adam": 28}
-"""Bytes of memory that an update moves for each float32 parameter: parameter, gradient and states read, parameter and
-states written."""
+"""Bytes of memory that an update moves per float32 parameter: parameter, gradient and states are read, parameter and
+states are written."""
 
 
 @dataclass(frozen=True)
@@ -27,30 +27,30 @@ class Layers:
 
     model: str
     batch: int
-    """Samples of a rank; 0: not known."""
+    """Samples per rank; 0 if not known."""
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     kinds: tuple[str, ...]
-    """grouped, specific, other, or dense: sent as it is, whatever the compressor."""
+    """grouped, specific, other, or dense: sent uncompressed with any compressor."""
     optimizer: str
     forward: Array
-    """Operations of the forward pass, (operations, 2): flops, and bytes that are read and written."""
+    """Operations of the forward pass, (operations, 2): flops, and bytes read and written."""
     backward: tuple[Array, ...]
-    """Likewise, those of the backward pass that come before each gradient and after the one before it."""
+    """For each gradient, the operations of the backward pass since the previous one, in the same form."""
     activations_bytes: int
 
     @cached_property
     def elements(self) -> Array:
-        """Elements of each tensor."""
+        """Number of elements of each tensor."""
         return np.array([prod(shape) for shape in self.shapes], dtype=float)
 
     def seconds(self, device: Device, compute_seconds: float | None = None) -> tuple[float, Array]:
         """Return the time of the forward pass, and of the part of the backward pass before each gradient.
 
-        An operation takes as long as its flops or its bytes take on the device, whichever is longer, and a launch at
-        least. compute_seconds: what both passes were measured to take together, to which all is scaled. Without a
-        recipe nothing is known of operations: a third of that is the forward pass, and the rest goes by elements.
-        Raises ConfigError for a model without a recipe if there is no such measurement.
+        An operation takes as long as its flops or its bytes on the device, whichever is longer, and at least a launch.
+        compute_seconds: the measured time of both passes together, to which all is scaled. Without a recipe, operations
+        are unknown: a third of that time is the forward pass, and the rest is divided by elements. Raises ConfigError
+        for a model with neither a recipe nor such a measurement.
         """
         if not self.batch:
             if compute_seconds is None:
@@ -65,7 +65,7 @@ class Layers:
         return scale * forward, scale * backward
 
     def update_seconds(self, device: Device) -> float:
-        """Return the time of the optimizer's update, by the bytes it moves."""
+        """Return the time of the optimizer's update, from the bytes it moves."""
         return float(UPDATE_BYTES[self.optimizer] * self.elements.sum() / device.bytes_per_second)
 
 
@@ -75,10 +75,9 @@ def _seconds(operations: Array, device: Device) -> Array:
 
 
 def layers_of(model: str, batch: int | None = None) -> Layers:
-    """Return the layers of a model that `plan` knows; `batch`: samples of a rank, None those of its recipe.
+    """Return the layers of a model that `plan` knows; `batch`: samples per rank, None for those of its recipe.
 
-    Raises ConfigError for a model that is not known, and for a batch that it cannot take. It loads torch, and takes
-    seconds.
+    Raises ConfigError for an unknown model, and for a batch that it cannot take. Loads torch, and takes seconds.
     """
     try:
         found = from_trace(load(TRACE)(model, batch))
@@ -93,7 +92,7 @@ def layers_of(model: str, batch: int | None = None) -> Layers:
 
 
 def from_trace(traced: dict[str, Any]) -> Layers:
-    """Return the layers of the plain values `traced`, of `benchmarks.training.layer_trace.trace`."""
+    """Return the layers from the plain values of `benchmarks.training.layer_trace.trace`."""
     return Layers(
         model=traced["model"],
         batch=traced["batch"],
@@ -112,10 +111,10 @@ def _operations(listed: Any) -> Array:
 
 
 def recorded_seconds(path: Path, model: str, batch: int | None = None) -> float:
-    """Return the seconds of forward and backward pass in the record of a cell of `model`. Raises ConfigError.
+    """Return the seconds of forward and backward pass in the record of a cell of `model`.
 
-    That of another model or another `batch` of a rank (None: the recipe's), one without these phases, and what is no
-    record are refused, in one line.
+    Raises ConfigError, with one line, for a record of another model or another `batch` per rank (None: the recipe's),
+    for one without these phases, and for any other file.
     """
     try:
         result = CellResult.load(path)

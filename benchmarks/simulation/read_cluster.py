@@ -1,4 +1,4 @@
-"""Clusters from YAML: the suite's presets, and one's own."""
+"""Read clusters from YAML: the suite's presets, and a user's own."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +19,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("in_node", Link, "links"),
     ("between_nodes", Link, "links"),
 )
-"""Fields of a cluster that are mappings, or names of some that the presets have."""
+"""Fields of a cluster that are mappings, or names of mappings in the presets."""
 
 
 def presets() -> dict[str, Cluster]:
@@ -30,7 +30,7 @@ def presets() -> dict[str, Cluster]:
 
 
 def find_cluster(given: str) -> Cluster:
-    """Return the preset called `given`, or what the YAML file at that path says. Raises ConfigError, one line."""
+    """Return the preset called `given`, or the cluster in the YAML file at that path. Raises ConfigError, one line."""
     if given.endswith(ENDINGS):
         values = read_yaml(Path(given))
         with within(given):
@@ -42,7 +42,7 @@ def find_cluster(given: str) -> Cluster:
 
 
 def _cluster(given: Any, name: str, known: Mapping[str, Any]) -> Cluster:
-    """Return the cluster of plain values; `known` has the devices and links that it may name."""
+    """Return the cluster from plain values; `known` has the devices and links that it may name."""
     values = known_keys("cluster", given, (field.name for field in fields(Cluster)))
     parts = {
         key: _part(key, values[key], kind, known[listed]) for key, kind, listed in PARTS if values.get(key) is not None
@@ -52,7 +52,7 @@ def _cluster(given: Any, name: str, known: Mapping[str, Any]) -> Cluster:
 
 
 def _part(key: str, given: Any, kind: Any, known: Mapping[str, Any]) -> Any:
-    """Return the device or link that a cluster has under `key`: by a known name, or as a mapping of its own."""
+    """Return the device or link under a cluster's `key`, given by a known name or as its own mapping."""
     with within(key):
         named = is_text(given)
         values = mapping(key, known[choose(key, given, known)] if named else given)
@@ -61,12 +61,12 @@ def _part(key: str, given: Any, kind: Any, known: Mapping[str, Any]) -> Any:
 
 
 def _made(kind: Any, given: Mapping[str, Any]) -> Any:
-    """Return a dataclass of values by field. Raises ConfigError if one lacks, or is none that can be."""
+    """Return a dataclass from values by field. Raises ConfigError if one is missing or invalid."""
     values = {name: value for name, value in given.items() if value is not None}
     for field in fields(kind):
         if field.name not in values and field.default is MISSING:
             raise ConfigError(f"{field.name}: missing; give {EXAMPLES.get(field.name, 'it')}")
         if field.type is float and isinstance(values.get(field.name), str):
-            with suppress(ValueError):  # YAML reads 3.125e9, without a sign, as a text
+            with suppress(ValueError):  # YAML reads 3.125e9, whose exponent has no sign, as text
                 values[field.name] = float(values[field.name])
     return kind(**values)

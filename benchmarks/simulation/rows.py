@@ -1,4 +1,4 @@
-"""Many cases at once as arrays: a row a case, a column a tensor, in the order in which gradients come."""
+"""Many cases at once as arrays: one row per case, one column per tensor, in the order of gradients."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,33 +20,33 @@ MEMORY = ("bytes_per_second", "launch_seconds")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is the same for all cases."""
+    """The settings that all cases share."""
 
     layers: Layers
     micro: Sequence[Mapping[str, Any]] = ()
-    """Rows of `make micro`'s record; without them compression takes what its bytes of memory take."""
+    """Rows of `make micro`'s record; without them, compression takes the time of its memory bytes."""
     compute_seconds: float | None = None
-    """Measured time of forward and backward pass; None: by operations."""
+    """Measured time of forward and backward pass; None: computed from operations."""
     own_stream: bool = False
-    """Whether compression has a stream of its own, and does not delay the backward pass."""
+    """Whether compression has its own stream and does not delay the backward pass."""
     ragged_largest: float = 1.0
-    """Largest payload of the ranks / what a plan reckons with, where payloads are of unequal sizes: all wait for it."""
+    """Largest payload of the ranks / the planned one, if payloads differ in size, as all ranks wait for the largest."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Seconds and bytes of cases; of shape (cases,) or (cases, tensors)."""
+    """Seconds and bytes of cases, of shape (cases,) or (cases, tensors)."""
 
     forward: Array
     update: Array
     late: Array
-    """How late the latest rank is."""
+    """Delay of the latest rank."""
     backward: Array
     compressed: Array
-    """Elements that a rank compresses of each tensor."""
+    """Elements of each tensor that a rank compresses."""
     compress: Curve
     more: Array
-    """Seconds that the scheme takes beside that."""
+    """Seconds that the scheme adds to that."""
     inline: NDArray[np.bool_]
     """(cases,): whether compression delays the backward pass."""
     moved: Array
@@ -54,41 +54,41 @@ class Rows:
     in_node_latency: Array
     in_node_per_byte: Array
     latency: Array
-    """Seconds before the first byte of a message with this tensor alone."""
+    """Seconds before the first byte of a message with only this tensor."""
     transfer: Array
     payload: Array
-    """Bytes of each that travel in messages."""
+    """Bytes of each tensor sent in messages."""
     nbytes: Array
-    """And of the bucket that ends with it."""
+    """The same plus the bytes of the bucket that ends with the tensor."""
     dense: Array
-    """Seconds of a message of it alone, if it were sent as it is."""
+    """Seconds to send the tensor uncompressed in a message of its own."""
     copied: Array
-    """Seconds to copy each into a message of several, and out of it."""
+    """Seconds to copy each tensor into a merged message and out of it."""
     unpack: Array
-    """Seconds to decompress what all ranks have sent of it."""
+    """Seconds to decompress what all ranks sent of the tensor."""
     gather_latency: Array
-    """(cases,): of the gather within a node that follows."""
+    """(cases,): of the subsequent gather within a node."""
     gather_per_byte: Array
-    """(cases,): by bytes of a dense tensor."""
+    """(cases,): per byte of a dense tensor."""
     trailing: Array
-    """(cases,): seconds that a message is still under way when the link is free for the next."""
+    """(cases,): seconds for which a message is still under way when the link is free for the next."""
     busy_latency: Array
-    """Seconds by which a message with this tensor alone delays the computing beside it, if processors are shared."""
+    """Seconds by which a message with only this tensor delays concurrent computing, if processors are shared."""
     busy_transfer: Array
-    """Seconds by which each tensor's bytes do."""
+    """The same for each tensor's bytes."""
     in_node_busy: Array
-    """Seconds by which its sum within a node does."""
+    """The same for its sum within a node."""
     beside: Array
-    """Seconds of the bucket of small tensors that ends with each, a part of its transfer."""
+    """Seconds of the bucket of small tensors that ends with each tensor; included in its transfer."""
     sending: Curve | None
-    """Seconds of a message by its bytes, buckets not counted, where that was measured; None: latency and transfer."""
+    """Measured seconds of a message by its bytes, without buckets; None: from latency and transfer."""
     settle: Array
-    """(cases,): seconds of the small collectives by which ranks end a step."""
+    """(cases,): seconds of the small collectives with which ranks end a step."""
 
 
 def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]) -> Rows:
-    """Return the rows of `cases`, of which `known` has what travels. Raises ConfigError for a model of which too little
-    is known."""
+    """Return the rows of `cases`, with the data to send from `known`. Raises ConfigError if too little is known of the
+    model."""
     work = [known[case.cluster.device, case.compressor, case.density, case.scheme] for case in cases]
     place_of = cache(paths)
     places = [place_of(case.cluster, case.ranks, case.hierarchy) for case in cases]
@@ -113,7 +113,7 @@ def rows_of(cases: Sequence[Case], settings: Settings, known: Mapping[Key, Work]
 
 
 def _measured_only(whole: Array) -> Any:
-    """Return nothing, in the shapes of what only measurements of a testbed know."""
+    """Return zeros for the fields that only a testbed's measurements fill."""
     single, nothing = np.zeros(len(whole)), np.zeros_like(whole)
     each = {"busy_latency": nothing, "busy_transfer": nothing, "in_node_busy": nothing}
     return each | {"trailing": single, "settle": single, "sending": None}
@@ -124,7 +124,7 @@ def _each(read: Callable[[Any], float], of: Sequence[Any]) -> Array:
 
 
 def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
-    """Return what ranks compute, and how late they are."""
+    """Return the passes that ranks compute, and how late ranks are."""
     times = cache(lambda device: settings.layers.seconds(device, settings.compute_seconds))
     update = cache(settings.layers.update_seconds)
     devices = [case.cluster.device for case in cases]
@@ -137,16 +137,16 @@ def _passes(cases: Sequence[Case], settings: Settings) -> dict[str, Array]:
 
 
 def _late(case: Case) -> float:
-    """Return the mean of the largest of as many exponentially distributed delays as there are ranks."""
+    """Return the mean of the largest of N exponentially distributed delays, N being the number of ranks."""
     return case.cluster.jitter_seconds * float((1 / np.arange(1, case.ranks + 1)).sum())
 
 
 def _messages(
     cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], ragged_largest: float
 ) -> dict[str, Array]:
-    """Return what sending each tensor takes, and what comes after it; dense buckets have all of it in their transfer.
+    """Return the cost of sending each tensor, and of what follows it; for dense buckets all of it is in their transfer.
 
-    A gather of unequal sizes is two: of the sizes, then of the payloads, of which all wait for the largest.
+    A gather of unequal sizes is two collectives: of the sizes, then of the payloads, for the largest of which all wait.
     """
     reduce, gather = (
         np.array([(cost.latency, cost.per_byte) for cost in costs])
@@ -173,7 +173,7 @@ def _messages(
 
 
 def _unpack(cases: Sequence[Case], work: Sequence[Work], places: Sequence[Paths], payload: Array) -> Array:
-    """Return the seconds to decompress: for each payload that was received a launch, and all is read and added."""
+    """Return the seconds to decompress: a launch for each received payload, and all data read and added."""
     peers = [one.peers if its.gathered else 1 for one, its in zip(places, work, strict=True)]
     received, slices = np.array(peers, dtype=float)[:, None], _each(lambda one: one.slices, places)[:, None]
     devices = [case.cluster.device for case in cases]

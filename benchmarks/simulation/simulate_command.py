@@ -1,4 +1,4 @@
-"""`python -m benchmarks simulate`: how long a step of every combination would take on a cluster that is described."""
+"""`python -m benchmarks simulate`: how long a step of each combination would take on a described cluster."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 
 DENSITIES = (0.01, 0.001)
 UNPLANNED = ("threshold",)
-"""Compressors that nobody knows the bytes of before they have seen gradients."""
+"""Compressors whose message sizes are unknown before they see gradients."""
 SHOWN = 20
 
 
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Simulate, print what was found, and return 0. Raises ConfigError, one line, for what cannot be used."""
+    """Simulate, print the results, and return 0. Raises ConfigError, with one line, for invalid input."""
     if args.published and args.measured:
         raise ConfigError("measured: --measured is not allowed with --published; give one of them")
     if args.published:
@@ -87,7 +87,7 @@ def main(args: argparse.Namespace) -> int:
     ordered = fastest_first(chosen)
     said = answers(chosen, results, settings, args.gradients)
     if args.output:
-        from benchmarks.simulation.write_files import write_files  # a machine with a GPU alone has nothing that draws
+        from benchmarks.simulation.write_files import write_files  # a GPU machine has nothing that draws
 
         write_files(args.output, said, ordered, results, settings, _scaled(args, clusters[0], settings))
     if args.json:
@@ -101,9 +101,9 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _beside_measured(args: argparse.Namespace) -> int:
-    """Print what a testbed has measured beside what is simulated of it, and return 0.
+    """Print a testbed's measurements beside their simulation, and return 0.
 
-    Raises ConfigError for what cannot be read, and beside an option that would mean nothing.
+    Raises ConfigError for an unreadable record, and for options without meaning here.
     """
     for name in ("output", "record", "records", "micro", "compute_seconds", "batch", "ranks"):
         if getattr(args, name) is not None:
@@ -118,7 +118,7 @@ def _beside_measured(args: argparse.Namespace) -> int:
 
 
 def _checked(args: argparse.Namespace) -> list[Cluster]:
-    """Return the clusters that the command line names. Raises ConfigError for the first value that cannot be used."""
+    """Return the clusters that the command line names. Raises ConfigError for the first invalid value."""
     clusters = [find_cluster(one) for one in args.cluster]
     if twice := first_twice(cluster.name for cluster in clusters):
         raise ConfigError(f"cluster: {twice!r} is there twice; give each once, and files other names")
@@ -149,7 +149,7 @@ def _checked(args: argparse.Namespace) -> list[Cluster]:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Return what is the same for all cases, read before anything is simulated."""
+    """Return the settings shared by all cases, read before anything is simulated."""
     rows = read_micro(args.micro) if args.micro else []
     seconds = recorded_seconds(args.record, args.model, args.batch) if args.record else args.compute_seconds
     return Settings(layers_of(args.model, args.batch), rows, seconds, args.own_stream, args.ragged_largest)
@@ -174,7 +174,7 @@ def _cases(args: argparse.Namespace, clusters: Sequence[Cluster], ranks: Sequenc
 
 
 def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Result]:
-    """Return the results whose accuracy records support, if the command line names some."""
+    """Return the results whose accuracy is supported by records, if the command line names any records."""
     if args.records is None:
         return results
     keys = supported(records_in(args.records), args.model, args.most_lost)
@@ -186,7 +186,7 @@ def _with_accuracy(args: argparse.Namespace, results: list[Result]) -> list[Resu
 
 
 def _scaled(args: argparse.Namespace, cluster: Cluster, settings: Settings) -> list[Result]:
-    """Return results on 2 to 4,096 ranks of a cluster, as far as they fill its nodes."""
+    """Return results on 2 to 4,096 ranks of a cluster, for numbers that fill its nodes."""
     in_node = [count for count in _powers() if count <= cluster.ranks_per_node]
     nodes = [cluster.ranks_per_node * count for count in _powers() if cluster.between_nodes]
     ranks = sorted({*in_node, *(count for count in nodes if count <= MOST_RANKS), cluster.ranks})

@@ -1,4 +1,4 @@
-"""The time of one training step: tensors go from stream to stream, each of which serves one message after the other."""
+"""The time of one training step: tensors pass from stream to stream, and each stream serves one message at a time."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,34 +11,34 @@ from resireduce.merging import RULES, Rule
 from resireduce.merging.arrivals import Array, Arrivals, Ends
 
 COMPUTING = ("backward", "compress", "next forward")
-"""Streams in which nothing has to be hidden; compression that delays the backward pass is a part of that."""
+"""Streams that compute, whose time need not be hidden; compression that delays the backward pass is part of it."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One step of each case; time 0 is the start of the backward pass. Seconds, of shape (cases,) if nothing else."""
+    """One step of each case, in seconds; time 0 is the start of the backward pass. Shape (cases,) unless noted."""
 
     ends: Ends
     """(cases, tensors): where messages end."""
     busy: Mapping[str, tuple[Array, Array]]
-    """By stream, in the order in which messages go through them, when it begins and ends with the message that ends at
-    each tensor: (cases, tensors)."""
+    """By stream, in the order in which messages pass through them: when it begins and ends with the message that ends
+    at each tensor, (cases, tensors)."""
     computed: Array
-    """End of the backward pass, with the compression that delays it."""
+    """End of the backward pass, including the compression that delays it."""
     step: Array
-    """From the start of a forward pass to that of the next."""
+    """From the start of one forward pass to that of the next."""
     exposed: Array
-    """What of the step is neither forward, backward pass nor update: waiting, and decompressing."""
+    """The part of the step outside of forward pass, backward pass and update: waiting and decompressing."""
 
 
 def served(arrive: Array, duration: Array) -> Array:
-    """Return when each is done that comes at `arrive` and is served for `duration`, in order, one at a time."""
+    """Return when each item is done that arrives at `arrive` and is served for `duration`, in order, one at a time."""
     done = np.cumsum(duration, axis=-1)
     return done + np.maximum.accumulate(arrive - (done - duration), axis=-1)
 
 
 def in_message(values: Array, ends: Ends) -> Array:
-    """Return the sum of `values` over each message, where it ends; 0 elsewhere."""
+    """Return the sum of `values` over each message, at the place where it ends; 0 elsewhere."""
     total = np.cumsum(values, axis=-1)
     at_end = np.where(ends, total, 0.0)
     before = np.zeros_like(at_end)
@@ -47,7 +47,7 @@ def in_message(values: Array, ends: Ends) -> Array:
 
 
 def merged(rows: Rows, rule: Rule) -> Ends:
-    """Return where messages end by a `rule` that knows when each tensor can be sent, if it goes by itself."""
+    """Return where messages end under a `rule`, given when each tensor could be sent by itself."""
     alone = np.ones(rows.backward.shape, dtype=bool)
     ready = _sendable(rows, alone, False)[0]
     arrivals = Arrivals(
@@ -63,16 +63,16 @@ def merged(rows: Rows, rule: Rule) -> Ends:
 
 
 def _compression(rows: Rows, ends: Ends, whole: bool) -> Array:
-    """Return the seconds to compress: where each tensor is, or, if messages are compressed as a whole, at their end."""
+    """Return the seconds to compress: for each tensor, or at the end of each message if these are compressed whole."""
     if whole:
         return np.maximum(rows.compress(in_message(rows.compressed, ends)) + in_message(rows.more, ends), 0.0)
     return np.maximum(rows.compress(rows.compressed) + rows.more, 0.0)
 
 
 def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[str, tuple[Array, Array]]]:
-    """Return when messages can be sent, the end of the backward pass, and what streams were busy with until then.
+    """Return when messages can be sent, the end of the backward pass, and the busy times of streams until then.
 
-    Sums within a node are not merged: each tensor has its own, and each bucket of small ones.
+    Sums within a node are not merged: each tensor, and each bucket of small ones, has its own.
     """
     compression = _compression(rows, ends, whole)
     inline = np.where(rows.inline[:, None], compression, 0.0)
@@ -92,9 +92,9 @@ def _sendable(rows: Rows, ends: Ends, whole: bool) -> tuple[Array, Array, dict[s
 
 
 def _delays(rows: Rows, ends: Ends) -> Array:
-    """Return by how much the backward pass before each gradient is delayed by messages that have left before.
+    """Return the delay of the backward pass before each gradient, caused by messages sent earlier.
 
-    Processors that are fewer than ranks send and compute in turn.
+    If there are fewer processors than ranks, sending and computing take turns.
     """
     sending = _slowest(rows.busy_latency, ends) + in_message(rows.busy_transfer, ends) + rows.in_node_busy
     delays = np.zeros_like(sending)
@@ -103,12 +103,12 @@ def _delays(rows: Rows, ends: Ends) -> Array:
 
 
 def _around(latency: Array, per_byte: Array, moved: Array) -> Array:
-    """Return what a collective within a node takes for each tensor that has one: those of which bytes are `moved`."""
+    """Return the time of a collective within a node for each tensor that has one, which moves its bytes `moved`."""
     return np.where(moved > 0, latency[:, None] + per_byte[:, None] * moved, 0.0)
 
 
 def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
-    """Return the steps of cases whose messages end at `ends`, sent as the messages of `rule` are."""
+    """Return the steps of cases whose messages end at `ends` and are sent as under `rule`."""
     ready, computed, busy = _sendable(rows, ends, rule.compresses_messages)
     if rule.cycle_seconds:
         ready = np.ceil(ready / rule.cycle_seconds) * rule.cycle_seconds
@@ -126,7 +126,7 @@ def timed(rows: Rows, ends: Ends, rule: Rule = RULES["none"]) -> Timed:
 
 
 def _sending(rows: Rows, ends: Ends) -> Array:
-    """Return what each message takes on the link, where it ends."""
+    """Return the time of each message on the link, at the place where it ends."""
     if rows.sending is None:
         return _slowest(rows.latency, ends) + in_message(rows.transfer, ends)
     return rows.sending(in_message(rows.payload, ends)) + in_message(rows.beside, ends)
@@ -135,8 +135,8 @@ def _sending(rows: Rows, ends: Ends) -> Array:
 def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[str, tuple[Array, Array]]:
     """Return when messages that have `come` are decompressed, and their averages gathered within the node.
 
-    In the library, where compression delays the backward pass, both are done by the thread that has ended that, tensor
-    after tensor; with a stream of its own for each, beside each other.
+    In the library, if compression delays the backward pass, the thread that ended that pass does both, tensor after
+    tensor. With a stream for each, they overlap.
     """
     unpacking = in_message(rows.unpack, ends)
     gathering = in_message(_around(rows.gather_latency, rows.gather_per_byte, rows.moved), ends)
@@ -150,7 +150,7 @@ def _brought_back(rows: Rows, ends: Ends, come: Array, computed: Array) -> dict[
 
 
 def _slowest(latency: Array, ends: Ends) -> Array:
-    """Return the latency of each message where it ends: that of all tensors of a case which have one is the same."""
+    """Return the latency of each message where it ends; all tensors of a case with a latency have the same one."""
     each = latency.max(axis=-1, keepdims=True)
     return np.where(in_message((latency > 0).astype(float), ends) > 0, each, 0.0)
 
@@ -160,8 +160,8 @@ def _in_halves(
 ) -> Timed:
     """Return steps whose all-reduces are cut in two (Zhang et al., "DeAR", ICDCS 2023).
 
-    The reduce-scatters take half of the time, in the backward pass; when all have ended the all-gathers follow, in the
-    order of the next forward pass, each of whose layers waits for its own, is updated, and computes.
+    The reduce-scatters take half of the time, during the backward pass. When all have ended, the all-gathers follow in
+    the order of the next forward pass; each of its layers waits for its own all-gather, is updated, and computes.
     """
     half = sending / 2
     scattered = served(ready, half)
@@ -171,7 +171,7 @@ def _in_halves(
     share = rows.backward / rows.backward.sum(axis=-1, keepdims=True)
     weight = rows.moved / rows.moved.sum(axis=-1, keepdims=True)
     layers = in_message(rows.forward[:, None] * share + rows.update[:, None] * weight, ends)
-    # Those of a message follow each other, and the first of them is where it ends in the order of the backward pass.
+    # A message's layers are consecutive, and the first of them is where the message ends in backward order.
     forward = served(np.where(ends[:, order], gathered, begin), layers[:, order])
     step, gathered, forward = forward[:, -1], gathered[:, order], forward[:, order]
     later = {"communicate": (scattered - half, scattered), "all-gather": (gathered - half, gathered)}

@@ -1,4 +1,4 @@
-"""All cases of a grid: chunk by chunk, those of one merging rule together."""
+"""Simulate all cases of a grid in chunks, those of one merging rule together."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -14,22 +14,22 @@ from benchmarks.simulation.wire import works
 from resireduce.merging import RULES
 
 NUMBERS_AT_ONCE = 300_000
-"""Cases x tensors of a chunk: its arrays stay near the processor."""
+"""Cases x tensors of a chunk, small enough for its arrays to stay in the processor's caches."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was simulated of one case; nothing of it was measured."""
+    """The simulated results of one case; nothing was measured."""
 
     case: Case
     step_seconds: float
     exposed_seconds: float
-    """What of the step is neither forward, backward pass nor update."""
+    """The part of the step outside of forward pass, backward pass and update."""
     messages: int
     sent_bytes: float
-    """That a rank gives to its messages; by node, those of all its ranks."""
+    """Bytes that a rank sends in messages; by node, those of all its ranks."""
     basis: str
-    """Where the time of compression is from."""
+    """Source of the compression times."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values: those of the case, with its cluster's name, and its results."""
@@ -39,7 +39,7 @@ class Result:
 
 
 def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
-    """Return the results of `cases`, in their order. Raises ConfigError for a model of which too little is known."""
+    """Return the results of `cases`, in order. Raises ConfigError for a model of which too little is known."""
     found: list[Result | None] = [None] * len(cases)
     count = max(1, NUMBERS_AT_ONCE // len(settings.layers.names))
     known = works(cases, settings.layers, settings.micro)
@@ -59,12 +59,12 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
 
 
 def fastest_first(results: Iterable[Result]) -> list[Result]:
-    """Return `results` in order of their steps; of equal ones, to a millionth, that with fewer messages first."""
+    """Return `results` ordered by step time; equal ones, to a millionth, by number of messages."""
     return sorted(results, key=lambda one: (float(f"{one.step_seconds:.6e}"), one.messages))
 
 
 def one_step(case: Case, settings: Settings) -> Timed:
-    """Return the step of one case, with what its streams are busy with."""
+    """Return the step of one case, with the busy times of its streams."""
     rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
     rows = where_it_pays(rows, np.array([case.where_it_pays]))
     return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])
@@ -78,5 +78,5 @@ def _by_rule(cases: Sequence[Case]) -> dict[str, list[int]]:
 
 
 def _messages(times: Timed, nbytes: np.ndarray) -> np.ndarray:
-    """Return how many messages have anything in them."""
+    """Return how many messages are not empty."""
     return (in_message(nbytes, times.ends) > 0).sum(axis=-1)

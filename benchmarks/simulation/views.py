@@ -1,4 +1,4 @@
-"""What people see of a simulation: a table, one step's streams, and how it scales. All says that it is simulated."""
+"""Views of a simulation: a table, one step's streams, and how it scales. All say that it is simulated."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ HEAD += ["Sent, MiB", "Compression"]
 
 
 def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
-    """Return the table of `results`, of which `all_results` has those without compression to compare with."""
+    """Return the table of `results`, compared with those without compression in `all_results`."""
     dense = fastest_dense(all_results)
     body = [[*_names(one), *_numbers(one, dense.get((one.case.cluster.name, one.case.ranks)))] for one in results]
     records = [one.as_dict() for one in results]
@@ -34,7 +34,7 @@ def table(results: Sequence[Result], all_results: Sequence[Result]) -> Table:
 
 
 def best_merged(ordered: Sequence[Result]) -> list[Result]:
-    """Return the first of the `ordered` results of each cluster, ranks, compressor, density, scheme and levels."""
+    """Return the first of the `ordered` results for each cluster, ranks, compressor, density, scheme and levels."""
     found: dict[tuple[Any, ...], Result] = {}
     for one in ordered:
         case = one.case
@@ -54,7 +54,7 @@ def fastest_dense(results: Sequence[Result]) -> dict[tuple[str, int], float]:
 
 
 def name_of(case: Case) -> str:
-    """Return what a case is called among others of its cluster: compressor, density, scheme, rule and levels."""
+    """Return the name of a case among others of its cluster: compressor, density, scheme, rule and levels."""
     return ", ".join([_compressor(case), f"merged {case.rule}", *(["by node"] * (case.hierarchy == "node"))])
 
 
@@ -77,10 +77,10 @@ def _numbers(one: Result, dense: float | None) -> list[str]:
 
 
 def pieces(case: Case, settings: Settings) -> list[dict[str, Any]]:
-    """Return what streams are busy with in one step of `case`: lane, part, start and end in seconds, and a text.
+    """Return the busy times of streams in one step of `case`: lane, part, start and end in seconds, and a text.
 
-    Time 0 is the start of the forward pass, or, where the next one is a part of the step, of the backward pass. Exposed
-    is what of the other streams neither the backward pass nor the layers of the next forward pass hide.
+    Time 0 is the start of the forward pass, or, if the step includes the next forward pass, of the backward pass. Time
+    of other streams is exposed if neither the backward pass nor layers of the next forward pass hide it.
     """
     times = one_step(case, settings)
     halves, places = RULES[case.rule].in_halves, np.flatnonzero(times.ends[0])
@@ -101,8 +101,8 @@ def pieces(case: Case, settings: Settings) -> list[dict[str, Any]]:
 
 
 def _hidden_until(times: Timed, lane: str, number: int, places: NDArray[np.int64]) -> float:
-    """Return until when something is computed that hides message `number`: the backward pass, or the layers that come
-    before it in the next forward pass."""
+    """Return the end of the computing that hides message `number`: of the backward pass, or of the earlier layers of
+    the next forward pass."""
     if lane != "all-gather" or number + 1 == len(places):
         return float(times.computed[0])
     return float(times.busy["next forward"][1][0, places[number + 1]])
@@ -113,10 +113,10 @@ def _piece(lane: str, part: str, start: float, end: float, text: str) -> dict[st
 
 
 def efficiencies(results: Sequence[Result], settings: Settings, most: int = 6) -> list[dict[str, Any]]:
-    """Return points of how training scales: of `most` compressors and levels, those that are fastest at most ranks.
+    """Return points of how training scales, for `most` compressors and levels: without compression, then the fastest.
 
-    Each is the fastest of its merging rules at that number of ranks; efficiency is what part of the speed of a rank
-    that computes alone, without compression, is left.
+    The order is that at the largest number of ranks. Each point has the fastest merging rule at its number of ranks;
+    efficiency is the share of the speed of a rank that computes alone, without compression.
     """
     best: dict[str, dict[int, Result]] = {}
     for one in results:

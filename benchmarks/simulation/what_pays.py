@@ -1,4 +1,4 @@
-"""What a simulation.what_pays: the fastest, the fastest that fits, and up to where compression pays."""
+"""Answers from a simulation: the fastest, the fastest that fits, and how far compression pays."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from resireduce.scheme import COMPRESSORS
 
 
 def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Settings, gradients: str) -> dict[str, Any]:
-    """Return plain values: what was simulated, and under `answers`, for each cluster and number of ranks, these.
+    """Return plain values: what was simulated, and `answers` for each cluster and number of ranks.
 
-    fastest: of the results `chosen`. fastest_that_fits: of those that have room on the device with `gradients` kept or
-    streamed, as `plan` says, and needed_bytes; None: none has. speed_up: of that beside the fastest of all `results`
-    without compression. break_even: of the fastest compressor, the density and the bandwidth up to which it pays.
+    fastest: of the results `chosen`. fastest_that_fits: of those that fit on the device with `gradients` kept or
+    streamed, as planned, with its needed_bytes; None if none fits. speed_up: of the latter over the fastest of all
+    `results` without compression. break_even: density and bandwidth up to which the fastest compressor pays.
     """
     needed = needed_bytes(settings.layers, gradients)
     dense = fastest_dense(results)
@@ -46,9 +46,9 @@ def answers(chosen: Sequence[Result], results: Sequence[Result], settings: Setti
 
 
 def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any] | None:
-    """Return up to which density and bandwidth the fastest compressor of `results` pays; None if none is there.
+    """Return the density and bandwidth up to which the fastest compressor of `results` pays; None without one.
 
-    In JSON a bandwidth of null is any that was tried, up to a thousand times the cluster's.
+    In JSON a bandwidth of null means any that was tried, up to a thousand times the cluster's.
     """
     lossy = [one for one in results if one.case.compressor != LOSSLESS]
     if not lossy:
@@ -66,7 +66,7 @@ def _break_even(results: Sequence[Result], settings: Settings) -> dict[str, Any]
 
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
-    """Return the answers that are `found`, as lines for a screen."""
+    """Return the answers `found` as lines for a screen."""
     return [line for one in found["answers"] for line in _lines(one)]
 
 
@@ -86,7 +86,7 @@ def _lines(one: Mapping[str, Any]) -> list[str]:
 
 
 def _pays(even: Mapping[str, Any]) -> str:
-    """Return up to where the fastest compressor pays, in words."""
+    """Return in words how far the fastest compressor pays."""
     name, speed = even["compressor"], even["up_to_bytes_per_second"]
     if not speed:
         return f"{even['compressor']} pays at no bandwidth down to a thousandth of this."

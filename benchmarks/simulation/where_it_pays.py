@@ -1,5 +1,5 @@
-"""Compressing a tensor, or not: as HiPress' planner decides, SeCoPa, without its partitions of tensors (Bai et al.,
-"Gradient compression supercharged high-performance data parallel DNN training", SOSP 2021)."""
+"""Decide for each tensor whether to compress it, as HiPress' planner SeCoPa does, without its partitions of tensors
+(Bai et al., "Gradient compression supercharged high-performance data parallel DNN training", SOSP 2021)."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from benchmarks.simulation.rows import Rows
 
 
 def where_it_pays(rows: Rows, chosen: NDArray[np.bool_]) -> Rows:
-    """Return `rows` in which, of the cases `chosen`, a tensor is sent as it is if that takes no longer.
+    """Return `rows` in which, for the `chosen` cases, tensors are sent uncompressed if that takes no longer.
 
-    Longer than to compress, send and decompress it, each by itself and nothing hidden. A tensor that is sent as it is
-    has a message of its own.
+    The comparison is with compressing, sending and decompressing the tensor by itself, with nothing hidden. An
+    uncompressed tensor has a message of its own.
     """
     compressing = rows.compress(rows.compressed) + rows.more
     takes = compressing + rows.latency + rows.transfer + rows.unpack

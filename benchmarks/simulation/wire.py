@@ -1,4 +1,4 @@
-"""What travels of each tensor, and what compressing it takes, by compressor, density, scheme and device."""
+"""The data sent for each tensor, and the cost of compressing it, by compressor, density, scheme and device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from resireduce.scheme import COMPRESSORS, load
 
 PAYLOAD = "benchmarks.training.layer_trace:payload_of"
 BUCKET_BYTES = 1 << 18
-"""Small dense tensors travel together, up to so many bytes: `resireduce.step.buckets`, which imports torch."""
+"""Small dense tensors are sent together, up to this many bytes: `resireduce.step.buckets`, which imports torch."""
 FLOAT_BYTES = 4
 
 Key = tuple[Device, str, float, str]
@@ -26,22 +26,22 @@ Key = tuple[Device, str, float, str]
 
 @dataclass(frozen=True)
 class Work:
-    """What one compressor at one density, with one scheme, makes one device do; arrays have a number for each tensor.
+    """The work of one device with one compressor, density and scheme; arrays have one number per tensor.
 
-    Small tensors, which are sent as they are whatever the compressor, lie in buckets, each an all-reduce of its own,
-    and all of a bucket is where its last tensor is.
+    Small tensors, which are never compressed, lie in buckets. Each bucket is an all-reduce of its own, and its values
+    are at the place of its last tensor.
     """
 
     elements: Array
-    """That travel as a tensor's own message; 0: it is in a bucket."""
+    """Elements sent as the tensor's own message; 0 if it is in a bucket."""
     payload: Array
-    """Bytes of that message, or of the all-reduce that takes as long as its rounds."""
+    """Bytes of that message, or of an all-reduce that takes as long as its rounds."""
     dense_bytes: Array
     """Bytes of the bucket that ends with this tensor."""
     touched: Array
     """Elements of one payload that are added to the average."""
     more: Array
-    """Seconds of the scheme beside a full residual."""
+    """Seconds that the scheme adds to a full residual."""
     curve: Curve
     basis: str
     gathered: bool
@@ -50,7 +50,7 @@ class Work:
 
 
 def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, Any]]) -> dict[Key, Work]:
-    """Return what is needed of each combination that `cases` have; `micro`: rows of `make micro`'s record."""
+    """Return the work of each combination in `cases`; `micro`: rows of `make micro`'s record."""
     keys = {(case.cluster.device, case.compressor, case.density, case.scheme): None for case in cases}
     return {key: _work(key, layers, micro, payload_of(key[1], key[2], layers.shapes)) for key in keys}
 
@@ -58,7 +58,7 @@ def works(cases: Sequence[Case], layers: Layers, micro: Sequence[Mapping[str, An
 @lru_cache(maxsize=1024)
 def payload_of(compressor: str, density: float, shapes: tuple[tuple[int, ...], ...]) -> Mapping[str, Any]:
     """Return `bytes` of one rank's message for tensors of `shapes`, their `collective`, and whether all have
-    `equal_sizes`, of the `compressor` of that name at a `density`; it loads torch."""
+    `equal_sizes`, for a `compressor` at a `density`; loads torch."""
     found: Mapping[str, Any] = load(PAYLOAD)(compressor, density, shapes)
     return found
 
@@ -69,7 +69,7 @@ def _work(key: Key, layers: Layers, micro: Sequence[Mapping[str, Any]], sent: Ma
     small = np.array([kind == "dense" for kind in layers.kinds])
     elements = np.where(small, 0.0, layers.elements)
     cost = compression(compressor, scheme, density, device, micro) if lossy else NO_COMPRESSION
-    # To exchange regions, and to gather their sums, is what an all-reduce does, with half the bytes.
+    # Exchanging regions and gathering their sums is an all-reduce with half the bytes.
     summed = 0.5 if sent["collective"] == "rounds" else 1.0
     selects = COMPRESSORS[compressor].selects
     return Work(
@@ -90,7 +90,7 @@ NO_COMPRESSION = Compression(Curve.line(0.0, 0.0), {}, "nothing to do")
 
 
 def buckets(nbytes: Array) -> Array:
-    """Return the bytes of each bucket where its last tensor is, and 0 elsewhere, of tensors of `nbytes`, 0: none."""
+    """Return the bytes of each bucket at its last tensor, 0 elsewhere; `nbytes`: of each tensor, 0 for none."""
     found, waiting, last = np.zeros_like(nbytes), 0.0, -1
     for place in map(int, np.flatnonzero(nbytes)):
         if waiting and waiting + nbytes[place] > BUCKET_BYTES:

@@ -19,10 +19,10 @@ def write_files(
     settings: Settings,
     scaled: Sequence[Result],
 ) -> None:
-    """Write simulated.json, .csv and .md, step.svg and scaling.svg into `folder`. Raises ConfigError if none can be.
+    """Write simulated.json, .csv and .md, step.svg and scaling.svg into `folder`. Raises ConfigError if this fails.
 
-    answers: to the questions that are asked of it. ordered: all that is shown, the first of which is drawn as a step.
-    results: what its speed is compared with. scaled: one cluster's, on different numbers of ranks.
+    answers: the answers to its questions. ordered: all results shown; the first is drawn as a step. results: those that
+    its speed is compared with. scaled: results of one cluster on different numbers of ranks.
     """
     writable("output", folder / "simulated.json")
     model, fastest = settings.layers.model, ordered[0].case

@@ -1,1 +1,1 @@
-"""What one rank of a cell does: `rank` is its process; `build` makes what it trains, `trainer` trains it."""
+"""One rank of a cell: `rank` is its process, `build` makes model, data and optimizer, `trainer` trains."""

@@ -1,4 +1,4 @@
-"""How long it takes to average what all ranks have sent of a gradient, by the number of ranks."""
+"""Times the averaging of all ranks' payloads of a gradient, by the number of ranks."""
 
 import torch
 from torch import Tensor
@@ -11,15 +11,15 @@ RANKS = (2, 8, 64)
 
 
 def average_times(like: Tensor, density: float, rounds: int) -> list[dict[str, object]]:
-    """Return a row for each number of ranks: the seconds of each round, all numbers in turn, of one gradient `like`.
+    """Return a row for each number of ranks: the seconds of each of `rounds` rounds, for one gradient like `like`.
 
-    Payloads are top-k's, of random places that are spread over all of the gradient; one average is overwritten.
+    All numbers are timed in turn. Payloads are top-k's, with positions spread over the gradient at random.
     """
     source = torch.Generator().manual_seed(0)
     payloads = [_payload(like, density, source) for _ in range(max(RANKS))]
     seconds: dict[int, list[float]] = {ranks: [] for ranks in RANKS}
     compressor, average = TopK(density), torch.zeros_like(like)
-    for number in range(1 + rounds):  # the first warms up
+    for number in range(1 + rounds):  # the first round is warm-up
         for ranks in RANKS if number % 2 else RANKS[::-1]:
             started = now(like)
             compressor.combine_(average, payloads[:ranks], 1 / ranks)
@@ -31,7 +31,7 @@ def average_times(like: Tensor, density: float, rounds: int) -> list[dict[str, o
 
 
 def _payload(like: Tensor, density: float, source: torch.Generator) -> Payload:
-    """Return what top-k might send: one place of each of as many stretches of the gradient as it sends elements."""
+    """Return a possible payload of top-k: the gradient is cut into k stretches, and one position is sent of each."""
     count = max(1, int(density * like.numel()))
     stretch = like.numel() // count
     places = torch.arange(count) * stretch + torch.randint(stretch, (count,), generator=source)

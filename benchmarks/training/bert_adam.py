@@ -17,16 +17,16 @@ class BertAdam(torch.optim.Optimizer):
         v <- b2 * v + (1 - b2) * g * g
         p <- p - lr * (m / (sqrt(v) + eps) + weight_decay * p)
 
-    As in the code released with Devlin et al. (2019), which clips by the norm of all gradients together; that each has
-    its own limit is how the paper's scripts have it. Parameters without a gradient are left as they are. Gradients are
-    clipped in place; no state is shared between parameters, so they can come in any order and in several calls.
+    This follows the code released with Devlin et al. (2019), except that it clips by the norm of all gradients
+    together; clipping each on its own follows the paper's scripts. Parameters without a gradient are left unchanged.
+    Gradients are clipped in place; parameters share no state, so they can come in any order and in several calls.
 
     Args:
         params: parameters, or groups of them.
         lr: learning rate.
         betas: b1 and b2.
         eps: keeps the quotient finite.
-        weight_decay: share of p that is taken off, before the learning rate.
+        weight_decay: share of p that is subtracted, before multiplication by the learning rate.
         max_norm: largest norm of one gradient.
     """
 
@@ -66,7 +66,7 @@ class BertAdam(torch.optim.Optimizer):
         grad.mul_((group["max_norm"] / (torch.linalg.vector_norm(grad) + 1e-6)).clamp(max=1.0))
         mean.mul_(first).add_(grad, alpha=1 - first)
         square.mul_(second).addcmul_(grad, grad, value=1 - second)
-        # One temporary, of the parameter's size.
+        # This needs one temporary of the parameter's size.
         update = square.sqrt().add_(group["eps"])
         torch.div(mean, update, out=update)
         parameter.add_(update.add_(parameter, alpha=group["weight_decay"]), alpha=-group["lr"])

@@ -1,4 +1,4 @@
-"""Everything that a rank trains with, from its cell: model, data, optimizer, the same on every rank."""
+"""Makes everything that a rank trains with from its cell: model, data and optimizer, the same on every rank."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,9 +45,9 @@ def build(
         weights: file of a state dict to start from; None: random ones, or those that the recipe names.
         root: folder of prepared data sets.
         device: where to train; None is the CPU.
-        grad_scaler: what the optimizer is told scales the loss; the trainer that is returned does not scale it.
-        probe: measures the training; None measures nothing but what every result has.
-        watch: decides when to save and to stop; it is told who the other ranks are and where checkpoints lie.
+        grad_scaler: the scaler of the loss, passed on to the optimizer; the returned trainer itself does not scale it.
+        probe: measures the training; None measures only what every result has.
+        watch: decides when to save and to stop; it is told the communicator and the place of checkpoints.
     """
     workload = WORKLOADS[cell.model]
     task = make_task(cell, root)
@@ -88,7 +88,7 @@ def rank_seed(seed: int, rank: int) -> int:
 
 
 def make_compressor(cell: Cell, schedule: Schedule) -> Compressor:
-    """Make the cell's compressor; DGC's has the recipe's density warm-up, and its momentum where it forms it itself."""
+    """Make the cell's compressor; DGC gets the recipe's density warm-up, and its momentum if it forms it itself."""
     workload, compressor = schedule.workload, build_compressor(cell.compressor, cell.density)
     if isinstance(compressor, DGC) and compressor.momentum_factor:
         compressor = replace(compressor, momentum_factor=workload.momentum, nesterov=workload.nesterov)
@@ -99,9 +99,9 @@ def make_compressor(cell: Cell, schedule: Schedule) -> Compressor:
 
 
 def make_model(cell: Cell, weights: Path | None, root: Path) -> nn.Module:
-    """Make the model with the cell's seed, and load what it starts from into it, unless the data are synthetic.
+    """Make the model with the cell's seed and, unless the data are synthetic, load its initial weights.
 
-    That is the state dict in the file `weights`, or else the prepared weights that the recipe names.
+    These are the state dict in the file `weights`, or else the prepared weights that the recipe names.
     """
     torch.manual_seed(cell.seed)
     model: nn.Module = load(MODELS[cell.model])()
@@ -128,21 +128,21 @@ def make_task(cell: Cell, root: Path) -> Task:
 
 
 def load_given(model: nn.Module, path: Path) -> None:
-    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it is not one of this model."""
+    """Load a state dict that `torch.save` wrote. Raises ConfigError, one line, if it does not fit the model."""
     cure = "make them with: python -m benchmarks pretrain"
     try:
         values = torch.load(path, map_location="cpu", weights_only=True)
         model.load_state_dict(values)
-    except Exception as error:  # readers of archives and pickles raise what they like
+    except Exception as error:  # readers of archives and pickles may raise anything
         lines = [line.strip() for line in str(error).splitlines()] or [type(error).__name__]
         reason = f"{lines[0]} {lines[1] if len(lines) > 1 else ''}"[:200].strip()
         raise ConfigError(f"weights: {path} does not fit: {reason}; {cure}") from None
 
 
 def load_prepared(model: nn.Module, name: str, root: Path) -> None:
-    """Overwrite the model's parameters with the prepared weights `name`; those they are known to lack stay as they are.
+    """Overwrite the model's parameters with the prepared weights `name`, except those that they are known to lack.
 
-    Raises ConfigError, one line, if the file has other tensors than the model, or of another shape.
+    Raises ConfigError, one line, if tensors of the file differ from the model's in name or shape.
     """
     from safetensors import safe_open
 

@@ -1,4 +1,4 @@
-"""What a cell goes on from, bit for bit: a file of what all ranks share, one of each rank, and a JSON written last."""
+"""Checkpoints that resume a cell bit for bit: a file of shared state, one for each rank, and a JSON written last."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ State = dict[str, Any]
 def capture(
     model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, history: list[list[float | None]]
 ) -> tuple[State, State]:
-    """Return the state that all ranks share and this rank's own. Tensors are those of the training, not copied."""
+    """Return the state that all ranks share and this rank's own state. Tensors are not copied."""
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     values = model.state_dict()
     shared = {
@@ -44,7 +44,7 @@ def capture(
 
 
 def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock, shared: State, own: State) -> None:
-    """Put a training that was built anew where `capture` found the other; the history is left to the caller."""
+    """Restore the states of `capture` in a newly built training; the caller restores the history."""
     model.load_state_dict({**shared["parameters"], **own["buffers"]})
     optimizer.load_state_dict(shared["optimizer"])
     optimizer.load_residual_state_dict(own["residuals"])
@@ -56,7 +56,7 @@ def restore(model: nn.Module, optimizer: DistributedOptimizer, clock: StepClock,
 
 
 def _random_states(device: torch.device) -> State:
-    """Dropout draws from these."""
+    """Return the states of the generators that dropout draws from."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(device)
@@ -69,7 +69,7 @@ def _device(model: nn.Module) -> torch.device:
 
 _BUILT_IN = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, EOFError)
 UNREADABLE = (*_BUILT_IN, pickle.UnpicklingError, BadZipFile)
-"""What a file that is missing, cut off or of something else raises when it is read."""
+"""Errors raised when reading a file that is missing, truncated or of another kind."""
 NOTHING, READ, REFUSED = range(3)
 
 
@@ -79,21 +79,21 @@ class Checkpoints:
 
     folder: Path
     content: Mapping[str, Any]
-    """What the run must have in common with the one that saved it, by what it is."""
+    """By name, what the run must have in common with the run that saved it."""
     name: str
     """Name of the cell, for messages."""
     communicator: Communicator
 
     def save(self, step: int, shared: State, own: State) -> bool:
-        """Write what training goes on from with `step`; the one before stays until all of it is on the disk.
+        """Write a checkpoint from which training resumes at `step`; the previous one stays until all is on the disk.
 
         Args:
             step: number of steps taken.
-            shared: what is the same on all ranks; rank 0 writes it.
-            own: what is this rank's.
+            shared: the state that is the same on all ranks; rank 0 writes it.
+            own: this rank's state.
 
         Returns:
-            Whether it is there. If not, a rank says in one line why, and the one before is still there.
+            Whether it was written. If not, a rank says in one line why, and the previous checkpoint is kept.
         """
         rank = self.communicator.rank
         parts = {f"rank{rank}": own} | ({"shared": shared} if rank == 0 else {})
@@ -102,12 +102,12 @@ class Checkpoints:
                 for part in parts:
                     self._file(step, part).unlink(missing_ok=True)
             return False
-        # The JSON names the step: from here on the new files count, and the old ones do not.
+        # The JSON names the step: from here on the new files count instead of the old ones.
         manifest = {"step": step, "world_size": self.communicator.world_size, "content": self.content}
         return self._all_did("finish", lambda: self._finish(manifest) if rank == 0 else None)
 
     def load(self) -> tuple[int, State, State] | None:
-        """Read step, shared and own state. None, with one line that says why, if there is none that can be used."""
+        """Read step, shared and own state. If no checkpoint can be used, say why in one line and return None."""
         status, reason, found = NOTHING, "", None
         try:
             manifest = load_json(self.folder / MANIFEST)
@@ -143,7 +143,7 @@ class Checkpoints:
                     os.fsync(file.fileno())
                 temporary.replace(self._file(step, part))
             except BaseException:
-                with suppress(OSError):  # what went wrong is the reason, not this
+                with suppress(OSError):  # the first error is reported, not this one
                     temporary.unlink(missing_ok=True)
                 raise
 
@@ -165,7 +165,7 @@ class Checkpoints:
         return self.folder / f"step{step}.{part}.pt"
 
     def _all_did(self, what: str, work: Callable[[], None]) -> bool:
-        """Do this rank's work; whether that of all ranks was done. The first that failed says why."""
+        """Do this rank's work, and return whether all ranks succeeded. The first that failed says why."""
         reason = ""
         try:
             work()

@@ -1,4 +1,4 @@
-"""Ways to compress a gradient with error feedback that are timed in turn: plain torch's, and the library's."""
+"""Ways to compress a gradient with error feedback, timed in turn: in plain torch, and by the library."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,12 +23,12 @@ COPY, TOPK, NAIVE, GRACE = "copy", "torch.topk", "naive", "GRACE's form"
 GROUPED, SPECIFIC, BOTH = ("a", "w", "member"), ("d", "2d"), ("w+2d",)
 PRECISIONS = ("bfloat16", "float8_e4m3", "int8", "int4")
 LEFT_OUT = ("none", "threshold")
-"""Compressors that have nothing to be left in a residual, or no density that could be compared."""
+"""Compressors that leave nothing in a residual, or have no comparable density."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One way, and how many gradients its step takes: groups share a residual, so that they take two; w+2d three."""
+    """One way, and the number of gradients in its step: two for groups, which share a residual; three for w+2d."""
 
     name: str
     make: Callable[[Tensor, float], Step]
@@ -36,7 +36,7 @@ class Case:
 
 
 def now(like: Tensor) -> float:
-    """Return the time at which the device of `like` has done all that it was told, in seconds."""
+    """Return the time in seconds once the device of `like` has finished all its work."""
     if like.device.type == "cuda":
         torch.cuda.synchronize(like.device)
     return time.perf_counter()
@@ -59,12 +59,12 @@ def _of_library() -> Iterator[Case]:
 
 
 def _gradients(scheme: str) -> int:
-    """Two that share a residual, and one that is specific, as far as the scheme knows such."""
+    """Return the number of gradients: two that share a residual and one specific, if the scheme has these."""
     return 3 if scheme in BOTH else 2 if scheme in GROUPED else 1
 
 
 def _copy(like: Tensor, density: float) -> Step:
-    """One copy to memory that was used before: what this machine's memory can do."""
+    """Copy once to memory that was used before: the speed of this machine's memory."""
     target = like.clone()
     return lambda gradients, _: target.copy_(gradients[0])
 
@@ -76,7 +76,7 @@ def _topk(like: Tensor, density: float) -> Step:
 
 
 def _naive(like: Tensor, density: float) -> Step:
-    """The definition: a sum, `torch.topk` of its magnitudes, the values that are sent, and zeros in their places."""
+    """Follow the definition: a sum, `torch.topk` of its magnitudes, the values sent, and zeros in their places."""
     k, held = share(density, like.numel()), [torch.zeros_like(like).view(-1)]
 
     def step(gradients: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ def _naive(like: Tensor, density: float) -> Step:
 
 
 def _grace(like: Tensor, density: float) -> Step:
-    """As GRACE (Xu et al., ICDCS 2021) composes it: scaled sums, a dense copy of what is sent, and a difference."""
+    """Compress as GRACE (Xu et al., ICDCS 2021) does: scaled sums, a dense copy of the payload, and a difference."""
     k, held, beta, gamma = share(density, like.numel()), [torch.zeros_like(like).view(-1)], 1.0, 1.0
 
     def step(gradients: Sequence[Tensor], number: int) -> tuple[Tensor, Tensor]:
@@ -105,7 +105,7 @@ def _grace(like: Tensor, density: float) -> Step:
 
 
 class _Layers(nn.Module):
-    """So many matrices alike, "0" and on, as nothing but parameters."""
+    """A module of `count` equal parameters, named from "0"."""
 
     def __init__(self, like: Tensor, count: int):
         super().__init__()
@@ -141,7 +141,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
 
 
 def _payload(feedback: ErrorFeedback, gradient: Tensor, name: str, number: int) -> Payload:
-    """What is sent of a gradient, after all rounds in which that is found."""
+    """Return the payload of a gradient, after all rounds that find it."""
     made = feedback.compress(gradient, name, number)
     while isinstance(made, Round):
         feedback.send([made], name)

@@ -1,6 +1,6 @@
-"""How long the compression of a gradient takes, by each case in turn in one process.
+"""Times the compression of a gradient, by each case in turn in one process.
 
-`python -m benchmarks.training.compress_speed FOLDER` reads the folder's `settings.json` and leaves `rows.json`;
+`python -m benchmarks.training.compress_speed FOLDER` reads the folder's `settings.json` and writes `rows.json`;
 `benchmarks.micro.micro_command` starts it.
 """
 
@@ -18,7 +18,7 @@ WARM_UP_ROUNDS = 1
 
 
 def main() -> None:
-    """Time all cases at each size and density that the settings name; say what is done."""
+    """Time all cases at each size and density that the settings name, and report progress."""
     folder = Path(sys.argv[1])
     settings = load_json(folder / "settings.json")
     torch.set_num_threads(settings["threads"])
@@ -35,10 +35,10 @@ def main() -> None:
 def timed(
     cases: list[Case], shape: tuple[int, int], density: float, rounds: int, device: torch.device
 ) -> list[dict[str, Any]]:
-    """Return a row for each case: the seconds that it took for one gradient in each round, in the order of rounds.
+    """Return a row for each case: its seconds for one gradient in each round, in the order of rounds.
 
-    In every second round the cases run in the reverse order. Each step has gradients of its own, as in training;
-    to make them is not timed.
+    In every second round the cases run in reverse order. Each step has gradients of its own, as in training; making
+    them is not timed.
     """
     source = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
     steps = [case.make(source, density) for case in cases]

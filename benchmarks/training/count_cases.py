@@ -1,6 +1,6 @@
-"""How many elements compressors send that aim at a density, of inputs drawn from known distributions.
+"""Counts the elements sent by compressors that aim at a density, for inputs drawn from known distributions.
 
-`python -m benchmarks.training.count_cases FOLDER` reads the folder's `settings.json` and leaves `rows.json`;
+`python -m benchmarks.training.count_cases FOLDER` reads the folder's `settings.json` and writes `rows.json`;
 `benchmarks.micro.counts_command` starts it.
 """
 
@@ -32,7 +32,7 @@ def _laplace(numel: int, source: Generator) -> Tensor:
 
 
 def _t3(numel: int, source: Generator) -> Tensor:
-    """Student's t with three degrees of freedom."""
+    """Draw from Student's t with three degrees of freedom."""
     squares = torch.randn(3, numel, generator=source).square().mean(0)
     return torch.randn(numel, generator=source) / squares.sqrt()
 
@@ -41,9 +41,9 @@ INPUTS: dict[str, Callable[[int, Generator], Tensor]] = {"normal": _normal, "Lap
 
 
 def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
-    """Yield all that aim at `density` by a threshold and may miss it, by name, SIDCo with each fixed number of stages.
+    """Yield, by name, all compressors that aim at `density` by a threshold and may miss it; SIDCo once per stage count.
 
-    dgc, which draws a sample too, sends the density at most, and topk exactly that.
+    dgc, which also draws a sample, never sends more than the density, and topk sends exactly the density.
     """
     yield "dgc-simple", DGCSimple(density)
     for rounds in (3, 4):
@@ -56,7 +56,7 @@ def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
 
 
 def counted(elements: int, densities: list[float], draws: int) -> list[dict[str, Any]]:
-    """Return a row for each density, input and case: the target k, and how many elements each draw had sent of it."""
+    """Return a row for each density, input and case: the target k, and the number of elements sent in each draw."""
     rows: dict[tuple[float, str, str], dict[str, Any]] = {}
     for kind, make in INPUTS.items():
         for draw in range(draws):
@@ -70,7 +70,7 @@ def counted(elements: int, densities: list[float], draws: int) -> list[dict[str,
 
 
 def main() -> None:
-    """Count what the settings name, on one thread."""
+    """Count the cases that the settings name, on one thread."""
     folder = Path(sys.argv[1])
     settings = load_json(folder / "settings.json")
     torch.set_num_threads(1)

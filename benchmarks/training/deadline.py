@@ -1,4 +1,4 @@
-"""When a rank saves and stops: before the cell's deadline, when a signal asks for it, and every so often."""
+"""When a rank saves (before stopping, and at intervals) and stops (before the cell's deadline, or on a signal)."""
 
 import signal
 import time
@@ -17,33 +17,33 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 
 LOOK_SECONDS = 1.0
-"""Ranks ask each other about so often; where a step takes longer, before every step."""
+"""Time between two looks, in which ranks ask each other; if steps take longer, they look before every step."""
 MOST_STEPS = 1000
-"""Steps between two looks, however short they are."""
+"""Largest number of steps between two looks, however short the steps are."""
 MARGIN = 2.0
-"""The times still needed are taken this many times as long as the longest ones seen."""
+"""The time still needed is estimated as this multiple of the longest times seen."""
 SPARE_SECONDS = 2.0
-"""For a process to end."""
+"""Time for a process to end."""
 SAVING_SHARE = 0.05
-"""Checkpoints that are slow to write are written so seldom that they take at most this share of the time."""
+"""Slow checkpoints are written so seldom that they take at most this share of the time."""
 DISK_BYTES_PER_SECOND = 1e8
-"""How fast a first checkpoint is reckoned to be written: a slow disk."""
+"""Assumed speed of writing the first checkpoint: that of a slow disk."""
 RECENT_STEPS = 20
 FIRST_STEP_SECONDS = 1.0
-"""What a step is reckoned to take before one was seen."""
+"""Assumed time of a step before one has been measured."""
 NEVER = 1e18
 """Seconds left without a deadline: a number that can be sent."""
 
 Capture = Callable[[], tuple[State, State]]
-"""Returns what is to be saved: the state that all ranks share, and this rank's own."""
+"""Returns the state to be saved: the one that all ranks share, and this rank's own."""
 
 
 class Stopped(Exception):
-    """Training stopped itself. Run again, it goes on."""
+    """Training stopped itself. The next run resumes it."""
 
 
 def catch_signals() -> list[int]:
-    """From now on SIGTERM and SIGINT only enter their number into the list returned, which a Watch looks at."""
+    """Have SIGTERM and SIGINT only append their number to the returned list, which a Watch looks at."""
     came: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _: came.append(number))
@@ -52,19 +52,19 @@ def catch_signals() -> list[int]:
 
 @dataclass
 class Watch:
-    """Decides together with the other ranks. Without a folder, a deadline and signals it does nothing at all."""
+    """Decides with the other ranks when to save and stop. Without folder, deadline and signals it does nothing."""
 
     limits: Limits = field(default_factory=Limits)
     communicator: Communicator = field(default_factory=LocalCommunicator)
     """Reaches the other ranks."""
     checkpoints: Checkpoints | None = None
     signals: list[int] | None = None
-    """Numbers of the signals that came."""
+    """Numbers of the signals received."""
     now: Callable[[], float] = time.time
     resumed_at: list[int] = field(default_factory=list)
-    """Steps at which training went on from a checkpoint."""
+    """Steps at which training resumed from a checkpoint."""
     earlier_seconds: float = 0.0
-    """Wall time of the runs before this one, as far as it was saved."""
+    """Wall time of the earlier runs, up to their last checkpoint."""
     evaluation_seconds: float = 0.0
     """Longest so far."""
     checkpoint_seconds: float = 0.0
@@ -75,7 +75,7 @@ class Watch:
     _next_look: int = 0
     _saved_at: float = 0.0
     _too_late: bool = False
-    """It was to stop before the deadline, but could save nothing: it may as well try to come to its end."""
+    """It should have stopped before the deadline, but could not save: it may as well try to finish."""
 
     def join(self, communicator: Communicator, name: str, task: Task) -> None:
         """Reach the other ranks by `communicator`, and keep checkpoints of the cell `name` if there is a folder."""
@@ -85,7 +85,7 @@ class Watch:
             self.checkpoints = Checkpoints(self.limits.folder, content, name, communicator)
 
     def begin(self, states_bytes: int) -> tuple[int, State, State]:
-        """Return the step to begin with, and the shared and own state to be restored first: empty at a fresh start.
+        """Return the first step, and the shared and own state to restore before it: empty at a fresh start.
 
         Args:
             states_bytes: size of the model states, from which the time of the first checkpoint is estimated.
@@ -114,7 +114,7 @@ class Watch:
         late = left < need and not self._too_late
         if not (signalled or late or save):
             return
-        saved = step == self._first_step or self._save(step, capture)  # there is nothing new at the first
+        saved = step == self._first_step or self._save(step, capture)  # at the first step there is nothing new
         where = f"at step {step} of {steps}"
         if signalled:
             self._stop(f"stopped by {signal.Signals(int(signalled)).name} {where}", saved)
@@ -130,7 +130,7 @@ class Watch:
         raise Stopped(f"{what}; run again to go on" if saved else f"{what}, and could write no checkpoint; run again")
 
     def _agree(self, step: int, step_seconds: Sequence[float]) -> list[float]:
-        """Signal, seconds left, seconds needed, whether to save, steps until the next look: of the rank worst off."""
+        """Return the worst of all ranks: signal, seconds left and needed, whether to save, steps to the next look."""
         recent = list(step_seconds[self._first_step :][-RECENT_STEPS:]) or [FIRST_STEP_SECONDS]
         wait = max(1, min(MOST_STEPS, int(LOOK_SECONDS / median(recent))))
         saving = self.checkpoint_seconds or self._estimated_seconds
@@ -138,7 +138,7 @@ class Watch:
         left = NEVER if self.limits.ends_at is None else self.limits.ends_at - self.now()
         mine = [max(self.signals or [0]), -left, MARGIN * need + SPARE_SECONDS, self._save_is_due(step), -wait]
         rows = torch.tensor(mine, dtype=torch.float64, device=self.communicator.control_device)
-        # Gathered, not reduced: every rank takes the greatest of the very same numbers.
+        # Gathered, not reduced, so that every rank takes the greatest of exactly the same numbers.
         gathered = self.communicator.all_gather(rows, f"watch {step}").wait()
         worst = torch.stack(list(gathered)).amax(0).tolist()
         return [worst[0], -worst[1], worst[2], worst[3], -worst[4]]
@@ -166,11 +166,11 @@ class Watch:
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Time what happens within as one evaluation."""
+        """Time the block as one evaluation."""
         started = time.perf_counter()
         yield
         self.evaluation_seconds = max(self.evaluation_seconds, time.perf_counter() - started)
 
     def summary(self) -> dict[str, Any]:
-        """What a record says of it."""
+        """Return its facts for the record."""
         return {"resumed_at_steps": self.resumed_at, "earlier_seconds": self.earlier_seconds}

@@ -1,4 +1,4 @@
-"""What a rank's exception says of its cell: out of memory, diverged, stopped, a lost neighbour, or a mistake."""
+"""Classifies a rank's exception: out of memory, diverged, stopped, a lost peer, or a mistake."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ LOST_PEER = (
 )
 ASKED = re.compile(r"allocate (\d+(?:\.\d+)?) ?(bytes|[KMGT]iB)\b")
 BUILDING = {"phase": "building"}
-"""What a rank without a trainer was doing."""
+"""The phase of a rank that has no trainer yet."""
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -44,7 +44,7 @@ def outcome_of(
     Args:
         error: what ended the rank.
         where: what the rank was doing.
-        measured: the part of its result that there was already.
+        measured: the part of its result that already existed.
     """
     status, reason, failure = describe(error)
     failure = {**failure, **where}
@@ -53,12 +53,12 @@ def outcome_of(
 
 
 def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
-    """Status, reason in one line, and what else is known of it."""
+    """Return status, reason in one line, and further facts."""
     text = " ".join((str(error).splitlines() or [""])[0].split())
     words = str(error).lower()
     if isinstance(error, Stopped):
         return "timeout", text, {"interrupted": True}
-    if isinstance(error, ConfigError):  # such as data that are too few for a batch
+    if isinstance(error, ConfigError):  # such as too few data for a batch
         return "error", text, {}
     if isinstance(error, Diverged | NonFiniteGradient):
         return "diverged", text, {}
@@ -69,6 +69,6 @@ def describe(error: Exception) -> tuple[str, str, dict[str, Any]]:
 
 
 def asked_bytes(text: str) -> int | None:
-    """Bytes that an allocator says it was asked for; None if its message does not say. Rounded as the message is."""
+    """Return the bytes that an allocator was asked for, as rounded in its message; None if it does not say."""
     found = ASKED.search(text)
     return round(float(found[1]) * UNITS[found[2]]) if found else None

@@ -51,7 +51,7 @@ class HalfTrainer(Trainer):
         super().backward(loss if self.scaler is None else self.scaler.scale(loss))
 
     def update(self) -> None:
-        """Update the parameters, or count an overflow, and have the scaler choose the scale of the next step."""
+        """Update the parameters, or count an overflow; the scaler chooses the scale of the next step."""
         if self.scaler is None:
             super().update()
             return
@@ -61,7 +61,7 @@ class HalfTrainer(Trainer):
 
 
 def trained(cell: Cell, dtype: str, weights: Path | None, device: torch.device) -> dict[str, Any]:
-    """Train a cell on one rank, from the weights in a file if there are any: its metric, loss and skipped steps."""
+    """Train a cell on one rank, from the `weights` file if given; return its metric, loss and skipped steps."""
     scaler = resireduce.GradScaler(device.type) if dtype == "float16" else None
     usual = build(cell, LocalCommunicator(), weights, find_root(), device, scaler)
     trainer = HalfTrainer(**vars(usual), dtype=getattr(torch, dtype), scaler=scaler)
@@ -73,7 +73,7 @@ def trained(cell: Cell, dtype: str, weights: Path | None, device: torch.device) 
 
 
 def main() -> None:
-    """Leave the metrics of all precisions in the file."""
+    """Write the metrics of all precisions to the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--device", default="cuda")

@@ -1,4 +1,4 @@
-"""Makes the ranks of a cell a Horovod job, and says which Horovod that is. Imports torch only when it joins one."""
+"""Makes the ranks of a cell a Horovod job, and describes its Horovod. Imports torch only when it joins one."""
 
 import math
 import os
@@ -13,21 +13,21 @@ from benchmarks.training.place import LIKEWISE
 from resireduce.errors import ConfigError
 
 MEETING_SECONDS = 120.0
-"""How long ranks wait for each other: they import torch meanwhile, on a busy machine one after the other."""
+"""How long ranks wait for each other while they import torch, on a busy machine one after the other."""
 FUSION_VARIABLE = "HOROVOD_FUSION_THRESHOLD"
 FUSION_BYTES = 128 * 2**20
-"""Horovod's own default, set so that a record can name it: the size of its buffer for messages sent as one."""
+"""Horovod's own default size of its fusion buffer, set explicitly so that records can name it."""
 GLOO_TIMEOUT_VARIABLE = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-"""How long Gloo waits within Horovod, 30 seconds unless told: some ranks may see a file on a network disk later."""
+"""How long Gloo waits within Horovod, 30 seconds by default: some ranks may see a file on a network disk later."""
 
 
 def is_started_by_another() -> bool:
-    """Whether horovodrun or mpirun has started this rank: where RANK is set, it was the suite's launcher."""
+    """Return whether horovodrun or mpirun has started this rank; if RANK is set, it was the suite's launcher."""
     return "RANK" not in os.environ and any(name in os.environ for name in LIKEWISE["RANK"])
 
 
 def needs_own_gpu(backend: str) -> bool:
-    """Whether ranks cannot share a GPU: NCCL, if Horovod was built with it, takes one rank on each."""
+    """Return whether ranks cannot share a GPU: NCCL, if Horovod was built with it, allows one rank on each."""
     return backend == "horovod" and bool(_horovod().nccl_built())
 
 
@@ -39,10 +39,10 @@ def join(
     seconds: float = MEETING_SECONDS,
     nodes: str | Sequence[Sequence[int]] = "flat",
 ) -> None:
-    """Initialise Horovod, with all ranks, which call this together.
+    """Initialise Horovod; all ranks must call this together.
 
-    If horovodrun or mpirun has started this process, Horovod knows all it needs. Else the environment holds RANK,
-    LOCAL_RANK and LOCAL_WORLD_SIZE, and rank 0 serves the rendezvous until all have met.
+    If horovodrun or mpirun has started this process, Horovod knows all it needs. Otherwise the environment has RANK,
+    LOCAL_RANK and LOCAL_WORLD_SIZE, and rank 0 serves the rendezvous until all ranks have met.
 
     Args:
         folder: empty before, and seen by all ranks.
@@ -50,10 +50,10 @@ def join(
         interface: network interface that Gloo uses; None takes GLOO_SOCKET_IFNAME, else the loopback.
         address: of rank 0, for the rendezvous; None takes that of the interface.
         seconds: how long to wait for the other ranks.
-        nodes: the ranks of each node, if these are to be averaged by themselves.
+        nodes: the ranks of each node, if nodes are to be averaged separately.
 
     Raises:
-        ConfigError: Horovod cannot be used, or not by so many ranks, or the interface has no address.
+        ConfigError: Horovod cannot be used, or not with this many ranks, or the interface has no address.
         ConnectionError: a rank did not come.
     """
     hvd = _horovod()
@@ -70,7 +70,7 @@ def join(
             os.environ.update(variables(wait_for(folder / MEETING, rank, seconds), rank, interface))
             os.environ.setdefault(GLOO_TIMEOUT_VARIABLE, str(math.ceil(seconds)))
             hvd.init(process_sets=sets)
-            hvd.barrier()  # all have met, and none needs the rendezvous any more
+            hvd.barrier()  # all have met, so the rendezvous is no longer needed
     if hvd.size() != world_size:
         cure = (
             "start as many" if hvd.size() > 1 or hvd.mpi_built() else "mpirun needs a Horovod that was built with MPI"
@@ -79,7 +79,7 @@ def join(
 
 
 def _sets(nodes: Sequence[Sequence[int]], world_size: int) -> list[list[int]]:
-    """Return the ranks of each node, and those of each place in all nodes, where these are several and not all."""
+    """Return the sets of the ranks of each node, and of each place in all nodes, unless a set has one or all ranks."""
     sets = [list(node) for node in nodes] + [list(place) for place in zip(*nodes, strict=False)]
     return [ranks for ranks in sets if 1 < len(ranks) < world_size]
 
@@ -90,7 +90,7 @@ def shut_down() -> None:
 
 
 def horovod_facts() -> dict[str, Any]:
-    """Which Horovod runs: its version, what it was built with and uses, and the memory that it may take for itself."""
+    """Return Horovod's version, what it was built with and uses, and the memory that it may take for itself."""
     import horovod
 
     hvd = _horovod()

@@ -1,4 +1,4 @@
-"""How ranks find each other through a folder that all of them see: what one says, and others wait for."""
+"""How ranks find each other through files in a folder that all of them see."""
 
 import os
 import socket
@@ -15,18 +15,18 @@ from benchmarks.core.files import load_json, save_json
 
 POLL_SECONDS = 0.02
 MEETING = "horovod.json"
-"""Rank 0's word to all: the address and port of Horovod's rendezvous, and each rank's place in the job."""
+"""Rank 0's message to all: the address and port of Horovod's rendezvous, and each rank's place in the job."""
 
 
 def come(folder: Path, rank: int, local_rank: int, local_size: int) -> None:
-    """Leave in `folder` which machine this rank is on, and its number there."""
+    """Write to `folder` which machine this rank is on, and its number there."""
     place = {"hostname": socket.gethostname(), "local_rank": local_rank, "local_size": local_size}
     save_json(place, _place(folder, rank))
 
 
 @contextmanager
 def serving(folder: Path, world_size: int, address: str, seconds: float) -> Iterator[None]:
-    """Within it this process, rank 0, serves Horovod's rendezvous at `address`, and all ranks are told.
+    """Serve Horovod's rendezvous at `address` within the block, as rank 0, and tell all ranks.
 
     Raises ConnectionError, one line, if some have not come after `seconds`.
     """
@@ -35,7 +35,7 @@ def serving(folder: Path, world_size: int, address: str, seconds: float) -> Iter
 
     places = _places(folder, world_size, seconds)
     slots = [SlotInfo(**slot) for slot in make_slots(places)]
-    # Horovod's own RendezvousServer listens on all interfaces; this one on the address alone, at a free port.
+    # Horovod's own RendezvousServer listens on all interfaces; this one only on the address, at a free port.
     server = RendezvousHTTPServer((address, 0), RendezvousHandler, 0)
     server.init(slots)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -49,9 +49,9 @@ def serving(folder: Path, world_size: int, address: str, seconds: float) -> Iter
 
 
 def wait_for(path: Path, rank: int, seconds: float) -> dict[str, Any]:
-    """Return what another rank writes to a file. Raises ConnectionError, one line, if it is not there after `seconds`.
+    """Return what another rank writes to a file. Raises ConnectionError, one line, if it is missing after `seconds`.
 
-    The folder is listed: on a network disk a file that was not there is remembered as missing, its folder is asked for.
+    The folder is listed, since a network disk may remember a file as missing, but is asked anew for a listing.
     """
     deadline = time.monotonic() + seconds
     while path.name not in os.listdir(path.parent):
@@ -63,10 +63,10 @@ def wait_for(path: Path, rank: int, seconds: float) -> dict[str, Any]:
 
 
 def make_slots(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each rank's place as Horovod counts: among the ranks of its machine, and among those of its number elsewhere.
+    """Return each rank's place as Horovod counts: within its machine, and among ranks with its local number.
 
-    Horovod tells machines by their names. Where each rank has a name of its own, as in a container, machines that hold
-    equally many ranks are numbered instead.
+    Horovod identifies machines by their names. If each rank has a host name of its own, as in a container, machines
+    with equally many ranks are numbered instead.
     """
     there, slots = Counter(place["hostname"] for place in places), []
     named = all(there[place["hostname"]] == place["local_size"] for place in places)
@@ -79,7 +79,7 @@ def make_slots(places: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def variables(said: Mapping[str, Any], rank: int, interface: str) -> dict[str, str]:
-    """The environment that Horovod reads a rank's place from, with Gloo as its controller."""
+    """Return the environment from which Horovod reads a rank's place, with Gloo as its controller."""
     slot = {f"HOROVOD_{name.upper()}": str(value) for name, value in said["slots"][rank].items()}
     where = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": said["address"], "HOROVOD_GLOO_RENDEZVOUS_PORT": str(said["port"])}
     how = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_GLOO_IFACE": interface}
@@ -91,7 +91,7 @@ def _place(folder: Path, rank: int) -> Path:
 
 
 def _places(folder: Path, world_size: int, seconds: float) -> list[dict[str, Any]]:
-    """Where all ranks are, once they have come."""
+    """Return the places of all ranks, once they have come."""
     deadline, files = time.monotonic() + seconds, [_place(folder, rank) for rank in range(world_size)]
     while missing := [rank for rank, file in enumerate(files) if file.name not in os.listdir(folder)]:
         if time.monotonic() > deadline:

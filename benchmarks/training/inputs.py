@@ -1,7 +1,7 @@
-"""What a simulated step is made of, measured beside the steps it is compared with, and apart from them.
+"""Inputs of a simulated step, measured separately, beside the real steps that it is compared with.
 
-Passes, compression and collectives are timed each by itself, all ranks at once: on a machine that they share, all take
-as long as they do for ranks that share it.
+Passes, compression and collectives are each timed alone, but on all ranks at once, so that the times are those of ranks
+that share the machine.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ from resireduce.comm.levels import Levels
 from resireduce.comm.torch import TorchCommunicator
 
 STEPS = 3
-"""Steps of each sample of passes: all that is simulated rests on them."""
+"""Steps in each sample of passes, on which everything simulated rests."""
 Form = tuple[str, float]
 """Compressor and density."""
 
 
 class Inputs:
-    """Samples of all inputs, of all forms that `cells` have, which all train one model on the same ranks.
+    """Samples of all inputs, for all forms in `cells`, which all train one model on the same ranks.
 
     meet: returns when all ranks have called it.
     """
@@ -43,10 +43,10 @@ class Inputs:
         lossy = {(cell.compressor, cell.density): cell for cell in cells if cell.compressor != "none"}
         self._compression = {form: Compression(cell, peers, meet) for form, cell in lossy.items()}
         self.rounds: list[Mapping[str, Any]] = []
-        """What each sample has found, as plain values."""
+        """The results of each sample, as plain values."""
 
     def sample(self) -> None:
-        """Time everything once; passes in turns of another order each time, as what comes first has rested most."""
+        """Time everything once; the order of passes alternates, since the first runs on the most rested machine."""
         order = [*self._passes.items()][:: 1 if len(self.rounds) % 2 else -1]
         compression = [
             {"compressor": form[0], "density": form[1], "tensors": timed.sample()}

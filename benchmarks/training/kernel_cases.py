@@ -1,4 +1,4 @@
-"""Each of the library's kernels in Triton beside plain torch: whether it has the same bits, and how long both take."""
+"""Compares each of the library's Triton kernels with plain torch: whether bits agree, and how long both take."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,11 +17,11 @@ SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
 DTYPES = {"cuda": ("float32", "float16", "bfloat16"), "cpu": ("float32",)}
 DENSITY, ROUNDS = 0.01, 10
 Way = Callable[[Tensor], tuple[Tensor, ...]]
-"""Does something to a gradient, whose memory it may overwrite; returns all that comes of it."""
+"""Processes a gradient, whose memory it may overwrite, and returns all results."""
 
 
 def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
-    """Return for each kernel how plain torch does it to a gradient like 1-D `source`, and how the kernel does."""
+    """Return for each kernel two ways to process a gradient like 1-D `source`: plain torch's, and the kernel's."""
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
     indices = select_plainly(source, k)
     return {
@@ -36,12 +36,12 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
 
 
 def select_plainly(flat: Tensor, k: int) -> Tensor:
-    """Return the `k` largest of 1-D `flat` as a GPU selects without Triton."""
+    """Return the `k` largest of 1-D `flat`, selected as on a GPU without Triton."""
     return by_keys(flat, k, max(PIECE, -(-flat.numel() // 64)))
 
 
 def _codes(kind: str, numel: int, source: Tensor) -> Iterator[tuple[str, tuple[Way, Way]]]:
-    """Encoding and decoding: what is stored is that of a `Blocks`, which plain torch encodes here."""
+    """Yield encoding and decoding; the stored values are those of a `Blocks`, which plain torch encodes here."""
     plain, own, bits = (*(Blocks((numel,), kind, source.device) for _ in range(2)), int(kind[3:]))
     drawn = torch.rand(numel, device=source.device, generator=generator(source.device, "drawn"))
     plain.set_(source, generator(source.device, "stored"))
@@ -70,7 +70,7 @@ def _stored(codes: Tensor, bits: int) -> Tensor:
 def timed(source: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
     """Yield a row for each kernel, on gradients like 1-D `source`: the least seconds of `rounds`, in turn with torch.
 
-    Where a kernel fails, its reason stands in place of what it would have shown.
+    If a kernel fails, the row has the reason instead of results.
     """
     at = {"dtype": str(source.dtype).removeprefix("torch."), "elements": source.numel()}
     for name, (plain, kernel) in ways(source).items():
@@ -79,7 +79,7 @@ def timed(source: Tensor, rounds: int) -> Iterator[dict[str, Any]]:
             pairs = zip(plain(source.clone()), kernel(source.clone()), strict=True)
             row["same"] = all(self_check.same_bits(one, other) for one, other in pairs)
             found = [[_seconds(way, source) for way in (plain, kernel, torch.clone)] for _ in range(rounds)]
-        except Exception as error:  # what the compiler or the device says
+        except Exception as error:  # whatever the compiler or the device raises
             yield row | {"reason": f"{type(error).__name__}: {error}"[:500]}
         else:
             names = ("plain_seconds", "kernel_seconds", "copy_seconds")
@@ -94,7 +94,7 @@ def _seconds(way: Callable[[Tensor], object], source: Tensor) -> float:
 
 
 def rows(device: torch.device, tiny: bool) -> Iterator[dict[str, Any]]:
-    """Yield the rows of all sizes and dtypes on `device`; `tiny`: of a small one, in one round."""
+    """Yield the rows of all sizes and dtypes on `device`; `tiny`: of one small size, in one round."""
     for dtype in DTYPES[device.type]:
         for numel in TINY if tiny else SIZES:
             yield from timed(self_check.sample(device, getattr(torch, dtype), numel), 1 if tiny else ROUNDS)

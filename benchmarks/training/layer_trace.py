@@ -1,6 +1,6 @@
-"""What one training step of a model computes, operation by operation, and in which order its gradients come.
+"""Traces one training step of a model: its operations, and the order in which its gradients arrive.
 
-On the meta device: nothing is computed, and no memory is taken.
+It runs on the meta device: nothing is computed, and no memory is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,11 @@ Operation = tuple[int, int]
 def trace(name: str, batch: int | None = None) -> dict[str, Any]:
     """Return plain values about one step of model `name`, on `batch` samples; None: as many as its recipe says.
 
-    names, shapes, kinds: of the gradients in the order in which they come, with kind grouped, specific, other, or dense
-    for those that are sent as they are. forward: its operations, [flops, bytes] each; backward: those that come before
-    each gradient and after the one before it. activations_bytes: what the forward pass saves for the backward pass,
-    parameters not counted. batch: samples, 0 for a model without a recipe, of which only names, shapes and kinds, in
-    the reverse order of the model, are known. optimizer: the recipe's, or sgd. Raises ConfigError if there is no such
-    model.
+    names, shapes, kinds: of the gradients in the order of their arrival; kind is grouped, specific, other, or dense for
+    those that are sent uncompressed. forward: its operations, [flops, bytes] each; backward: the operations between
+    each gradient and the one before it. activations_bytes: what the forward pass saves for the backward pass, except
+    parameters. batch: samples, 0 for a model without a recipe, of which only names, shapes and kinds, in the model's
+    reverse order, are known. optimizer: the recipe's, or sgd. Raises ConfigError if there is no such model.
     """
     with torch.device("meta"):
         model = find_builder(name)()
@@ -68,7 +67,7 @@ def _kinds(model: nn.Module) -> dict[str, str]:
 class _Operations(TorchDispatchMode):
     """Counts what every operation computes, reads and writes; a view does nothing.
 
-    Models ask of their masks whether all of it holds: without values, it does.
+    Models ask whether all values of their masks are true: without values, the answer is yes.
     """
 
     def __init__(self) -> None:
@@ -94,7 +93,7 @@ class _Operations(TorchDispatchMode):
 
 
 def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
-    """Return what one step of `model` is seen to do."""
+    """Return what was traced of one step of `model`."""
     cell = Cell(model=name, compressor="none", scheme="none", data="synthetic" if WORKLOADS[name].data else "real")
     task = make_task(cell, ROOT / "data")
     inputs = {key: one.to("meta") for key, one in task.batch(torch.arange(batch) % len(task)).items()}
@@ -122,7 +121,7 @@ def _run(model: nn.Module, name: str, batch: int) -> dict[str, Any]:
 
 
 class _Saved:
-    """Counts the bytes of storages that a forward pass saves, but for those of the model, each once."""
+    """Counts the bytes of storages that a forward pass saves, each once, except the model's own."""
 
     def __init__(self, model: nn.Module):
         self._known = {_storage(one) for one in model.parameters()}
@@ -133,7 +132,7 @@ class _Saved:
         """Count a tensor that is saved; return it."""
         if _storage(tensor) not in self._known:
             self._known.add(_storage(tensor))
-            self._held.append(tensor)  # so that its storage is not freed, and another has its place
+            self._held.append(tensor)  # so that its storage is not freed and its address reused
             self.nbytes += tensor.untyped_storage().nbytes()
         return tensor
 
@@ -147,11 +146,11 @@ def _storage(tensor: Tensor) -> int:
 
 
 def payload_of(compressor: str, density: float, shapes: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Return the bytes of one rank's message for float32 gradients of `shapes`, by the `compressor` of that name.
+    """Return the bytes of one rank's messages for float32 gradients of `shapes`, by the `compressor` of that name.
 
-    And by which collective they travel, and whether they are as long on all ranks. density: share of the elements that
-    is sent, if it selects any. What depends on the values is as long as a plan reckons with. Raises ConfigError for a
-    compressor or a density that cannot be.
+    Also returns their collective, and whether they are equally long on all ranks. density: share of the elements that
+    is sent, if the compressor selects. Lengths that depend on values are those that a plan assumes. Raises ConfigError
+    for an unknown compressor or an invalid density.
     """
     chosen = build_compressor(compressor, density)
     different = dict.fromkeys(map(tuple, shapes))

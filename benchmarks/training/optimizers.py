@@ -11,12 +11,12 @@ from resireduce.optim import DGCSGD
 
 
 def make_optimizer(workload: Workload, model: nn.Module, corrects_momentum: bool = False) -> torch.optim.Optimizer:
-    """Make the optimizer of a recipe over the model's parameters, those of `no_decay` without weight decay.
+    """Make a recipe's optimizer for the model's parameters; those in `no_decay` have no weight decay.
 
     Args:
         workload: the recipe.
-        model: on its device already.
-        corrects_momentum: whether the compressor takes care of the gradient's momentum; SGD's is of the decay alone.
+        model: already on its device.
+        corrects_momentum: whether the compressor applies momentum to gradients; SGD then applies it to the decay alone.
     """
     groups = _groups(workload, model)
     if workload.optimizer == "sgd":
@@ -36,7 +36,7 @@ def _groups(workload: Workload, model: nn.Module) -> list[dict[str, object]]:
         spared = any(fnmatchcase(name, pattern) for pattern in workload.no_decay)
         (others if spared else decayed).append(parameter)
     groups = [(decayed, workload.weight_decay), (others, 0.0)]
-    # What torch chooses itself on a GPU works on all parameters at once: as much memory again as they take, in the
-    # fullest moment of a step. The fused form needs none.
+    # torch's default on a GPU works on all parameters at once, with temporaries as large as they are, in the fullest
+    # moment of a step. The fused form needs none.
     options = {"fused": True} if all(parameter.is_cuda for parameter in model.parameters()) else {}
     return [{"params": members, "weight_decay": decay, **options} for members, decay in groups if members]

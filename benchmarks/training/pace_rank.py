@@ -1,15 +1,16 @@
 """One rank that trains several cells of one model in turn, and times them.
 
 `python -m benchmarks.training.pace_rank FOLDER ROUNDS STEPS [inputs]`; `benchmarks.micro.pace` starts it. With inputs,
-what a simulated step is made of is measured before each round.
+the inputs of a simulated step are measured before each round.
 """
 
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json, save_json
 from benchmarks.core.prepared import find_root
+from benchmarks.core.progress import counted
 from benchmarks.training.build import build
 from benchmarks.training.inputs import Inputs
 from benchmarks.training.place import choose_place, settle_arithmetic
@@ -26,16 +28,17 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.merging.costs import TIMED
 from resireduce.step.profile import TIMED_STEPS
 
+T = TypeVar("T")
 WARM_UP_STEPS = 3
 TIMED_WARM_UP_STEPS = WARM_UP_STEPS + 1 + TIMED_STEPS
-"""Where a rule merges by the times of the first steps, so that they are over."""
+"""Warm-up steps for rules that merge by the times of the first steps, so that these are over."""
 
 
 def main() -> None:
-    """Time the rounds; rank 0 leaves their seconds, a list for each cell, in the folder's `seconds.json`.
+    """Time the rounds; rank 0 writes their seconds, a list for each cell, to the folder's `seconds.json`.
 
-    And in `merged.json` how many messages each sends, with the costs by which a rule has merged them. With inputs,
-    every rank leaves what it has measured in `inputs`, its number, `.json`.
+    It also writes to `merged.json` how many messages each cell sends, and the costs by which a rule has merged them.
+    With inputs, every rank writes its measurements to `inputs`, its number, `.json`.
     """
     folder, rounds, steps = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     cells = [Cell.from_dict(values) for values in load_json(folder / "cells.json")]
@@ -47,18 +50,13 @@ def main() -> None:
     if world_size > 1:
         meeting = f"file://{folder}/store"
         dist.init_process_group(place.process_group, init_method=meeting, rank=rank, world_size=world_size)
-    trainers = []
-    for cell in cells:
-        communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
-        trainers.append(build(cell, communicator, None, find_root(), place.device))
-    seconds: list[list[float]] = [[] for _ in cells]
-    for cell, trainer in zip(cells, trainers, strict=True):
-        _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
+    trainers = _built(cells, place.device, rank)
     inputs = Inputs(cells, meet) if sys.argv[4:] == ["inputs"] else None
     if inputs is not None:
         inputs.sample()
-        inputs.rounds.clear()  # in the first, memory and threads are new
-    for number in range(rounds):
+        inputs.rounds.clear()  # in the first sample, memory and threads are new
+    seconds: list[list[float]] = [[] for _ in cells]
+    for number in _told(rank, f"{cells[0].model}: rounds", range(rounds)):
         if inputs is not None:
             inputs.sample()
         order = range(len(cells))
@@ -74,14 +72,30 @@ def main() -> None:
         dist.destroy_process_group()
 
 
+def _built(cells: Sequence[Cell], device: torch.device, rank: int) -> list[Trainer]:
+    """Build all cells, and train them until what the first steps set up is there."""
+    trainers = []
+    for cell in _told(rank, f"{cells[0].model}: settings prepared", cells):
+        communicator = LocalCommunicator() if cell.backend == "local" else TorchCommunicator()
+        trainer = build(cell, communicator, None, find_root(), device)
+        _train(trainer, TIMED_WARM_UP_STEPS if cell.merge in TIMED else WARM_UP_STEPS)
+        trainers.append(trainer)
+    return trainers
+
+
+def _told(rank: int, what: str, items: Sequence[T]) -> Iterable[T]:
+    """Return the items; rank 0 tells how many are done, if it takes long."""
+    return counted(what, items, len(items)) if rank == 0 else items
+
+
 def _merged(trainer: Trainer) -> dict[str, Any]:
-    """Return how many messages are sent in a step, and what was known of the costs, if anything was."""
+    """Return how many messages are sent in a step, and the measured costs, if there are any."""
     messages, costs = trainer.optimizer.messages, trainer.optimizer.costs
     return {"messages": len(messages), "costs": None if costs is None else vars(costs)}
 
 
 def _train(trainer: Trainer, steps: int) -> float:
-    """Seconds that so many steps take, from when all ranks are there to when all are done."""
+    """Return the seconds of `steps` steps, from when all ranks are ready to when all are done."""
     trainer.model.train()
     meet()
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Where a rank trains, and how ranks reach each other there. Imports torch only when it chooses."""
+"""The device of a rank, and the process group over which ranks reach each other. Imports torch only when it chooses."""
 
 import os
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     import torch
 
 CUBLAS_WORKSPACE = ":4096:8"
-"""What cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
+"""The setting that cuBLAS needs to give the same sums each time; it takes 32 MiB of the device."""
 LIKEWISE = {
     "RANK": ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK"),
     "LOCAL_RANK": ("HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
     "LOCAL_WORLD_SIZE": ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),
 }
-"""Names under which horovodrun, and Open MPI's mpirun, tell a rank the same."""
+"""Names of the same variables under horovodrun and Open MPI's mpirun."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Place:
 def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
     """Choose by LOCAL_RANK and LOCAL_WORLD_SIZE: a GPU for each local rank, else one for all, else the CPU.
 
-    Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or what behaves like
+    Makes no CUDA context. NCCL refuses two ranks on one GPU: these use gloo. `cuda` is torch.cuda, or a stand-in for
     it. Raises ConfigError if a GPU is asked for and there is none, or if ranks that need their `own_gpu` had to share.
     """
     import torch
@@ -58,14 +58,14 @@ def choose_place(cuda: Any = None, own_gpu: bool = False) -> Place:
 
 
 def from_launcher(name: str, default: int) -> int:
-    """What whoever started this rank says of its place: the suite and torchrun, or else horovodrun, or mpirun."""
+    """Return what the launcher says of this rank's place: the suite or torchrun, or else horovodrun or mpirun."""
     return int(next((os.environ[it] for it in (name, *LIKEWISE[name]) if it in os.environ), default))
 
 
 def nodes_of(cell: Cell) -> str | list[list[int]]:
-    """Return what `resireduce.distribute` is given for a cell's hierarchy: "flat", or the ranks of each node.
+    """Return the hierarchy that `resireduce.distribute` is given for a cell: "flat", or the ranks of each node.
 
-    Ranks of a machine follow one another, whoever of the suite's launchers starts them.
+    Ranks of a machine follow one another, whichever of the suite's launchers starts them.
     """
     if cell.hierarchy == "flat":
         return cell.hierarchy
@@ -74,9 +74,9 @@ def nodes_of(cell: Cell) -> str | list[list[int]]:
 
 
 def settle_arithmetic(device: "torch.device") -> None:
-    """Make results repeatable as far as operations can be: on a GPU those that cannot say so in a warning.
+    """Make results repeatable as far as possible: on a GPU, operations that are not repeatable give a warning.
 
-    And float32 mean float32: no TF32, neither in matrix products nor in convolutions, where torch has it by default.
+    TF32 is off, both in matrix products and in convolutions, where torch uses it by default.
     """
     import torch
 
@@ -85,6 +85,6 @@ def settle_arithmetic(device: "torch.device") -> None:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cudnn.benchmark = False
-        # Deterministic algorithms otherwise fill every new tensor with NaN first: time that is no part of a step.
+        # Deterministic algorithms would fill every new tensor with NaN first, which costs time in every step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.use_deterministic_algorithms(True, warn_only=device.type == "cuda")

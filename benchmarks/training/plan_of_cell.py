@@ -1,4 +1,4 @@
-"""What `plan` says of a cell, with its recipe's own optimizer."""
+"""Runs `plan` for a cell, with its recipe's own optimizer."""
 
 from torch import nn
 from torch.optim import Optimizer
@@ -14,10 +14,10 @@ from resireduce.scheme import load
 
 
 def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
-    """Return what `plan` says of a cell, with its recipe's own optimizer.
+    """Return the result of `plan` for a cell, with its recipe's own optimizer.
 
-    That of `plan` counts a step for each parameter, which not all of them do. `on_gpu`: without temporaries of an
-    optimizer that has a fused form; those of slices are counted. It takes a few seconds for the largest models.
+    The optimizers that `plan` knows have a step counter for each parameter, which not all have. `on_gpu`: leave out the
+    temporaries of an optimizer with a fused form, except with slices. The largest models take a few seconds.
     """
 
     def make(parameters: list[nn.Parameter]) -> Optimizer:
@@ -38,20 +38,20 @@ def plan_of(cell: Cell, on_gpu: bool = False) -> dict[str, int | float]:
         overlap=True,
         hierarchy=cell.hierarchy,
         ranks_per_node=_ranks_per_node(cell),
-        merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # as it is before it has been timed
+        merge="none" if cell.merge in TIMED else merge_option.thaw(cell.merge),  # not merged before being timed
         slices=cell.slices,
     )
     return {key: value for key, value in found.items() if isinstance(value, int | float)}
 
 
 def _ranks_per_node(cell: Cell) -> int | None:
-    """Return how many ranks share a node; without its machines they are taken for one."""
+    """Return how many ranks share a node; if the cell does not name machines, all ranks share one."""
     on_each = cell.ranks_per_node or cell.world_size // (cell.nodes or 1)
     return on_each if cell.hierarchy == "node" else None
 
 
 def _as_fused(optimizer: Optimizer) -> Optimizer:
-    """Have a step do nothing once it has made the states: the fused form, which tensors without storage do not have."""
+    """Imitate the fused form, which tensors without storage lack: a step only makes the states, then does nothing."""
 
     class Fused(type(optimizer)):  # type: ignore[misc]
         step_is_separable = True

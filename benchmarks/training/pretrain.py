@@ -14,14 +14,14 @@ from resireduce.errors import ConfigError, choose
 from resireduce.scheme import load
 
 SEED = 0
-"""Seed of all pretraining: what varies between seeds is the training, not where it starts."""
+"""Seed of all pretraining: seeds vary the training, not its starting point."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     parser.add_argument("--model", required=True, help="model to train, one that has pretrain_steps in its workload")
     parser.add_argument("--output", required=True, type=Path, help="file for the weights (.pt)")
-    # One by default: the same weights on any number of cores, and two models at once do not wait for each other.
+    # One thread by default: the same weights on any number of cores, and two models at once do not wait for each other.
     parser.add_argument("--threads", type=int, default=1, help="CPU threads; changes the last bits (default: 1)")
 
 

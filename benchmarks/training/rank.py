@@ -40,7 +40,7 @@ def run_rank(
     probe: Probe | None = None,
     watch: Watch | None = None,
 ) -> Outcome:
-    """Train where the probe measures. How it ended is a result too: with what had been measured until then."""
+    """Train under the probe, and return the outcome; a failure is one too, with what had been measured until then."""
     torch.set_num_threads(cell.threads)
     probe, watch = probe or Probe(), watch or Watch()
     settle_arithmetic(probe.meter.device)
@@ -56,7 +56,7 @@ def run_rank(
 
 
 def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Communicator:
-    """Join the other ranks, through a store of that kind and an empty folder that all see; the environment says which
+    """Join the other ranks, through a store of this kind and an empty folder that all see; the environment says which
     rank this is."""
     if cell.backend == "local":
         return LocalCommunicator()
@@ -64,9 +64,9 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
         join(folder, cell.world_size, nodes=nodes_of(cell))
         return HorovodCommunicator()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if place.process_group == "nccl":  # a communicator uses the current device
+    if place.process_group == "nccl":  # communicators use the current device
         torch.cuda.set_device(place.device)
-    if store == "file":  # for one machine: it is locked, which network disks do not always do
+    if store == "file":  # for one machine, since it needs a lock, which not all network disks have
         meeting: dist.Store = dist.FileStore(str(folder / "rendezvous"), world_size)
     else:
         meeting = tcp_store(folder, rank, world_size, address_of(os.environ.get("GLOO_SOCKET_IFNAME") or "lo"))
@@ -75,7 +75,7 @@ def connect(cell: Cell, folder: Path, place: Place, store: str = "file") -> Comm
 
 
 def disconnect(cell: Cell) -> None:
-    """Leave the other ranks, none of which needs this one any more."""
+    """Leave the other ranks, once none of them needs this one any more."""
     if cell.backend == "torch":
         dist.destroy_process_group()
     if cell.backend == "horovod":
@@ -83,14 +83,14 @@ def disconnect(cell: Cell) -> None:
 
 
 def _facts(cell: Cell, place: Place, driver: str | None) -> dict[str, Any]:
-    """What this rank ran on, and by what it reached the others."""
+    """Return what this rank ran on, and how it reached the others."""
     group = place.process_group if cell.backend == "torch" else None
     job = horovod_facts() if cell.backend == "horovod" else None
     return {**rank_facts(place.device, group, driver), "backend": cell.backend, "horovod": job}
 
 
 def main() -> None:
-    """One rank: reads the cell, leaves its outcome in `--output`."""
+    """Run one rank: read the cell, and write its outcome to `--output`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cell", type=Path, required=True)
     parser.add_argument("--output", required=True, help="{rank} in it stands for the rank's number")
@@ -120,7 +120,7 @@ def main() -> None:
 
 STORES = ("file", "tcp")
 STORE = "torch.json"
-"""Rank 0's word to all: the address and port of the store."""
+"""Rank 0's message to all: the address and port of the store."""
 
 
 def tcp_store(folder: Path, rank: int, world_size: int, address: str, seconds: float = MEETING_SECONDS) -> dist.Store:

@@ -22,20 +22,20 @@ WAYS: dict[str, dict[str, Any]] = {
     "baseline by nodes": {"scheme": "baseline", **NODE},
     "w+2d by nodes": {"scheme": "w+2d", **NODE},
 }
-"""What is planned of each model, by its heading: schemes of the figure, and two levels of 8 nodes of 8 ranks."""
+"""What is planned for each model, by its heading: the schemes of the figure, and two levels of 8 nodes of 8 ranks."""
 
 
 def saved(model: str) -> dict[str, float]:
-    """Return by the name of each of WAYS which share of the model states of the paper's baseline is saved.
+    """Return, by the name of each of WAYS, the share of the paper's baseline model states that is saved.
 
-    Kept gradients and top-k at density 0.01, by the recipe's own optimizer, of the rank that holds most.
+    It is planned for kept gradients, top-k at density 0.01, the recipe's own optimizer, and the rank that holds most.
     """
     cells = {name: Cell(model=model, world_size=RANKS, **way) for name, way in WAYS.items()}
     return {name: 1 - plan_of(cell)["normalised"] for name, cell in cells.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Plan all models, print what is saved, and write it. ConfigError for a place that cannot be written to."""
+    """Plan all models, print what is saved, and write it. Raises ConfigError if the output cannot be written."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training.saved_states", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="JSON file")
     args = parser.parse_args(arguments)

@@ -71,7 +71,7 @@ class Sent:
 def train(
     way: Way, task: BytePairs, mesh: DeviceMesh, seed: int, steps: int, weights: dict[str, Tensor] | None
 ) -> dict[str, float]:
-    """Train and evaluate; return the perplexity, bytes between nodes of a step, and those of residuals of a rank."""
+    """Train and evaluate; return perplexity, bytes between nodes per step, and bytes of residuals per rank."""
     torch.manual_seed(seed)
     model = gpt2_bytes()
     if weights is not None:
@@ -108,7 +108,7 @@ def _make(way: Way, model: nn.Module, mesh: DeviceMesh) -> tuple[torch.optim.Opt
 
 
 def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
-    """Return the bytes that all ranks of this node together have sent to others."""
+    """Return the bytes that all ranks of this node together have sent to other nodes."""
     gathered, summed = torch.tensor([sent.nbytes["all_gather"], sent.nbytes["all_reduce"]], dtype=torch.float64)
     of_node = torch.stack((gathered, summed))
     dist.all_reduce(of_node, group=mesh["shard"].get_group())
@@ -120,7 +120,7 @@ def _of_node(way: Way, sent: Sent, mesh: DeviceMesh) -> float:
 def measure(
     steps: int, seed: int, weights: dict[str, Tensor] | None = None, names: Sequence[str] = tuple(WAYS)
 ) -> list[dict[str, Any]]:
-    """Return a row for each way, of WAYS by name, from `weights` on; all ranks return the same metrics."""
+    """Return a row for each way, of WAYS by name, trained from `weights`; all ranks return the same metrics."""
     mesh = init_device_mesh("cpu", (NODES, RANKS_OF_NODE), mesh_dim_names=("replicate", "shard"))
     task = BytePairs(Setting())
     return [
@@ -130,7 +130,7 @@ def measure(
 
 
 def main() -> None:
-    """One of four ranks; rank 0 writes the file, after each seed."""
+    """Run one of four ranks; rank 0 writes the file after each seed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--weights", type=Path, required=True, help="made by python -m benchmarks pretrain")
     parser.add_argument("--output", type=Path, required=True)

@@ -1,4 +1,4 @@
-"""Ranks that send nothing: a step of theirs takes what is computed, and no time for messages."""
+"""Ranks that send nothing: their steps take time for computation, but none for messages."""
 
 from collections.abc import Sequence
 
@@ -8,9 +8,9 @@ from resireduce.comm.base import Communicator, Deferred, Partition, Polled
 
 
 class Silent(Communicator):
-    """One rank of `world_size` that takes the others' part of each collective for the same as its own.
+    """One rank of `world_size` that takes the others' part of each collective to be equal to its own.
 
-    Sums are this rank's own tensors: what is trained with it is of no use, but for how long it takes.
+    Sums are this rank's own tensors, so training with it is useful only for timing.
     """
 
     def __init__(self, world_size: int):

@@ -1,4 +1,4 @@
-"""What it takes to compress each tensor of a model and to average what ranks have sent of it: all ranks at once."""
+"""Times the compression of each tensor of a model and the averaging of its payloads, on all ranks at once."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from resireduce.payload import Payload
 
 
 class Compression:
-    """Times the error feedback of one cell's compressor, with nobody to send to.
+    """Times the error feedback of one cell's compressor, without sending anything.
 
     Args:
-        cell: says the model, the compressor and the scheme.
-        peers: of how many ranks' payloads an average is formed, each number of which is timed.
+        cell: names the model, the compressor and the scheme.
+        peers: numbers of payloads that are averaged; each number is timed.
         meet: returns when all ranks have called it.
     """
 
@@ -28,7 +28,7 @@ class Compression:
         self.trainer = build(alone, LocalCommunicator(), None, find_root())
         self._peers, self._meet, self._step = peers, meet, 0
         batch = self.trainer.batch(next(self.trainer.indices()), 0)
-        self.trainer.train_step(0, batch)  # in the first, memory is new
+        self.trainer.train_step(0, batch)  # in the first step, memory is new
         feedback = self.trainer.optimizer.feedback
         own = torch.Generator().manual_seed(0)
         self._gradients = {
@@ -38,9 +38,9 @@ class Compression:
         }
 
     def sample(self) -> list[dict[str, Any]]:
-        """Return for each tensor its elements, the seconds to compress it, and by number of payloads to average them.
+        """Return for each tensor its elements, the seconds to compress it, and those to average, by payload count.
 
-        Of a compressor whose payloads are summed on their way there is one payload, the sum.
+        A compressor whose payloads are summed on their way has one payload, the sum.
         """
         feedback, found = self.trainer.optimizer.feedback, []
         self._step += 1

@@ -23,13 +23,13 @@ INTERPRET = "TRITON_INTERPRET"
 def measured(device: str, tiny: bool) -> dict[str, Any]:
     """Return the version of Triton, and a row for each kernel, size and dtype on `device`; none without Triton.
 
-    tiny: a small gradient, to try it out. For the CPU it sets Triton to interpret, in the whole process.
+    tiny: a small gradient, for trying it out. On the CPU this sets Triton to interpret, for the whole process.
     """
     if find_spec("triton") is None:
         return {"triton": None, "rows": []}
     if device == "cpu":
-        os.environ[INTERPRET] = "1"  # settled when kernels are defined: when they are imported
-    os.environ[SWITCH] = "0"  # plain torch is plain torch
+        os.environ[INTERPRET] = "1"  # read when kernels are defined, that is, imported
+    os.environ[SWITCH] = "0"  # so that plain torch uses no kernels
     from benchmarks.training.kernel_cases import rows
     from resireduce.kernels.gpu.language import triton
 
@@ -37,7 +37,7 @@ def measured(device: str, tiny: bool) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Leave what was measured in the file; return 1 if a kernel failed, or has other bits, and say which."""
+    """Write the measurements to the file; return 1 if a kernel failed or its bits differ, and say which."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda", choices=DEVICES)
     parser.add_argument("--tiny", action="store_true", help="a small gradient, to try it out")

@@ -1,4 +1,4 @@
-"""What collectives take between ranks that do nothing else: one after the other, many at once, and of processors."""
+"""Times collectives between otherwise idle ranks: one after the other, many at once, and their processor time."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,11 @@ import torch
 from resireduce.comm.base import Communicator
 
 REDUCED_BYTES = (256, 1 << 14, 1 << 17, 1 << 19)
-"""Of a dense tensor: from a bias to the largest of a small model."""
+"""Bytes of a dense tensor: from a bias to the largest of a small model."""
 GATHERED_BYTES = (64, 1 << 12, 1 << 14, 1 << 16, 1 << 17)
-"""Of one rank's payload: from that of a small tensor to all of a small model's in one message."""
+"""Bytes of one rank's payload: from that of a small tensor to all of a small model's in one message."""
 IN_TURN, AT_ONCE = 3, 6
-"""Collectives that wait for each other, and that are launched together."""
+"""Numbers of collectives that wait for each other, and that are launched together."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Collective:
     """all_reduce or all_gather."""
     dtype: torch.dtype
     sizes: Sequence[int]
-    """Bytes."""
+    """Sizes in bytes."""
 
 
 def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
-    """Return the collectives that steps need on each of some `levels`, as "level kind".
+    """Return the collectives that steps need on each of the `levels`, by name: "level kind".
 
-    all_reduce_half is that of float16, whose sums take processors longer.
+    all_reduce_half is for float16, whose sums take processors longer.
     """
     found = {}
     for level, communicator in levels.items():
@@ -44,13 +44,13 @@ def collectives(levels: Mapping[str, Communicator]) -> dict[str, Collective]:
 
 
 def sample(collective: Collective, meet: Callable[[], None]) -> list[dict[str, Any]]:
-    """Return for each size its bytes, and seconds of a collective: in turn, at once, and of this rank's processors.
+    """Return for each size its bytes, and the seconds of a collective: in turn, at once, and of processor time.
 
-    All begin when a small one has come, which is nearer to the same moment than their return from `meet`.
+    Ranks begin when a small collective is done, which is closer to simultaneous than their return from `meet`.
 
     Args:
-        collective: what is timed.
-        meet: returns when all ranks have called it: those of other groups, too, whose links may be the same.
+        collective: the collective that is timed.
+        meet: returns when all ranks have called it, including those of other groups, which may share links.
     """
     rows = []
     for size in collective.sizes:

@@ -1,4 +1,4 @@
-"""What a training step takes of a rank that sends nothing, while all others compute at the same time."""
+"""Times a training step of a rank that sends nothing, while all others compute at the same time."""
 
 import time
 from collections.abc import Callable
@@ -17,10 +17,10 @@ from benchmarks.training.silent import Silent
 class Passes:
     """Times steps of one rank that sends nothing, without compression: passes, the library's own work, the update.
 
-    By node the library's work is more: gradients are shared out, and averages put together again.
+    By node the library does more work: gradients are distributed within the node, and averages reassembled.
 
     Args:
-        cell: says the model, its data, the ranks and their levels.
+        cell: names the model, its data, the ranks and their levels.
         meet: returns when all ranks have called it.
     """
 
@@ -49,9 +49,9 @@ class Passes:
         return marked
 
     def sample(self) -> dict[str, Any]:
-        """Return seconds of one step, from its start: when the backward pass began and ended, when it was all over.
+        """Return the seconds from the start of one step to the begin and end of the backward pass, and to its end.
 
-        And `arrived_seconds`, by name, in which order gradients have come.
+        Also returns `arrived_seconds`, when each gradient arrived, by name.
         """
         self.trainer.model.train()
         self._arrived = {}
@@ -70,7 +70,7 @@ class Passes:
 
 
 def copying(meet: Callable[[], None], elements: int = 1 << 16, repeats: int = 50) -> float:
-    """Return the bytes a second that every rank reads and writes, all at the same time, where memory is copied."""
+    """Return the bytes per second that every rank reads and writes when all copy memory at the same time."""
     source, target = torch.zeros(elements), torch.empty(elements)
     meet()
     start = time.perf_counter()

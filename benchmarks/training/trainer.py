@@ -43,13 +43,13 @@ class Trainer:
     watch: Watch = field(default_factory=Watch)
     """When to save and to stop."""
     phase: str = "preparing"
-    """What is being done."""
+    """The current phase."""
     step: int = 0
     """Counted from 1."""
     observing: Observing = field(init=False)
 
     def train(self) -> None:
-        """All steps of the cell, with the metric every `evaluate_every` steps and after the last."""
+        """Take all steps of the cell, with the metric every `evaluate_every` steps and after the last."""
         steps, first = self.schedule.steps, self._begin()
         progress = Progress(to_stderr)
         self.model.train()
@@ -70,7 +70,7 @@ class Trainer:
                 to_stderr(f"{self.cell.name}: step {step + 1}/{steps}, loss {loss:.3f}, {progress.seconds:.0f} s")
 
     def _begin(self) -> int:
-        """Restore what the watch has of an earlier run, if anything; return the step to begin with."""
+        """Restore the watch's checkpoint of an earlier run, if there is one; return the first step."""
         names = () if self.communicator.rank else self.cell.observe
         self.observing = Observing(names, self.optimizer, self.schedule.steps)
         step, shared, own = self.watch.begin(measure_states(self.optimizer).total)
@@ -80,13 +80,13 @@ class Trainer:
         return step
 
     def _state(self) -> tuple[State, State]:
-        """What training goes on from: the state that all ranks share, and this rank's own."""
+        """Return the state to resume from: the part that all ranks share, and this rank's own."""
         return capture(self.model, self.optimizer, self.clock, self.history)
 
     def train_step(self, step: int, batch: Batch) -> float:
         """Take one optimizer step, counted from 0; return its loss.
 
-        Raises Diverged if that is not finite, unless there is a GradScaler.
+        Raises Diverged if the loss is not finite, unless there is a GradScaler.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.learning_rate_at(step)
@@ -95,7 +95,7 @@ class Trainer:
             self.optimizer.zero_grad()
             loss = self.loss(batch)
             value = loss.item()
-            if not math.isfinite(value) and self.optimizer.grad_scaler is None:  # a scaler has the step skipped
+            if not math.isfinite(value) and self.optimizer.grad_scaler is None:  # a scaler skips the step
                 raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
             self.phase = "backward"
             self.backward(loss)
@@ -117,12 +117,12 @@ class Trainer:
         self.optimizer.step()
 
     def batch(self, indices: Tensor, step: int) -> Batch:
-        """The samples with these indices, on the model's device."""
+        """Return the samples with these indices, on the model's device."""
         with self.probe.phase("data"):
             return to_device(self.task.batch(indices, step), self.model)
 
     def indices(self) -> Iterator[Tensor]:
-        """This rank's batches without end: all ranks share an epoch's order; its incomplete end is left out."""
+        """Yield this rank's batches without end: all ranks share an epoch's order; its incomplete end is left out."""
         rank, world_size = self.communicator.rank, self.communicator.world_size
         generator = torch.Generator().manual_seed(self.cell.seed)
         while True:
@@ -133,25 +133,25 @@ class Trainer:
                 yield whole[rank::world_size]
 
     def evaluate(self) -> dict[str, float]:
-        """The metrics over all ranks' shards of the held-out samples, each counted once."""
+        """Return the metrics over all ranks' shards of the held-out samples, each counted once."""
         self._average_buffers()
         sums = self.task.evaluate(self.model, self.communicator.rank, self.communicator.world_size)
         sums = sums.to(self.communicator.control_device)
         return self.task.metrics_from(self.communicator.all_reduce(sums, "metric").wait().cpu())
 
     def _average_buffers(self) -> None:
-        """Batch norm's running statistics drift apart between ranks."""
+        """Average batch norm's running statistics, which drift apart between ranks."""
         for name, buffer in self.model.named_buffers():
             if buffer.is_floating_point():
                 self.communicator.all_reduce(buffer, f"buffer.{name}").wait().div_(self.communicator.world_size)
 
     def _measure_memory(self) -> dict[str, Any]:
-        """One more step, whose batch is not held any longer afterwards."""
+        """Measure memory in one more step, whose batch is not kept afterwards."""
         batch = self.batch(next(self.indices()), self.schedule.steps)
         return measure_memory(self.optimizer, lambda: self.loss(batch), self.model)
 
     def result(self) -> Outcome:
-        """Return what this rank measured. Raises Diverged if the last step has left what is not finite."""
+        """Return this rank's measurements. Raises Diverged if the last step left values that are not finite."""
         self.phase = "measuring"
         self.probe.stop()
         self._check_parameters()
@@ -176,18 +176,18 @@ class Trainer:
         )
 
     def _check_parameters(self) -> None:
-        """No loss has shown what the last step did."""
+        """Raise Diverged if parameters are not finite: no loss has shown the effect of the last step."""
         for name, parameter in self.model.named_parameters():
             if not parameter.isfinite().all():
                 raise Diverged(f"{name} held NaN or infinity after the last of {self.schedule.steps} steps")
 
     @property
     def where(self) -> dict[str, Any]:
-        """What is being done, and in which step, for the record of a rank that fails."""
+        """Return the current phase and step, for the record of a rank that fails."""
         return {"phase": self.phase, "step": self.step}
 
     def partial_result(self) -> dict[str, Any]:
-        """What of the result there is already, when training ends before its time."""
+        """Return the part of the result that already exists if training ends early."""
         return {
             "metric_name": self.task.metric,
             "higher_is_better": self.task.higher_is_better,

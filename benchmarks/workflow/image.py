@@ -1,4 +1,4 @@
-"""What the rules need to know of the image that cells run in. Imported by the workflow only."""
+"""The image that cells run in, for the rules. Imported by the workflow only."""
 
 import atexit
 from collections.abc import Collection, Mapping
@@ -18,34 +18,34 @@ from resireduce.errors import ConfigError, choose
 
 @dataclass(frozen=True)
 class Image:
-    """An image, and how cells run in it. As text it is a part of the run's first line."""
+    """An image, and how cells run in it. Its text form is part of the run's first line."""
 
     name: str
     runtime: str
     network: str
     content: str
-    """12 hex digits over all that it is built from."""
+    """12 hex digits over everything that it is built from."""
     chosen: bool
     """Whether the config names it."""
 
     @property
     def entry(self) -> str:
-        """File of what is known of it once it is built."""
+        """File of its entry, which its build writes."""
         return f"{IMAGES}/{self.name}-{self.content}.json"
 
     @property
     def is_built(self) -> bool:
-        """Whether it is there; only then its digest is known."""
+        """Whether it has been built; only then is its digest known."""
         return Path(self.entry).exists()
 
     @property
     def sif(self) -> str | None:
-        """File that apptainer reads; None for others, which have a store."""
+        """File that apptainer reads; None for other runtimes, which have a store."""
         return f"{IMAGES}/{self.name}-{self.content}.sif" if self.runtime == "apptainer" else None
 
     @property
     def files(self) -> list[str]:
-        """All that must be there before a cell runs in it."""
+        """All files that must exist before a cell runs in it."""
         return [self.entry, *([self.sif] if self.sif else [])]
 
     @property
@@ -59,14 +59,14 @@ class Image:
         return self.runtime != "podman" and bool(set(jobs) & ({"image", "sif"} | in_image))
 
     def check(self) -> None:
-        """Raise ConfigError, one line, if what is known of it cannot be used: half written, or of another image."""
+        """Raise ConfigError, one line, if its entry cannot be used: half written, or of another image."""
         if self.is_built:
             entry = ImageEntry.load(Path(self.entry))
             if (entry.name, entry.content) != (self.name, self.content):
                 raise ConfigError(f"image: {self.entry} is of {entry.tag}, another image; delete that file")
 
     def check_stored(self, jobs: Collection[str]) -> None:
-        """Raise ConfigError, one line, if jobs of these rules need it, none of them makes it, and it is not there."""
+        """Raise ConfigError, one line, if jobs of these rules need it, none of them makes it, and it is missing."""
         made = {"image", "sif"} & set(jobs)
         if not made and {"cell", "pretrained_in_image"} & set(jobs):
             from benchmarks.launching.containers.choose import find_runtime
@@ -102,7 +102,7 @@ def get_image(config: Mapping[str, Any]) -> Image | None:
 
 
 def start_engine() -> ExitStack:
-    """Have a Docker Engine until the process ends: the one that runs, or one of our own. Raises ConfigError."""
+    """Provide a Docker Engine until the process ends: the running one, or one of our own. Raises ConfigError."""
     from benchmarks.images.engine import engine
 
     stack = ExitStack()
@@ -112,5 +112,5 @@ def start_engine() -> ExitStack:
 
 
 def _text(config: Mapping[str, Any], key: str) -> str:
-    """YAML reads none as a text, but null and an empty value as nothing."""
+    """Return a setting as text: YAML reads none as text, but null and an empty value as None."""
     return str(config.get(key) or "none")

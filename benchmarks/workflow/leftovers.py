@@ -1,4 +1,4 @@
-"""What a run left when its Snakemake ended before its jobs did, in queue and folder; and the lock of that folder."""
+"""What a run leaves in queue and folder if its Snakemake ends before its jobs; and the lock of that folder."""
 
 import fcntl
 import os
@@ -17,10 +17,10 @@ DAMAGED = ".damaged"
 
 
 def find_leftovers(folder: Path, cells: Iterable[str]) -> list[QueuedJob]:
-    """Return the jobs of a run that are in the queue: of `cells`, and of those that it had when it was started before.
+    """Return the jobs of a run that are in the queue: those of `cells`, and of its cells from earlier starts.
 
-    Jobs that train weights belong to it too, unless another run is at work here, whose they may be. To be called with
-    the run's lock. Raises ConfigError, one line, where squeue does not answer.
+    Jobs that train weights are included, unless another run is active here and they may be its own. Call it with the
+    run's lock. Raises ConfigError, one line, if squeue does not answer.
     """
     names = {*cells, *(path.stem for path in (folder / "specs").glob("*.json"))}
     try:
@@ -54,7 +54,7 @@ def end_leftovers(folder: Path, cells: Iterable[str]) -> None:
 
 
 def move_damaged(folder: Path, cells: Mapping[str, Cell]) -> None:
-    """Put records aside that cannot be read or are of another cell, and say so: their cells run again."""
+    """Put aside records that cannot be read or belong to another cell, and say so; their cells will run again."""
     for name, cell in cells.items():
         record, failed = (folder / f"cells/{name}{suffix}.json" for suffix in ("", ".failed"))
         try:
@@ -78,7 +78,7 @@ def _put_aside(path: Path, why: str) -> None:
 
 
 class FolderInUse(RuntimeError):
-    """Another process is working on the folder, or nobody can; the message says which."""
+    """Another process is working on the folder, or it cannot be locked; the message says which."""
 
 
 def lock_folder(folder: str | Path) -> TextIO:
@@ -103,7 +103,7 @@ def lock_folder(folder: str | Path) -> TextIO:
 
 
 def is_locked(folder: str | Path) -> bool:
-    """Say whether a process holds the lock of a folder. It is taken and dropped again, shared, if none does."""
+    """Say whether a process holds the lock of a folder. If none does, this takes and drops a shared lock."""
     try:
         with (Path(folder) / ".lock").open(encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

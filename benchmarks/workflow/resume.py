@@ -1,4 +1,4 @@
-"""`python -m benchmarks resume`: goes on with a run, as it was started, after whatever stopped it. Imports no torch."""
+"""`python -m benchmarks resume`: resumes a stopped run with the options it was started with. Imports no torch."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """End what is left of the run in the queue, put damaged records aside, and become Snakemake."""
+    """End the run's jobs that are left in the queue, put damaged records aside, and become Snakemake."""
     folder = find_run(args.run)
     config = read_config(folder)
     cells = get_cells(config)
@@ -37,14 +37,14 @@ def main(args: argparse.Namespace) -> int:
         raise ConfigError(f"run: {error}") from None
     line = command(folder, profile, args.options)
     print(f"{folder}: {shlex.join(['snakemake', *line])}", flush=True)
-    # In the place of this process, so that Ctrl-C and the exit status are Snakemake's own.
+    # Snakemake replaces this process, so that Ctrl-C and the exit status are its own.
     os.execv(sys.executable, [sys.executable, "-m", "snakemake", *line])
 
 
 def command(folder: Path, profile: Sequence[str] | None, options: Sequence[str]) -> list[str]:
-    """Return the arguments of Snakemake that go on with a run, from the config which is in its folder."""
-    # !!str: without it Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The config takes all words up
-    # to the next option, and is not last.
+    """Return the arguments of Snakemake that resume a run, from the config in its folder."""
+    # Without !!str Snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere. The config takes all words up to
+    # the next option, so it must not be last.
     config = ["--configfile", str(folder / "config.json"), "--config", f"run=!!str {folder.name}"]
     return [*config, *(HERE if profile is None else profile), *options]
 
@@ -77,12 +77,12 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 FILE = "start.json"
 HERE = ("--cores", "all", "--keep-going", "--rerun-incomplete", "--quiet", "rules", "progress", "host", "--nolock")
-"""Options of Snakemake on one machine, as `make run` gives them; a list of values is not last, it would go on."""
+"""Snakemake's options on one machine, as in `make run`; a list of values must not be last, as it takes all words."""
 CLUSTER = ("--profile", "slurm")
 
 
 def profile_options(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the options of a snakemake command line by which it found the profile of a cluster."""
+    """Return the options of a snakemake command line that name the profile of a cluster."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--profile", default=environment.get("SNAKEMAKE_PROFILE"))
     parser.add_argument("--workflow-profile")
@@ -99,7 +99,7 @@ def remember_start(folder: Path, options: Sequence[str] | None) -> None:
 def started_with(folder: Path) -> list[str] | None:
     """Return the options by which the run was last started on a cluster; None if it was on one machine.
 
-    Where the file is not there, or cannot be read, its config says which: only on a cluster it has a site.
+    If the file is missing or unreadable, the run's config decides: it has a site only on a cluster.
     """
     for name, key in ((FILE, "profile"), ("config.json", "site")):
         values = try_json(folder / name)

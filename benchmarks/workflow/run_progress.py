@@ -1,7 +1,7 @@
-"""What a user sees of a run: a line for what becomes of each cell, bad input in one, none of the scheduler's chatter.
+"""What a user sees of a run: a line for the outcome of each cell, one line for bad input, no chatter of the scheduler.
 
-On one machine cells print their own lines; the output of a cluster's jobs is not on this screen. Copies of records that
-are finished go.
+On one machine cells print their own lines; the output of a cluster's jobs does not reach this screen. Copies of
+finished records are deleted.
 """
 
 import logging
@@ -21,13 +21,13 @@ from benchmarks.launching.slurm.working import forget
 LOOK_SECONDS = 1.0
 SBATCH = re.compile(r"SLURM sbatch failed\. The error message was '(.*?)'\.$", re.DOTALL | re.MULTILINE)
 STATE = re.compile(r"SLURM status is: '(\w+)'")
-"""What Snakemake's executor says of a job that could not be submitted, and of one that failed."""
+"""Patterns of the executor's messages for a job that could not be submitted (SBATCH), and one that failed."""
 
 
 class Finished:
-    """Looks about once a second which cells Snakemake counts as finished, and deletes the copies of their records.
+    """Checks about once a second which cells Snakemake counts as finished, and deletes the copies of their records.
 
-    jobs: by cell, whether its job is finished. With `say` there is a line on the screen for each.
+    jobs: by cell, a function that says whether its job is finished. `say`: print a line for each.
     """
 
     def __init__(self, run: Path, jobs: Mapping[str, Callable[[], bool]], say: bool):
@@ -36,7 +36,7 @@ class Finished:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def look(self) -> None:
-        """Say now what has been finished since the last look."""
+        """Report the cells that have finished since the last look."""
         with self._lock:
             for name in [name for name, is_finished in self._left.items() if is_finished()]:
                 del self._left[name]
@@ -51,7 +51,7 @@ class Finished:
 
 
 class FailedTries(logging.Handler):
-    """Takes from Snakemake's messages which tries of jobs failed, and says in one line why, and what comes next."""
+    """Finds failed tries of jobs in Snakemake's messages, and says in one line why, and what comes next."""
 
     def __init__(self, retries: int):
         super().__init__()
@@ -61,18 +61,18 @@ class FailedTries(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Note the start of a try, print a line for its failure."""
         event, said = getattr(getattr(record, "event", None), "name", None), record.__dict__
-        with suppress(KeyError, IndexError):  # a message of another form than that of this version
+        with suppress(KeyError, IndexError):  # the message has the form of another version
             if event == "JOB_INFO":
                 self._tries[said["jobid"]] += 1
                 self._logs[said["jobid"]] = _written_at(said["log"])
-            # Of those that ran here Snakemake has no message: they have said themselves what was wrong.
+            # Snakemake has no message for jobs that ran here: they have reported their own errors.
             elif event == "JOB_ERROR" and said["rule_msg"]:
                 is_new = _written_at(said["log"]) != self._logs.get(said["jobid"])
                 print(failed_line(said, self._tries[said["jobid"]], self._retries, is_new), flush=True)
 
 
 def finished_line(run: Path, name: str) -> str:
-    """Return what a cell said at its end, which is the last line of its log, or what its record says."""
+    """Return the last line of a cell's log, or else a line from its record."""
     line = last_line(run / f"logs/{name}.log")
     if line.startswith(f"{name}: "):
         return line
@@ -83,7 +83,7 @@ def finished_line(run: Path, name: str) -> str:
 
 
 def failed_line(said: Mapping[str, Any], tried: int, retries: int, log_is_new: bool) -> str:
-    """Return the line on a failed try; `said` has the fields of Snakemake's message, in `log` those of rule and job."""
+    """Return the line on a failed try; `said` has the fields of Snakemake's message, with the logs of rule and job."""
     name = Path(said["output"][0]).stem if said["output"] else said["rule_name"]
     then = "it is tried again" if tried <= retries else "it is not tried again"
     log = next((path for path in said["log"][0 if log_is_new else 1 :]), None)
@@ -93,7 +93,7 @@ def failed_line(said: Mapping[str, Any], tried: int, retries: int, log_is_new: b
 
 
 def last_line(path: Path) -> str:
-    """Return the last line of a file that has something in it, nothing if there is none."""
+    """Return the last nonblank line of a file, an empty text if there is none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 8192))
@@ -109,7 +109,7 @@ def _reason(name: str, message: str, log_line: str) -> str:
         return lines[-1] if lines else "sbatch failed and said nothing"
     state = STATE.search(message)
     parts = [log_line.removeprefix(f"{name}: ")] if log_line else []
-    # FAILED says no more than that its command ended with an exit status.
+    # FAILED only says that the job's command ended with an exit status.
     if state and (state[1] != "FAILED" or not parts):
         parts.append(f"its job was {state[1]}")
     return "; ".join(parts) or " ".join(message.split()) or "its job failed"
@@ -148,7 +148,7 @@ SUBMITTED = re.compile(r"Job \d+ has been submitted")
 
 
 def hide_noise(logger: logging.Logger, quiet: Collection[Any]) -> None:
-    """Take the scheduler's chatter off the screen, not out of the log file, if the user asked for quiet progress."""
+    """Hide the scheduler's chatter on the screen, but not in the log file, if the user asked for quiet progress."""
     if "progress" not in {str(getattr(item, "name", item)).lower() for item in quiet}:
         return
     for handler in logger.handlers:

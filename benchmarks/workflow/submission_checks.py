@@ -1,4 +1,4 @@
-"""What the rules need to know of the cluster that cells run on, and whether it takes their jobs. For the workflow."""
+"""The cluster that cells run on, and checks that it accepts their jobs. For the workflow."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,13 +15,13 @@ from benchmarks.launching.slurm.site import SITE_FILE, Site, site_file
 from resireduce.errors import ConfigError
 
 PARTITIONS = "SNAKEMAKE_SLURM_PARTITIONS"
-"""Where Snakemake's executor for Slurm looks for the partitions, when it starts."""
+"""Variable in which Snakemake's executor for Slurm looks for the partitions when it starts."""
 
 
 def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | None:
-    """Return the site, if the profile says how cells are started, by srun; None on one machine.
+    """Return the site if the profile in `overwritten` starts cells by srun; None on one machine.
 
-    What the config does not say of the image that cells run in, the site does: both are entered into `config`.
+    The site, and its settings for the image that `config` does not have, are entered into `config`.
     Raises ConfigError, one line.
     """
     if "launcher" not in overwritten.get("cell", {}):
@@ -45,7 +45,7 @@ def get_site(config: dict[str, Any], overwritten: Mapping[str, Any]) -> Site | N
 
 
 def check_places(cells: Iterable[Cell], site: Site) -> None:
-    """Raise ConfigError, one line with the cell, for one that the site has no place for."""
+    """Raise ConfigError, one line with the cell, if the site has no place for it."""
     for cell in cells:
         with within(cell.name):
             place(cell, site)
@@ -53,13 +53,13 @@ def check_places(cells: Iterable[Cell], site: Site) -> None:
 
 DOCTOR = f"write the file by: python -m benchmarks doctor --slurm --write {SITE_FILE}"
 NO_PARTITION, NO_ACCOUNT = "invalid partition", "invalid account"
-"""In what sbatch says. Whatever else it refuses may be otherwise by then: a drained partition, a limit."""
+"""Parts of sbatch's messages. Other refusals, such as a drained partition or a limit, may no longer apply later."""
 ELSEWHERE = ("slurm_cluster", "cluster", "clusters")
-"""What says of a partition that it is another cluster's, which is not asked."""
+"""Keys that mark a partition as another cluster's, which is not asked."""
 
 
 def check_submission(file: Path, site: Site, ask: Callable[[Sequence[str]], str] = ask) -> None:
-    """Raise ConfigError, one line, for a partition in the site's file that is not there, or an account that none takes.
+    """Raise ConfigError, one line, if a partition in the site's file does not exist, or all refuse the account.
 
     Nothing is submitted: sbatch only says whether it would take a job of one task.
     """
@@ -77,9 +77,9 @@ def check_submission(file: Path, site: Site, ask: Callable[[Sequence[str]], str]
 
 
 def refusal(partition: str, account: str | None, ask: Callable[[Sequence[str]], str] = ask) -> str:
-    """Return why sbatch would not take a job there, in its own words and small letters; nothing if it would.
+    """Return why sbatch would not accept a job there, in its own words and lower case; empty if it would.
 
-    No partition's name is that of the default one.
+    An empty `partition` stands for the default one.
     """
     given = {"account": account, "partition": partition}
     options = [f"--{name}={value}" for name, value in given.items() if value]

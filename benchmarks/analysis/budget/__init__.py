@@ -1,1 +1,1 @@
-"""What a matrix will cost, from recorded runs: `python -m benchmarks budget`. No torch in here."""
+"""Estimate what a matrix will cost, from recorded runs: `python -m benchmarks budget`. Imports no torch."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks budget`: cells, hours, wall time and disk of a config, before anything runs."""
+"""`python -m benchmarks budget`: estimate cells, hours, wall time and disk of a config before anything runs."""
 
 import argparse
 import math
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the estimates by part and model. Raises ConfigError, one line, for what cannot be used."""
+    """Print the estimates by part and model. Raises ConfigError, with one line, for invalid input."""
     integer("jobs", args.jobs, 1, 10**6)
     config = read_config(args.config, args.part)
     with within(args.config):
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
 def choose_device(
     parts: dict[str, list[Cell]], speeds: Sequence[Speed], wanted: str | None
 ) -> tuple[str, list[Speed], list[str]]:
-    """Return the device whose records know most of the cells, its records, and the other devices."""
+    """Return the device whose records cover most cells, its records, and the other devices."""
     devices = sorted({speed.device for speed in speeds})
     fitting = [device for device in devices if wanted is None or wanted.lower() in device.lower()]
     if wanted is not None and not fitting:
@@ -76,14 +76,14 @@ def choose_device(
 
 
 def estimates(parts: dict[str, list[Cell]], speeds: Sequence[Speed]) -> list[tuple[str, Estimate]]:
-    """Return the part and the estimate of each cell, once: with the first of the parts that have it."""
+    """Return (part, estimate) for each cell once, under the first part that has it."""
     first = first_of((cell, str(part)) for part, cells in parts.items() for cell in cells)
     recorded = Recorded(speeds)
     return [(part, estimate(cell, recorded)) for cell, part in first.items()]
 
 
 def budget_table(found: Sequence[tuple[str, Estimate]], device: str, on_gpu: bool) -> Table:
-    """Return the view: a row for each part, model and number of ranks."""
+    """Return the table with a row for each part, model and number of ranks."""
     rows = grouped(((part, one.cell.model, one.cell.world_size), one) for part, one in found)
     body: list[list[str]] = []
     starts, last = [], None
@@ -123,7 +123,7 @@ def _number(value: float) -> str:
 
 
 def totals(found: Sequence[Estimate], jobs: int, speeds: Sequence[Speed]) -> list[str]:
-    """Return the sums, a line each; "at least" where a cell is not known or something is left out."""
+    """Return the sums, one per line, with "at least" if a cell is not known or something is left out."""
     known = [one for one in found if one.hours is not None]
     lines = [f"{len(found)} cells; hours of {len(found) - len(known)} are not known."]
     if not known:
@@ -139,7 +139,7 @@ def totals(found: Sequence[Estimate], jobs: int, speeds: Sequence[Speed]) -> lis
 
 
 def seeds_line(cells: Sequence[Cell]) -> str:
-    """Return how many seeds each model has, and how many show that a metric is kept; "" without several seeds."""
+    """Return how many seeds each model has, and how many it takes to show a kept metric; "" without several seeds."""
     book, seeds = load_claims(), grouped({(cell.model, cell.seed): None for cell in cells})
     needed = {model: seeds_of(book, book.stand_ins.get(model, model), {}) for model in seeds if len(seeds[model]) > 1}
     texts = [f"{model} has {len(seeds[model])}, needs {count}" for model, count in needed.items() if count]

@@ -1,4 +1,4 @@
-"""What one cell will take, from what was recorded of cells like it; where nothing was, nothing is said."""
+"""Estimate what one cell will take, from records of cells like it; without any, there is no estimate."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,28 +13,28 @@ from benchmarks.core.workloads import WORKLOADS
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one cell is estimated to cost; None is not known."""
+    """The estimated cost of one cell; None is not known."""
 
     cell: Cell
     steps: int | None
     hours: float | None = None
     """Wall time."""
     processor_hours: float | None = None
-    """GPU hours, ranks x hours; on a CPU core hours, ranks x threads x hours."""
+    """GPU hours (ranks x hours); on a CPU, core hours (ranks x threads x hours)."""
     record_bytes: float | None = None
     checkpoint_bytes: int | None = None
-    """While it runs."""
+    """Disk space while the cell runs."""
     basis: str = "not known"
-    """Measured, scaled from what, or not known and why."""
+    """How the estimate was made: measured, scaled from other records, or not known and why."""
     sources: tuple[str, ...] = ()
-    """Where the records are that it is reckoned from."""
+    """Where the records behind the estimate are."""
     at_least: bool = True
-    """Whether something is left out of the hours."""
+    """Whether the hours leave something out."""
 
 
 @dataclass(frozen=True)
 class Like:
-    """Records of cells that are like another one."""
+    """Records of cells that are like the one to estimate."""
 
     speeds: list[Speed]
     basis: str
@@ -43,7 +43,7 @@ class Like:
 
 
 class Recorded:
-    """All records of one device, by what they are looked for."""
+    """All records of one device, indexed for lookup."""
 
     def __init__(self, speeds: Iterable[Speed]):
         those = [(_work(speed.cell), speed) for speed in speeds]
@@ -52,13 +52,13 @@ class Recorded:
         self._by_setting = grouped(((work, _setting(speed.cell)), speed) for work, speed in those)
 
     def like(self, cell: Cell) -> Like | None:
-        """Return the records that are most like a cell: its own setting's, its model's, or those of other ranks."""
+        """Return the records most like a cell: of its own setting, its own model, or another number of ranks."""
         work = _work(cell)
         if exact := self._by_setting.get((work, _setting(cell))):
             return Like(exact, f"measured{_inputs(exact)}")
         if same_ranks := self._by_ranks.get((work, cell.world_size)):
             return Like(same_ranks, f"measured with other schemes or options{_inputs(same_ranks)}")
-        # On a CPU ranks share the cores, so that another number of them says nothing.
+        # On a CPU ranks share the cores, so records of another number of ranks say nothing.
         sizes = {speed.cell.world_size for speed in self._by_work.get(work, []) if speed.on_gpu}
         if not sizes:
             return None
@@ -70,7 +70,7 @@ class Recorded:
 
 
 def estimate(cell: Cell, recorded: Recorded) -> Estimate:
-    """Return what a cell takes on the device that the records are of."""
+    """Return the estimated cost of a cell on the device of the records."""
     steps, more = planned_steps(cell)
     if steps is None:
         return Estimate(cell, None, basis="not known: how many steps")
@@ -81,7 +81,7 @@ def estimate(cell: Cell, recorded: Recorded) -> Estimate:
     seconds = steps / mean(speed.steps_per_second for speed in speeds) + mean(speed.other_seconds for speed in speeds)
     processors = cell.world_size * (1 if speeds[0].on_gpu else mean(speed.threads for speed in speeds))
     sizes = [speed.record_bytes / speed.steps for speed in speeds if speed.record_bytes and speed.steps]
-    # With another number of ranks there would be other residuals in a checkpoint.
+    # With another number of ranks, a checkpoint would have other residuals.
     checkpoints = [speed.checkpoint_bytes for speed in speeds if speed.checkpoint_bytes and not like.left_out]
     return Estimate(
         cell=cell,
@@ -101,11 +101,11 @@ def _inputs(speeds: list[Speed]) -> str:
 
 
 def _work(cell: Cell) -> tuple[object, ...]:
-    """What the time of a step depends on first."""
+    """Return the fields that affect the time of a step most."""
     workload = WORKLOADS[cell.model]
     return cell.model, cell.batch_per_rank or workload.batch_per_rank, cell.length or workload.length
 
 
 def _setting(cell: Cell) -> Cell:
-    """The cell without what the time of its step does not depend on."""
+    """Return the cell without the fields that do not affect the time of its step."""
     return replace(cell, seed=0, steps=None, data="real", released=(), observe=(), batch_per_rank=None, length=None)

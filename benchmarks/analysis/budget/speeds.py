@@ -1,4 +1,4 @@
-"""How fast cells ran, and what they left: from records, from committed intervals, and from checks of one GPU."""
+"""How fast cells ran and what they stored: from records, committed intervals and one-GPU checks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
 PLACES = ("results/runs/*", "results/reference/*")
-"""Where recorded runs are looked for, in the root of the project."""
+"""Where to look for recorded runs, relative to the root of the project."""
 
 
 @dataclass(frozen=True)
@@ -22,33 +22,33 @@ class Speed:
     device: str
     on_gpu: bool
     threads: int
-    """Threads of a rank."""
+    """Threads per rank."""
     steps: int
     steps_per_second: float
     wall_seconds: float
-    """All of it: start, steps, evaluation, measurements."""
+    """The whole run: start, steps, evaluation, measurements."""
     source: str
-    """The folder or file that it is from."""
+    """The folder or file of the record."""
     record_bytes: int | None = None
     checkpoint_bytes: int | None = None
-    """Parameters and optimizer states once, residuals of every rank."""
+    """Parameters and optimizer states once, plus the residuals of every rank."""
 
     @property
     def other_seconds(self) -> float:
-        """All but the steps: start, evaluation, measurements."""
+        """Time outside of the steps: start, evaluation, measurements."""
         return max(0.0, self.wall_seconds - self.steps / self.steps_per_second)
 
 
 def read_speeds(places: list[Path]) -> list[Speed]:
-    """Return what is recorded in or below these folders and files; what is no finished record is left out.
+    """Return the speeds recorded in or below these folders and files, skipping all that is no finished record.
 
-    Raises ConfigError, one line, for a place that is not there.
+    Raises ConfigError, with one line, if a place does not exist.
     """
     missing = next((place for place in places if not place.exists()), None)
     if missing is not None:
         raise ConfigError(f"records: {missing} is not there; give folders of results/runs or results/reference")
     paths = {path for place in places for path in ([place] if place.is_file() else place.rglob("*.json"))}
-    skipped = ("specs", "earlier")  # of a run: plain cells, and records that were replaced
+    skipped = ("specs", "earlier")  # folders of a run with plain cells, and with records that were replaced
     return [speed for path in sorted(paths) if path.parent.name not in skipped for speed in _read(path)]
 
 
@@ -64,7 +64,7 @@ def _read(path: Path) -> Iterator[Speed]:
         for case in values.get("cases", []):
             yield from _of_case(path, case, values["provenance"])
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return  # another kind of file, or half written: nothing is recorded there
+        return  # another kind of file, or half written: it has no usable record
 
 
 def _of_record(path: Path, result: CellResult) -> Iterator[Speed]:
@@ -83,7 +83,7 @@ def _of_record(path: Path, result: CellResult) -> Iterator[Speed]:
 
 
 def _of_row(path: Path, row: dict[str, Any], measured: dict[str, list[str]]) -> Iterator[Speed]:
-    """A setting in a JSON of `python -m benchmarks intervals`: means over seeds."""
+    """Yield a setting from a JSON of `python -m benchmarks intervals`: means over seeds."""
     if "steps_per_second" not in row or any(len(measured[key]) != 1 for key in ("Processor", "Cores")):
         return
     facts = {"device": "Device", "cpu": "Processor", "cores": "Cores"}
@@ -98,7 +98,7 @@ def _of_row(path: Path, row: dict[str, Any], measured: dict[str, list[str]]) -> 
 
 
 def _of_case(path: Path, case: dict[str, Any], where: dict[str, Any]) -> Iterator[Speed]:
-    """A case of `python -m benchmarks gpu-check`; where ranks share the GPU they say nothing of one each."""
+    """Yield a case of `python -m benchmarks gpu-check`; none if ranks share the GPU, where speeds mean nothing."""
     cell = Cell.from_dict(case["cell"])
     if case["status"] != "ok" or cell.world_size != 1:
         return
@@ -115,7 +115,7 @@ def _of_case(path: Path, case: dict[str, Any], where: dict[str, Any]) -> Iterato
 
 
 def _where(where: dict[str, Any], threads: Any) -> dict[str, Any]:
-    """What a speed is of: the GPU, or processor and cores; and the threads of a rank."""
+    """Return what a speed belongs to: the GPU, or processor and cores; and the threads per rank."""
     on_gpu = where.get("device") not in (None, "cpu")
     device = str(where["device"]) if on_gpu else f"{where.get('cpu')}, {where.get('cores')} cores"
     return {"device": device, "on_gpu": on_gpu, "threads": int(threads or 1)}

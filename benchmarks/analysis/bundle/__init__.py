@@ -1,1 +1,1 @@
-"""The evidence bundle: a run with all that it rests on in one zip, and how to verify one. Imports no torch."""
+"""The evidence bundle: a run with everything it rests on in one zip, and how to verify it. Imports no torch."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks bundle`: a run and all that it rests on in one zip."""
+"""`python -m benchmarks bundle`: put a run and everything it rests on into one zip."""
 
 import argparse
 from datetime import UTC, datetime
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the zip; what the run lacks is said, and is no error: a partial run has a bundle too."""
+    """Write the zip. What the run lacks is listed; it is no error, since partial runs have bundles too."""
     run = load_run(args.run)
     check_records(args.run)
     name, here = get_run_name({"run": args.run.resolve().name}), provenance()

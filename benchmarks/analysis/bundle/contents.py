@@ -1,4 +1,4 @@
-"""What goes into a bundle: files of the run and of the project, and texts that are made for it."""
+"""The contents of a bundle: files of the run and of the project, and texts that are made for it."""
 
 import subprocess
 from pathlib import Path
@@ -21,14 +21,14 @@ PROJECT = (
     "results/paper/*",
     "results/reference/*.json",
 )
-"""What every bundle has of the project: licence, citation, versions, published numbers, claims, measurements."""
+"""Files of the project in every bundle: licence, citation, versions, published numbers, claims, measurements."""
 Content = Path | bytes
 
 
 def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
-    """Return what a bundle holds by its path there, but for README, crate and manifest.
+    """Return the contents of a bundle by their path in it, except README, crate and manifest.
 
-    folder: of the run; report: the folder of its fresh report; name: of the run.
+    folder: the run's folder; report: the folder of its fresh report; name: the run's name.
     """
     found: dict[str, Content] = {f"{RUNS}/{name}/{path}": file for path, file in files_of(folder, INPUTS).items()}
     found |= {f"{RUNS}/{name}/{path}": file for path, file in files_of(report, OUTPUTS).items()}
@@ -38,7 +38,7 @@ def contents(folder: Path, report: Path, name: str) -> dict[str, Content]:
 
 
 def source_texts() -> dict[str, str]:
-    """Return the state of the code: its commit, and what of it was not committed. Without git, that this is so."""
+    """Return the state of the code: its commit and uncommitted changes; without git, a text that says so."""
     commit = _git("rev-parse", "HEAD")
     if commit is None:
         return {"commit.txt": "not known: not a git checkout\n"}
@@ -47,14 +47,14 @@ def source_texts() -> dict[str, str]:
 
 
 def check_records(folder: Path) -> None:
-    """Raise ConfigError, one line, for a record that is broken: no bundle with it could be verified."""
+    """Raise ConfigError, with one line, for a broken record: a bundle with it could not be verified."""
     for path in sorted((folder / "cells").glob("*.json")):
         if (problem := record_problem(path)) is not None:
             raise ConfigError(f"run: {problem}; delete the record, or run its cell again, and then bundle")
 
 
 def record_problem(path: Path) -> str | None:
-    """Return what is wrong with the record in a file, one line; None if nothing is."""
+    """Return in one line what is wrong with the record in a file; None if nothing is."""
     try:
         record = CellResult.load(path)
     except RecordError as error:
@@ -64,7 +64,7 @@ def record_problem(path: Path) -> str | None:
 
 
 def counts(folder: Path) -> dict[str, Any]:
-    """Return how many records there are of finished and of failed cells."""
+    """Return the number of records of finished and of failed cells."""
     names = [path.name for path in (folder / "cells").glob("*.json")]
     failed = sum(name.endswith(".failed.json") for name in names)
     return {"finished": len(names) - failed, "failed": failed}

@@ -20,9 +20,9 @@ FOLDERS = {
 
 
 def crate(run: str, date: str, commit: str | None, sizes: Mapping[str, int]) -> str:
-    """Return the metadata file's text: root, folders of the run, and the single files outside of them.
+    """Return the text of the metadata file: the root, folders of the run, and the files outside of them.
 
-    sizes: bytes of each file of the bundle by its path.
+    sizes: bytes of each file of the bundle, by path.
     """
     folders = {f"{RUNS}/{run}/{name}/": text for name, text in FOLDERS.items()}
     folders = {path: text for path, text in folders.items() if any(one.startswith(path) for one in sizes)}

@@ -1,5 +1,5 @@
-"""Write a bundle and its manifest: files in order of their names, with one time for all, so that equal contents make
-equal zips."""
+"""Write a bundle and its manifest. Files are sorted by name and share one time stamp, so equal contents make equal
+zips."""
 
 import hashlib
 import json
@@ -21,31 +21,31 @@ FORMAT = 1
 
 
 class BundleError(ValueError):
-    """A bundle that is not what it says."""
+    """A bundle whose contents are not what it says they are."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle says of itself."""
+    """The description that a bundle gives of itself."""
 
     run: str
     """Name of the run's folder in results/runs."""
     date: str
-    """The day on which it was made, as 2026-01-31."""
+    """The day on which it was made, such as 2026-01-31."""
     commit: str | None
     dirty: bool | None
     files: dict[str, tuple[str, int]]
-    """SHA-256 and bytes of each file but the manifest, by its path in the bundle."""
+    """SHA-256 and bytes of each file except the manifest, by its path in the bundle."""
 
     def to_json(self) -> str:
-        """Return the file's text."""
+        """Return the text of the manifest file."""
         files = {path: {"sha256": digest, "bytes": size} for path, (digest, size) in sorted(self.files.items())}
         head = {"format": FORMAT, "run": self.run, "date": self.date, "commit": self.commit, "dirty": self.dirty}
         return json.dumps({**head, "files": files}, indent=1) + "\n"
 
     @classmethod
     def from_values(cls, values: Any) -> Self:
-        """Read what the file holds. Raises BundleError, one line."""
+        """Read the values of a manifest file. Raises BundleError, with one line."""
         if not isinstance(values, dict) or values.get("format") is True or values.get("format") != FORMAT:
             found = values.get("format") if isinstance(values, dict) else None
             raise BundleError(f"{NAME}: format {found!r} cannot be read; this code reads {FORMAT}")
@@ -59,12 +59,12 @@ class Manifest:
 
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first time that a zip can say."""
+"""The earliest time that a zip can store."""
 CHUNK_BYTES = 1 << 20
 
 
 def pack(files: Mapping[str, Content], head: Manifest, output: Path) -> Manifest:
-    """Write the zip in one move, files one after the other, and return its manifest, which is the last file in it.
+    """Write the zip atomically, file by file, and return its manifest, which is the last file in it.
 
     head: the manifest without files.
     """
@@ -76,12 +76,12 @@ def pack(files: Mapping[str, Content], head: Manifest, output: Path) -> Manifest
 
 
 def size_of(content: Content) -> int:
-    """Return the bytes of a file or text."""
+    """Return the size of a file or text in bytes."""
     return content.stat().st_size if isinstance(content, Path) else len(content)
 
 
 def _add(bundle: ZipFile, path: str, content: Content) -> tuple[str, int]:
-    """Return SHA-256 and bytes of what was written."""
+    """Return SHA-256 and bytes of the added content."""
     info = ZipInfo(path, EPOCH)
     info.compress_type, info.external_attr, info.file_size = ZIP_DEFLATED, 0o100644 << 16, size_of(content)
     opened = content.open("rb") if isinstance(content, Path) else BytesIO(content)
@@ -90,7 +90,7 @@ def _add(bundle: ZipFile, path: str, content: Content) -> tuple[str, int]:
 
 
 def copied(source: IO[bytes], target: IO[bytes], most: float = math.inf) -> tuple[str, int]:
-    """Copy a file and return its SHA-256 and bytes. Raises BundleError once there are more than `most`."""
+    """Copy a file and return its SHA-256 and bytes. Raises BundleError if there are more than `most` bytes."""
     digest, size = hashlib.sha256(), 0
     while chunk := source.read(CHUNK_BYTES):
         size += len(chunk)

@@ -1,4 +1,4 @@
-"""A run's report, made anew in a folder under the name that its tables know it by, and in what another one differs."""
+"""Remake a run's report in a temporary folder under the run's own name, and compare it with another report."""
 
 import re
 import tempfile
@@ -12,17 +12,17 @@ from benchmarks.analysis.report_command import write_report
 from benchmarks.core.paths import RUNS
 
 INPUTS = ("cells", "logs", "config.json", "start.json")
-"""What a report is made from (of logs, which there are), and what starts the run again."""
+"""What a report is made from (of logs, only whether they exist), and what restarts the run."""
 OUTPUTS = ("tables", "figures", "report.html", "claims.json")
-"""What it is made to."""
+"""What a report consists of."""
 
 
 @contextmanager
 def fresh_report(folder: Path, name: str) -> Iterator[Path]:
-    """Make the report of the records in folder, as those of results/runs/name; yields the folder that it is in.
+    """Make the report of the records in `folder` as if they lay in results/runs/`name`; yields its folder.
 
-    That is temporary, and has the inputs as links; `folder` stays as it is. Commands in tables name the run's folder,
-    so they are the same on every machine.
+    That folder is temporary and links to the inputs; `folder` stays unchanged. Commands in tables name the run's
+    folder, so they are the same on every machine.
     """
     source = folder.resolve()
     with tempfile.TemporaryDirectory(prefix="resireduce-report-") as temporary:
@@ -37,7 +37,7 @@ def fresh_report(folder: Path, name: str) -> Iterator[Path]:
 
 
 def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
-    """Return the files in these parts of a folder, by their path in it, sorted."""
+    """Return the files in these parts of a folder, sorted, by their path in the folder."""
     found = {}
     for name in names:
         part = folder / name
@@ -48,19 +48,19 @@ def files_of(folder: Path, names: tuple[str, ...]) -> dict[str, Path]:
 
 
 PICTURES = (".png", ".svg", ".pdf")
-"""Depend on the versions of what draws them, as do those within the page; all else is text from the records alone."""
+"""Pictures depend on the versions of the drawing libraries, also inside the page; all else is text from the records."""
 PICTURE = re.compile("<svg.*</svg>|sha256-[A-Za-z0-9+/=]*")
 WIDTH = 160
 
 
 def differences(old: Mapping[str, Path], new: Mapping[str, Path]) -> dict[str, str]:
-    """Return the first difference of each file that both reports have, by its path in them, sorted; not of pictures."""
+    """Return, by path and sorted, the first difference of each file that both reports have, except pictures."""
     common = sorted(path for path in old.keys() & new.keys() if not path.endswith(PICTURES))
     return {path: text for path in common if (text := first_difference(path, old[path], new[path]))}
 
 
 def first_difference(path: str, old: Path, new: Path) -> str | None:
-    """Return the first line in which two files differ; None if they are equal, a page but for its pictures."""
+    """Return the first line in which two files differ; None if they are equal, apart from the pictures of a page."""
     if old.read_bytes() == new.read_bytes():
         return None
     with old.open(errors="backslashreplace", newline="") as one, new.open(errors="backslashreplace", newline="") as two:
@@ -72,7 +72,7 @@ def first_difference(path: str, old: Path, new: Path) -> str | None:
 
 
 def _without_pictures(lines: Iterable[str]) -> Iterator[str]:
-    """A page's lines without still pictures, without the library that makes live ones, and without its hash."""
+    """Yield a page's lines without still pictures, the library that makes live ones, and its hash."""
     skipped = False
     for line in lines:
         skipped = skipped or line.startswith('<script id="vega">')
@@ -82,7 +82,7 @@ def _without_pictures(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _short(line: str | None, other: str | None) -> str:
-    """A line, from a little before what differs."""
+    """Return a line, cut to start shortly before the difference."""
     if line is None:
         return "(the file ends before)"
     start = next((i for i, (a, b) in enumerate(zip(line, other or "", strict=False)) if a != b), len(other or ""))

@@ -1,4 +1,4 @@
-"""Take a zip apart that nobody vouches for: names that leave the folder, links, bombs and changed bytes are found."""
+"""Unpack an untrusted zip safely: names that leave the folder, links, bombs and changed bytes are found."""
 
 import shutil
 import stat
@@ -14,15 +14,15 @@ from benchmarks.core.progress import counted
 
 MOST_FILES = 200_000
 MOST_BYTES = 16 * 2**30
-"""Largest size of all files together, unpacked."""
+"""Most bytes of all unpacked files together."""
 MOST_RATIO = 200
-"""Unpacked over packed, of files that are larger than SMALL_BYTES: records and tables have 3 to 20."""
+"""Most unpacked over packed bytes, for files larger than SMALL_BYTES; records and tables have 3 to 20."""
 SMALL_BYTES = 10 * 2**20
 ENCRYPTED = 0x1
 
 
 def check_entries(bundle: ZipFile) -> None:
-    """Raise BundleError, one line, for an entry that must not be unpacked; nothing has been written by then."""
+    """Raise BundleError, with one line, for an entry that must not be unpacked, before anything is written."""
     entries = bundle.infolist()
     if len(entries) > MOST_FILES:
         raise BundleError(f"it has {len(entries):,} files, allowed are {MOST_FILES:,}")
@@ -57,9 +57,9 @@ def _entry_problem(entry: ZipInfo) -> str | None:
 
 
 def unpack(bundle: ZipFile, folder: Path) -> tuple[Manifest, list[str]]:
-    """Write all files below folder, and return the manifest and what is not as it says, a line each.
+    """Write all files below `folder`; return the manifest and a line for each file that differs from it.
 
-    Raises BundleError, one line, for entries that must not be unpacked, and without a manifest that can be read.
+    Raises BundleError, with one line, for entries that must not be unpacked, or if the manifest cannot be read.
     """
     check_entries(bundle)
     found = {}
@@ -84,7 +84,7 @@ def _compare(said: dict[str, tuple[str, int]], found: dict[str, tuple[str, int]]
 
 
 def _extract(bundle: ZipFile, entry: ZipInfo, target: Path) -> tuple[str, int]:
-    """Write one file and return its SHA-256 and bytes; never more than the entry says."""
+    """Write one file and return its SHA-256 and bytes; it never writes more bytes than the entry states."""
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         with bundle.open(entry) as source, target.open("xb") as file:

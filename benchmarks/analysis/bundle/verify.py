@@ -1,4 +1,4 @@
-"""`python -m benchmarks verify`: does a bundle hold what it says, and do its records make its tables?"""
+"""`python -m benchmarks verify`: does a bundle hold what it says, and do its records reproduce its tables?"""
 
 import argparse
 import tempfile
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Say what differs, and return the exit status; ConfigError, one line, if there is no such file."""
+    """Say what differs, and return the exit status. Raises ConfigError, with one line, if there is no such file."""
     if not args.bundle.is_file():
         raise ConfigError(f"bundle: {args.bundle} is not a file; give a zip that `make bundle` made")
     with tempfile.TemporaryDirectory(prefix="resireduce-verify-") as folder:
@@ -51,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def notes(manifest: Manifest, folder: Path) -> list[str]:
-    """Return what may make tables differ and is no fault of the bundle: other code, other published numbers."""
+    """Return reasons why tables may differ that are no fault of the bundle: other code, other published numbers."""
     here = provenance()
     found = []
     if manifest.commit != here["commit"]:
@@ -69,7 +69,7 @@ def notes(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def differing_tables(run: Path, name: str) -> list[str]:
-    """Make all tables from the records again, and return what differs: file and first line of it."""
+    """Make all tables from the records again, and return the differing files with their first differing line."""
     if not run.is_dir():
         return [f"{RUNS}/{name}: the run is not there"]
     try:
@@ -84,7 +84,7 @@ def differing_tables(run: Path, name: str) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    """Text with what moves a terminal's cursor or changes its colours made visible: names in a zip may hold it."""
+    """Return text with terminal control characters made visible, as names in a zip may hold them."""
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 

@@ -1,4 +1,4 @@
-"""Figures that are curves: over the share stored, over steps and time, over the number of GPUs, and densities."""
+"""Figures that are curves: over the share stored, steps and time, or the number of GPUs; and densities."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,18 +10,18 @@ from benchmarks.analysis.table import Record
 COLOURS = ("#607d8b", "#cc4125", "#0083c4", "#d08f00", "#008f6b", "#8a5a9e")
 DASHES = ([1, 0], [6, 3], [8, 3, 2, 3], [2, 2], [12, 3], [4, 2])
 SHAPES = ("circle", "square", "triangle-up", "triangle-down", "cross", "diamond")
-"""Lines differ in dash and mark too: for print in grey, and for those who see no colours."""
+"""Lines also differ in dash and mark, for grey print and for readers who cannot tell colours apart."""
 MOST_LINES = len(COLOURS)
-"""Most points of a panel; the table's CSV has all."""
+"""Most curves in a panel; the table's CSV has all."""
 GROUPS, CELLS = 4, 8
-"""Groups of a cell that are drawn, evenly spread over the model, and cells; the table's CSV has all."""
+"""Most groups drawn of a cell, evenly spread over the model, and most cells; the table's CSV has all."""
 RANGE = 3.0
-"""Standard deviations of the group that are shown, to either side."""
+"""Standard deviations of the group that are shown on either side."""
 PUBLISHED_SHAPE, PUBLISHED_COLOUR = look.SERIES[look.PUBLISHED]
 
 
 def shares_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return Fig. 3: a panel a model, the metric over the share of the residuals that is stored."""
+    """Return Fig. 3: for each model, the metric over the share of the residuals that is stored."""
     rows = []
     for one in records:
         common = {"model": one["model"], "panel": f"{one['model']}\n{_metric(one)}", "x": share(one)}
@@ -37,19 +37,19 @@ def shares_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def share(record: Record) -> float:
-    """Return the per cent of the residuals that a record's setting stores."""
+    """Return the percentage of the residuals that a record's setting stores."""
     return 100.0 if record["scheme"] == "baseline" else 100 * float(record["options"].get("ratio", 0.5))
 
 
 def convergence_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return Fig. 10: for each model the metric over the steps, and over the hours of training."""
+    """Return Fig. 10: for each model, the metric over the steps and over the hours of training."""
     return _curves([row for its in look.by_model(records).values() for row in _over_time(its)], None)
 
 
 def _over_time(records: Sequence[Record]) -> Iterator[look.Row]:
     shown = [record for record in records if record["curve"] and record["steps_taken"]][:MOST_LINES]
     ends = [one["measured"] for one in shown if one["measured"] is not None]
-    # Perplexity begins far above where it ends: show the last part of it.
+    # Perplexity begins far above its final value, so only the last part is shown.
     most = 1.6 * max(ends) if ends and shown[0]["higher_is_better"] is False else float("inf")
     for over in ("steps", "hours"):
         for one in shown:
@@ -66,7 +66,7 @@ def _over_time(records: Sequence[Record]) -> Iterator[look.Row]:
 
 
 def ranks_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return Fig. 11: a panel a model, images or tokens per second over the number of ranks."""
+    """Return Fig. 11: for each model, images or tokens per second over the number of ranks."""
     rows = []
     for model, its in look.by_model([one for one in records if one["throughput"] is not None]).items():
         lines = list(dict.fromkeys(one["line"] for one in its))[:MOST_LINES]
@@ -80,7 +80,7 @@ def ranks_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def densities_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return Fig. 4: for each observed cell some groups side by side, a line a member."""
+    """Return Fig. 4: for each observed cell some groups side by side, with one line per member."""
     cells: list[list[Record]] = []
     for record in records:
         if record["group"] == "all":
@@ -92,7 +92,7 @@ def densities_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def spread(items: list[Record], count: int) -> list[Record]:
-    """Return `count` of the items, first and last among them, or all if there are no more."""
+    """Return `count` of the items, including the first and the last, or all if there are no more."""
     if len(items) <= count:
         return items
     return [items[round(i * (len(items) - 1) / (count - 1))] for i in range(count)]

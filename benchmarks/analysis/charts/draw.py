@@ -1,6 +1,6 @@
-"""From a table to its figure: the specification, which the page has, and its files. The same bytes for the same table.
+"""Draw a table's figure: its specification for the page, and its files. Equal tables give equal bytes.
 
-Only of PDFs the bytes differ from time to time.
+Only the bytes of PDFs differ from time to time.
 """
 
 import json
@@ -19,11 +19,11 @@ from resireduce.scheme import load
 
 DOTS_PER_INCH = 150
 SCREEN = 800
-"""Pixels."""
+"""Height in pixels above which a figure is tall."""
 NOTHING = {"data": {"values": [{}]}, "mark": {"type": "text", "text": "nothing measured yet", "fontStyle": "italic"}}
-"""What is drawn where there is nothing to draw."""
+"""Drawn if there is nothing to show."""
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
-"""What of the library the page's own script needs."""
+"""The part of the library that the page's own script needs."""
 GROUND = re.compile(r'<rect width="[\d.]+" height="[\d.]+" fill="white"/>')
 
 
@@ -33,26 +33,26 @@ class Drawn:
 
     name: str
     specification: Mapping[str, Any] | None
-    """In Vega-Lite; None where there is nothing to draw."""
+    """Specification in Vega-Lite; None if there is nothing to draw."""
     compiled: Mapping[str, Any]
-    """The specification in Vega, which needs no compiler in the browser."""
+    """Specification in Vega, which needs no compiler in the browser."""
     svg: str
     png: bytes
     pdf: bytes
 
     @property
     def files(self) -> dict[str, bytes]:
-        """The bytes of its files, by the ending of their names."""
+        """The bytes of its files, by suffix."""
         return dict(zip(FIGURE_FORMS, (self.svg.encode(), self.png, self.pdf), strict=True))
 
     @property
     def is_tall(self) -> bool:
-        """Whether it is more than a screen, which a page does not show unasked."""
+        """Whether it is taller than a screen; the page then shows it only on request."""
         return float(re.findall(r'height="([\d.]+)"', self.svg)[0]) > SCREEN
 
     @property
     def inline(self) -> str:
-        """The SVG as it stands in a page: on the page's ground, in its colours."""
+        """The SVG for use inside a page, with the page's background and colours."""
         return (
             GROUND.sub("", self.svg, count=1)
             .replace('xmlns="http://www.w3.org/2000/svg" ', "")
@@ -61,13 +61,13 @@ class Drawn:
 
     @property
     def data(self) -> str:
-        """The figure as a page can hold it: without what could end a script."""
+        """The specification for embedding in a page, without anything that could end a script."""
         shown = {key: value for key, value in self.compiled.items() if key not in ("$schema", "background")}
         return json.dumps(shown, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def draw_all(tables: Sequence[Table]) -> dict[str, Drawn]:
-    """Return the figure of each table, what its function makes of its records; and of memory against accuracy."""
+    """Return each table's figure, drawn from its records, and the figure of memory against accuracy."""
     found = {}
     for table in tables:
         shown = table.records if table.drawn is None else table.drawn
@@ -78,7 +78,7 @@ def draw_all(tables: Sequence[Table]) -> dict[str, Drawn]:
 
 
 def drawn(name: str, specification: Mapping[str, Any] | None) -> Drawn:
-    """Return a specification with the files that are made of it."""
+    """Return a specification with the files made from it."""
     compiled = vl_convert.vegalite_to_vega({"background": "white", **(specification or NOTHING)})
     svg = with_own_ids(vl_convert.vega_to_svg(compiled), name)
     png, pdf = vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH), vl_convert.svg_to_pdf(svg)
@@ -87,12 +87,12 @@ def drawn(name: str, specification: Mapping[str, Any] | None) -> Drawn:
 
 @cache
 def library() -> str:
-    """Return the script that makes figures of specifications in a page, Vega and what it needs; it takes seconds."""
+    """Return the script that draws specifications in a page: Vega and what it needs. This takes seconds."""
     return f"(() => {{\n{vl_convert.javascript_bundle(SNIPPET)}\n}})();"
 
 
 def with_own_ids(svg: str, name: str) -> str:
-    """Return an SVG with ids that are the same each time, and no other figure's: Vega counts on and on."""
+    """Return an SVG with ids that are reproducible and unique to the figure; Vega's own count on and on."""
     numbers: dict[str, int] = {}
     return re.sub(
         r'((?:id="|url\(#))clip(\d+)',

@@ -1,4 +1,4 @@
-"""What all figures share: colours, shapes, labels, models side by side, and a legend that shows and hides."""
+"""Parts shared by all figures: colours, shapes, labels, models side by side, and a legend that shows and hides."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ from benchmarks.analysis.table import CELL_COLUMNS, Record
 from benchmarks.core.cell import Cell
 
 Row = dict[str, Any]
-"""What a mark is drawn from: model, panel (title of it) and tip (exact values), a line each, beside its own."""
+"""The values of a mark: model, panel (its title), tip (exact values, one per line), and the mark's own."""
 Specification = dict[str, Any]
 MOST, MOST_IN_ALL = 40, 120
-"""Rows of one model in a figure, and of all; the table has all."""
+"""Most rows of one model in a figure, and of all models; the table has all."""
 NEAR = 9
 """Pixels between the outermost marks and the edge."""
 INK = "currentColor"
-"""Black in files, the text's colour on the page, also where that is dark."""
+"""Black in files, the text colour on the page, also in dark mode."""
 NO_COMPRESSION, PUBLISHED = "no compression", "published"
 CROSS = "M-.8-.5-.5-.8 0-.3.5-.8.8-.5.3 0 .8.5.5.8 0 .3-.5.8-.8.5-.3 0z"
 STAR = "M0-1 .26-.34 1-.3.42.13.6.8 0 .42-.6.8-.42.13-1-.3-.26-.34z"
@@ -37,9 +37,9 @@ SERIES = {
     NO_COMPRESSION: (HEXAGON, "#7a858f"),
     PUBLISHED: ("diamond", "#cc4125"),
 }
-"""Shape and colour of each scheme, and of what the paper states."""
+"""Shape and colour of each scheme, and of published values."""
 OWN = ("wedge", "#6a51a3")
-"""Shape and colour of a scheme that somebody has added."""
+"""Shape and colour of a scheme added by a user."""
 REFERENCE: dict[str, Any] = {"color": INK, "strokeDash": [4, 3], "opacity": 0.75, "aria": False}
 CONFIG: dict[str, Any] = {
     "font": "sans-serif",
@@ -56,7 +56,7 @@ CONFIG: dict[str, Any] = {
 
 
 def series_of(record: Record) -> str:
-    """Return what a setting is shown or hidden by."""
+    """Return the legend entry that shows or hides a setting."""
     return NO_COMPRESSION if record["compressor"] == "none" else str(record["scheme"])
 
 
@@ -66,18 +66,18 @@ def by_model(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def labels_of(records: Sequence[Record]) -> list[str]:
-    """Return what each setting is called among the others: the paper's line where it has one; no two are alike."""
+    """Return a distinct label for each setting: the paper's line where there is one."""
     if "line" in records[0]:
         several = len({one["world_size"] for one in records}) > 1
         labels = [f"{one['line']}, {one['world_size']} ranks" if several else one["line"] for one in records]
     else:
         labels = short_labels([Cell(**{name: record[name] for name in CELL_COLUMNS}) for record in records])
-    # A name that is there twice would be one row: spaces without width tell them apart.
+    # Equal labels would share a row: zero-width spaces keep them apart.
     return [label + "\N{ZERO WIDTH SPACE}" * labels[:place].count(label) for place, label in enumerate(labels)]
 
 
 def shown_of(records: Sequence[Record], known: Callable[[Record], bool]) -> dict[str, tuple[list[Record], str]]:
-    """Return the records to draw of each model of which any is known, and the title of its panel."""
+    """Return, for each model with a known record, the records to draw and the title of its panel."""
     models = {model: its for model, its in by_model(records).items() if any(map(known, its))}
     most = max(8, min(MOST, MOST_IN_ALL // max(1, len(models))))
     mores = {model: f", and {len(its) - most} more: see the table" * (len(its) > most) for model, its in models.items()}
@@ -85,18 +85,18 @@ def shown_of(records: Sequence[Record], known: Callable[[Record], bool]) -> dict
 
 
 def metric_words(record: Record) -> str:
-    """Return the name of a record's metric, and which way is better."""
+    """Return the name of a record's metric and which direction is better."""
     better = {True: ", higher is better", False: ", lower is better"}.get(record["higher_is_better"], "")
     return f"{record['metric_name'] or record.get('unit') or 'metric'}{better}"
 
 
 def exact() -> dict[str, Any]:
-    """Return the channels that give a mark its exact values: where it is pointed at, and for those who do not see."""
+    """Return the channels with a mark's exact values: a tooltip, and a description for screen readers."""
     return {"tooltip": alt.Tooltip("tip:N"), "description": alt.Description("tip:N")}
 
 
 def schemes(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the channels that tell schemes apart by shape and colour, and streamed gradients by open marks."""
+    """Return the channels that show schemes by shape and colour, and streamed gradients by open marks."""
     drawn = {row["series"] for row in rows}
     names = sorted(drawn, key=lambda name: (list(SERIES).index(name) if name in SERIES else len(SERIES), name))
     words = alt.Legend(labelExpr=f"{dict(SCHEME_WORDS)}[datum.label] || datum.label")
@@ -120,9 +120,9 @@ def side_by_side(
     width: int = 290,
     height: int | alt.Step = 150,
 ) -> Specification:
-    """Return the figure: a panel for each title among the rows; model and, where rows have one, view can be chosen.
+    """Return the figure, with a panel for each title in the rows, and choices of model and, if rows have one, view.
 
-    hides: the column of the rows by which a click on the legend shows what it names alone, or more with shift.
+    hides: column of the rows to filter by; a click on the legend shows only that entry, shift adds more.
     """
     shown = alt.selection_point(name="shown", fields=[hides], bind="legend")
     first, *others = layers
@@ -143,7 +143,7 @@ def side_by_side(
 
 
 def _chosen(chart: alt.FacetChart, name: str, words: str, choices: list[str]) -> alt.FacetChart:
-    """With a choice: of views one is shown, the first at first; of models all at first."""
+    """Return the chart with a choice: one view at a time, starting with the first; or models, starting with all."""
     if name == "view":
         bind: Any = alt.binding_radio(options=choices, name=words)
         return chart.add_params(alt.param("view", value=choices[0], bind=bind)).transform_filter("datum.view == view")

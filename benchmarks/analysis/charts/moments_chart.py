@@ -1,4 +1,4 @@
-"""The memory of a step over time, a panel for each setting: bands of each kind of tensor, above one another."""
+"""The memory of a step over time: a panel for each setting, with stacked bands for each kind of tensor."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,17 +9,17 @@ from benchmarks.analysis.table import Record
 from benchmarks.core.moments import BANDS, thinned
 
 COLOURS = ("#607d8b", "#a8d0e6", "#cc4125", "#e69f00", "#9a7400")
-"""Colours of BANDS, in their order; states have those that they have in the figure of memory."""
+"""Colours of BANDS, in order; states have the same ones as in the figure of memory."""
 LETTERS = ("P", "O", "R", "G", "M")
 POINTS = 48
-"""Moments of a panel at most: the fullest of each stretch of a record's."""
+"""Most moments in a panel: the fullest of each stretch of the record's."""
 PANELS = 24
-"""Settings of a figure, at most."""
+"""Most settings in a figure."""
 MIB = 2**20
 
 
 def moments_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return the figure of the table's records, each with `points`: bytes of each band; None if there are none."""
+    """Return the figure of the table's records, each with `points`: bytes per band; None if there are none."""
     rows = list(_rows(records))
     if not rows:
         return None
@@ -31,7 +31,7 @@ def moments_chart(records: Sequence[Record]) -> look.Specification | None:
         .mark_area(interpolate="step-after", stroke="white", strokeWidth=0.4)
         .encode(x=x, y=alt.Y("mib:Q", title="MiB").stack("zero"), color=colour, order="place:Q", **look.exact())
     )
-    # Unseen: all panels of a model have the scale of its fullest, so that heights can be compared.
+    # Invisible: gives all panels of a model the scale of its fullest, so that heights can be compared.
     scale = alt.Chart().mark_rule(opacity=0).encode(y="max(most):Q")
     return look.side_by_side(rows, [bands, scale], hides="part", width=300, height=130)
 

@@ -1,4 +1,4 @@
-"""Where names stand beside the points of a figure, so that they cover neither one another nor points."""
+"""Place names beside the points of a figure so that they cover neither one another nor points."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,13 +9,13 @@ import altair as alt
 from benchmarks.analysis.charts.look import NEAR
 
 LETTER, ASCENT, DESCENT = 4.7, 7.0, 2.0
-"""Pixels of a name of font size 8: width of a letter, height above its line, depth below."""
+"""Pixels of a name in font size 8: width of a letter, height above the line, depth below."""
 POINT, FARTHER = 3.5, 2.0
-"""Half of a point, in pixels; how many of them a name may cover rather than go to the next spot."""
+"""Half a point in pixels; and the pixels a name may cover before the next spot is preferred."""
 
 
 class Spot(NamedTuple):
-    """A place of a name beside its point."""
+    """The place of a name relative to its point."""
 
     align: Literal["left", "right"]
     right: int
@@ -25,9 +25,9 @@ class Spot(NamedTuple):
 SPOTS = tuple(
     spot for down in (-3, 9, -13, 19, -23, 29, -33, 39) for spot in (Spot("left", 5, down), Spot("right", -5, down))
 )
-"""Places, the better ones first."""
+"""Places for a name, the better ones first."""
 NO_SPOT = -1
-"""In the place of a spot: the name is left out."""
+"""Used for a spot if the name is left out."""
 Box = tuple[float, float, float, float]
 """Left, top, right, bottom, in pixels."""
 
@@ -42,11 +42,11 @@ def name_layers(points: alt.Chart) -> Iterator[alt.Chart]:
 def places(
     points: Sequence[tuple[float, float]], names: Sequence[str], width: float, height: float, most: float = math.inf
 ) -> list[int]:
-    """Return for each point the index of its name's spot in SPOTS, found one after the other.
+    """Return, for each point, the index of its name's spot in SPOTS, chosen one after the other.
 
-    points: right and down, in pixels of a panel of `width` and `height`. Each name stands where it covers little of the
-    names before it, of all points and of what is outside of the panel, and is near its own. NO_SPOT, if it would cover
-    more than `most` pixels anywhere.
+    points: right and down, in pixels of a panel of `width` and `height`. A name goes where it is near its point and
+    covers little of earlier names, of all points and of the area outside of the panel. It gets NO_SPOT if it would
+    cover more than `most` pixels anywhere.
     """
     marks = [(x - POINT, y - POINT, x + POINT, y + POINT) for x, y in points]
     taken: list[Box] = []
@@ -69,8 +69,8 @@ def panel_points(
 ) -> list[tuple[float, float]]:
     """Return where points lie in a panel, right and down, in pixels.
 
-    across, up: values on linear scales. `reach` has all that is drawn upwards, bars too; `aside` is left free to the
-    left and to the right, and NEAR above and below.
+    across, up: values on linear scales. `reach` has all values drawn upwards, including bars; `aside` is kept free on
+    the left and on the right, and NEAR above and below.
     """
     x = scaled(across, (min(across), max(across)), aside, width - aside)
     y = scaled(up, (min(reach), max(reach)), height - NEAR, NEAR)
@@ -101,6 +101,6 @@ def _common(one: Box, other: Box) -> float:
 
 
 def _outside(box: Box, width: float, height: float) -> float:
-    """Return the area of a box beyond a panel; to the right names may go on a little, where nothing is."""
+    """Return the area of a box beyond a panel; to the right, names may extend a little into empty space."""
     inside = _common(box, (0, 0, width + 60, height))
     return (box[2] - box[0]) * (box[3] - box[1]) - inside

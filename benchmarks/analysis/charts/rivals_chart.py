@@ -1,4 +1,4 @@
-"""Compressors beside one another: contraction against bytes, and metric lost against bytes."""
+"""Compare compressors: contraction against bytes, and metric lost against bytes."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,15 +15,15 @@ from resireduce.scheme import COMPRESSORS
 CURVE, SELECTS, ALL = "top-k, at several densities", "sends a part", "sends all, in fewer bits"
 COLOURS = {CURVE: look.INK, SELECTS: "#0083c4", ALL: "#d55e00"}
 WIDTH, HEIGHT, ASIDE, MOST = 860, 560, 30, 40
-"""Pixels: width and height of a panel, the margin beside its points, and the area of other names and points that a name
-may cover; one that would cover more is left out."""
+"""Pixels: width and height of a panel, and the margin beside its points; then the largest area of other names and
+points that a name may cover before it is left out."""
 
 
 def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
-    """Return the figure of `rivals_rows`: how much of a gradient is taken up, by what a step sends; None without any.
+    """Return the figure of `rivals_rows`: how much of a gradient is taken up, by bytes sent per step; None without any.
 
-    That is 1 - contraction, since most contractions are near 1. Those of 1 and more are not drawn: what is sent is then
-    not of the gradient's length, as a vote is not.
+    It shows 1 - contraction, since most contractions are near 1. Contractions of 1 and more are not drawn: what is sent
+    then does not have the gradient's length, as with votes.
     """
     known = [row for row in rows if row["contraction"] is not None and row["contraction"] < 1]
     taken = [{**row, "taken": 1 - row["contraction"]} for row in known]
@@ -33,14 +33,14 @@ def contraction_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification |
 
 
 def lost_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
-    """Return the figure of `rivals_rows`: how much of the metric is lost, by what a step sends; None without any."""
+    """Return the figure of `rivals_rows`: how much of the metric is lost, by bytes sent per step; None without any."""
     shown = list(_points(rows, "lost_mean", "metric lost"))
     upwards = alt.Scale(type="symlog", constant=1, padding=look.NEAR, nice=False)  # some lose nearly all
     return _figure(shown, "metric lost against no compression", upwards) if shown else None
 
 
 def _figure(shown: list[look.Row], title: str, upwards: alt.Scale) -> look.Specification:
-    """Points with names, bars where there are intervals, and a line through those of top-k with error feedback."""
+    """Return points with names, bars for intervals, and a line through the points of top-k with error feedback."""
     colour = (
         alt.Color("kind:N").scale(domain=list(COLOURS), range=list(COLOURS.values())).legend(orient="top", title="")
     )
@@ -69,7 +69,7 @@ def _points(rows: Sequence[Mapping[str, Any]], column: str, what: str) -> Iterat
 
 
 def _place_names(shown: list[look.Row], upwards: Callable[[float], float]) -> None:
-    """Give each point of a panel the `spot` of its name: where it is crowded to those of top-k and the outermost."""
+    """Set the `spot` of each point's name; where it is crowded, top-k and the outermost points come first."""
     across = [math.log(row["bytes"]) for row in shown]
     up = [upwards(row["value"]) for row in shown]
     reach = up + [upwards(row[end]) for row in shown for end in ("low", "high") if row[end] is not None]

@@ -1,4 +1,4 @@
-"""The picture of speeds: bytes a second of the least passes that a compression can do, beside those of a copy."""
+"""The picture of speeds: bytes per second of the least passes that a compression needs, beside those of a copy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from benchmarks.analysis.charts import look
 from benchmarks.analysis.charts.draw import drawn
 
 MOVED, COPIED = 12, 8
-"""Bytes an element: float32 gradient read, residual read and written; and those of a copy."""
+"""Bytes per element: gradient read, residual read and written (float32); and those of a copy."""
 
 
 def picture(rows: Sequence[dict[str, Any]]) -> str:
-    """Return an SVG: speed by size for each case, a panel for each density. `rows` are those of `compared`."""
+    """Return an SVG: speed by size for each case, with a panel per density. `rows` are those of `compared`."""
     shown = [_point(row) for row in rows]
     base = alt.Chart().encode(
         x=alt.X("elements:Q").scale(type="log").title("elements of a gradient"),

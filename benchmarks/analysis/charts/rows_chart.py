@@ -1,4 +1,4 @@
-"""Figures with a row for each setting: a dot with its interval, or a bar from zero; what the paper states beside it."""
+"""Figures with a row per setting: a dot with its interval, or a bar from zero, and published values beside it."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -13,9 +13,9 @@ Text = Callable[[Record], str]
 
 
 def accuracy_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return the figure of the accuracy table's records: the metric, or its difference to the baseline of its seeds.
+    """Return the figure of the accuracy table's records: the metric, or its paired difference from the baseline.
 
-    None if nothing is finished on real data.
+    None if nothing has finished on real data.
     """
     shown = [record for record in records if record["data"] == "real"]  # else the metric means nothing
 
@@ -34,7 +34,7 @@ def accuracy_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def throughput_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return the figure of the throughput table's records; None if nothing is finished."""
+    """Return the figure of the throughput table's records; None if nothing has finished."""
     steps = [one | {"steps_mean": one["steps_per_second"]} for one in records]
     ratios = [one | {"ratio_mean": one["ratio_to_baseline"]} for one in records]
     rows = [
@@ -45,7 +45,7 @@ def throughput_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def values_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return the figure of a table of the paper: measured with its interval, and published as an open diamond."""
+    """Return the figure of a table of the paper: measured values with intervals, published ones as open diamonds."""
     return _dots(list(_paper_rows(records)))
 
 
@@ -68,7 +68,7 @@ def _paper_rows(records: Sequence[Record]) -> Iterator[look.Row]:
 def _rows(
     records: Sequence[Record], column: str, text: Text, axis: Text, reference: float | None = None
 ) -> Iterator[look.Row]:
-    """The marks of each model of which any record has a value; of the others why there is none."""
+    """Yield the marks of each model with a measured value; settings without one get the reason."""
     mean, half = f"{column}_mean", f"{column}_half_width"
     for model, (its, title) in look.shown_of(records, lambda one: one[mean] is not None).items():
         known = next(one for one in its if one[mean] is not None)
@@ -84,7 +84,7 @@ def _rows(
                 ends = {"low": record[mean] - width, "high": record[mean] + width}
                 tip = f"{model}, {label}\n{axis(known)}: {text(record)}\nn = {record['seeds']}"
                 yield common | ends | {"value": record[mean], "text": text(record), "tip": tip}
-            # Only in the unit of what is measured: sizes are stated in MB and GB.
+            # Only in the unit of the measured value: some sizes are stated in MB and GB.
             if record.get("published") is not None and record["published_unit"] == record["unit"]:
                 stated = {"series": look.PUBLISHED, "gradients": "", "value": record["published"]}
                 yield common | stated | {"tip": f"{model}, {label}\npublished: {record['published']:g}"}

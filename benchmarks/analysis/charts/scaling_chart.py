@@ -1,4 +1,4 @@
-"""The picture of how simulated training scales: what part of its speed a rank keeps among more of them."""
+"""The picture of how simulated training scales: the share of its speed that a rank keeps as ranks are added."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from benchmarks.analysis.charts.draw import drawn
 
 
 def picture(points: Sequence[dict[str, Any]], title: str) -> str:
-    """Return an SVG: a line for each name. `points`: name, ranks, efficiency (1: as fast as alone) and text of each.
+    """Return an SVG with a line per name. `points`: name, ranks, efficiency (1: as fast as alone) and text of each.
 
     title: what was simulated.
     """

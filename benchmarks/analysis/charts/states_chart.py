@@ -1,4 +1,4 @@
-"""Figures of the four states, as parts of a bar: at a step boundary and at the fullest moment, or tensor by tensor."""
+"""Figures of the four states as parts of a bar: at a step boundary and the fullest moment, or tensor by tensor."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,15 +22,15 @@ PARTS = {
 PEAK = "fullest moment of a step"
 BOUNDARY, FULLEST = "step boundary", "fullest moment"
 LETTERS_FROM = 0.05
-"""Share of the longest bar: parts that are shorter have no letter."""
+"""Parts shorter than this share of the longest bar have no letter."""
 LARGEST = 10
-"""Groups of alike tensors of one model."""
+"""Most groups of like tensors shown of one model."""
 SHARE = 0.01
-"""Share of the largest group, below which there is no bar to be seen."""
+"""Groups below this share of the largest are not drawn, as their bars would not be visible."""
 
 
 def memory_chart(records: Sequence[Record]) -> Specification | None:
-    """Return the figure of the memory table's records, in per cent of the baseline; None if none has a baseline."""
+    """Return the figure of the memory table's records, in per cent of the baseline; None if there is no baseline."""
     rows = list(_memory_rows(records))
     if not rows:
         return None
@@ -77,7 +77,7 @@ def _tip(record: Record, label: str) -> str:
 
 
 def items_chart(records: Sequence[Record]) -> Specification | None:
-    """Return the figure of tensors: of each group of alike ones two bars, the baseline's above; None for no tensors."""
+    """Return the figure of tensors: two bars for each group of like ones, the baseline's above; None without any."""
     rows = [row for model in dict.fromkeys(one["model"] for one in records) for row in _item_rows(records, model)]
     if not rows:
         return None
@@ -108,7 +108,7 @@ def _bytes(group: Sequence[Record], when: str) -> list[int]:
 
 
 def _bars(title: str, offset: bool = False) -> list[alt.Chart]:
-    """The parts, which close up where one is hidden, each with its letter for those who see no colours."""
+    """Return the bars of parts, which close up if one is hidden, each with its letter for the colour-blind."""
     parts = dict(list(PARTS.items())[: len(STATE_FIELDS)] if offset else [*PARTS.items(), (PEAK, ("", INK))])
     groups: list[Any] = ["panel", "label", *(["when"] if offset else [])]
     base = alt.Chart().transform_filter("datum.part && datum.share != null")
@@ -123,7 +123,7 @@ def _bars(title: str, offset: bool = False) -> list[alt.Chart]:
 
 
 def _texts(where: str, offset: bool = False) -> alt.Chart:
-    """Words to the right of all, or at the end of a bar."""
+    """Return the texts at the right edge, or at the end of each bar."""
     x = alt.value("width") if where == "width" else alt.X(f"{where}:Q")
     chart = alt.Chart().mark_text(align="left", dx=5, aria=False).transform_filter("datum.text")
     return chart.encode(x=x, text="text:N", **_place(offset))

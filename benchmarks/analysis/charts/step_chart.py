@@ -1,4 +1,4 @@
-"""The picture of one simulated step: its streams as lanes, and what of communication nothing hides."""
+"""The picture of one simulated step: its streams as lanes, and the part of communication that nothing hides."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from benchmarks.analysis.charts import look
 from benchmarks.analysis.charts.draw import drawn
 
 PARTS = {"computes": "#7a858f", "hidden": "#0083c4", "exposed": "#d55e00"}
-"""What a piece of a lane is, and its colour."""
+"""The kinds of pieces in a lane, and their colours."""
 
 
 def picture(pieces: Sequence[dict[str, Any]], title: str) -> str:

@@ -1,4 +1,4 @@
-"""Systems beside one another: metric lost against bytes sent, time of a step or memory, a panel for each model."""
+"""Compare systems: metric lost against bytes sent, time of a step or memory, with a panel per model."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,20 +15,20 @@ WIDTH, HEIGHT, ASIDE = 400, 270, 30
 OURS, OTHERS = "of this library and its paper", "of others"
 COLOURS = {OURS: "#d55e00", OTHERS: "#0083c4"}
 FROM_HERE = ("resireduce", "ours", "ours-least")
-"""Parts of the config that are this library's own, and its paper's."""
+"""Parts of the config that belong to this library and its paper."""
 VIEWS = {
     "bytes that a rank sends in a step": ("sent_bytes", 1),
     "milliseconds of a step": ("step_seconds", 1000),
     "model states held between steps, % of Baseline": ("held_share", 100),
 }
-"""What stands to the right, by turns: the column of the rows, and what it is multiplied by."""
+"""Views of the horizontal axis: the column of the rows, and its factor."""
 
 
 def systems_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | None:
-    """Return the figure of `systems_rows`: what each loses of the metric, by what it costs; None without any.
+    """Return the figure of `systems_rows`: the metric lost by each, against its cost; None without any.
 
-    Of each model those are drawn that have at least half as many seeds as the one that has most: another's numbers to
-    the last bit, which one seed shows, would lie beside it.
+    Systems with fewer than half as many seeds as the model's best covered one are left out: a system with one seed,
+    which shows that it equals another to the last bit, would lie beside that one.
     """
     shown = [row for view in VIEWS for its in _compared(rows).values() for row in _points(its, view)]
     if not shown:
@@ -50,7 +50,7 @@ def systems_chart(rows: Sequence[Mapping[str, Any]]) -> look.Specification | Non
 
 
 def _compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows of each model that stand on enough seeds."""
+    """Return the rows of each model with enough seeds."""
     models = grouped((row["model"], row) for row in rows if row["lost_mean"] is not None)
     most = {model: max(row["pairs"] for row in its) for model, its in models.items()}
     return {model: [row for row in its if 2 * row["pairs"] >= most[model]] for model, its in models.items()}
@@ -78,7 +78,7 @@ def _points(rows: Sequence[Mapping[str, Any]], view: str) -> Iterator[look.Row]:
 
 
 def _spots(rows: Sequence[Mapping[str, Any]], column: str) -> list[int]:
-    """Return where the names of a panel stand."""
+    """Return the spots of the names in a panel."""
     if not rows:
         return []
     across = [math.log(row[column]) for row in rows]

@@ -1,4 +1,4 @@
-"""Memory against accuracy: what a saving costs."""
+"""Memory against accuracy: the cost of a saving."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from benchmarks.analysis.labels import metric_value, percent
 from benchmarks.analysis.table import CELL_COLUMNS, Record
 
 MOST = 120
-"""Points of one model."""
+"""Most points of one model."""
 COLUMNS = {BOUNDARY: "normalised", FULLEST: "peak_normalised"}
 READING = (
     "Each point is a setting: further left holds less memory (per cent of baseline, kept); further up is better, also "
@@ -25,7 +25,7 @@ def trade_off_chart(memory: Sequence[Record], accuracy: Sequence[Record]) -> loo
     rows = list(_rows(memory, accuracy))
     if not rows:
         return None
-    # A metric of which less is better is drawn below zero: better is higher in all panels.
+    # A metric that is better when lower is drawn below zero, so that higher is better in all panels.
     up = alt.Axis(labelExpr="replace(datum.label, '\N{MINUS SIGN}', '')", grid=True)
     x = alt.X("share:Q", title="memory, % of baseline, kept").scale(zero=False, padding=look.NEAR)
     chart = alt.Chart().encode(x=x)
@@ -69,5 +69,5 @@ def _rows(memory: Sequence[Record], accuracy: Sequence[Record]) -> Iterator[look
 
 
 def _key(record: Record) -> tuple[Any, ...]:
-    """What is the same for one setting in all tables."""
+    """Return the fields that identify a setting in all tables."""
     return tuple(str(record[name]) for name in CELL_COLUMNS)

@@ -1,1 +1,1 @@
-"""A run compared with committed measurements: `python -m benchmarks check`."""
+"""Compare a run with committed measurements: `python -m benchmarks check`."""

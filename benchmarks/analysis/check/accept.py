@@ -1,4 +1,4 @@
-"""Make a run the reference, and say why."""
+"""Make a run the reference, with a reason."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from benchmarks.core.provenance import provenance
 from resireduce.errors import ConfigError
 
 MOST_LINES = 200
-"""Lines about what changed in one entry of the history, at most; how many more there were is its last line."""
+"""Most lines about changes in one entry of the history; a last line counts the rest."""
 
 
 def check_acceptable(run: Run) -> None:
@@ -36,9 +36,9 @@ def check_acceptable(run: Run) -> None:
 
 
 def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: Sequence[Outcome]) -> Reference:
-    """Write the run's measurements as the reference and return it; its history tells the reason and what changed.
+    """Write the run's measurements as the reference and return it; its history gets the reason and the changes.
 
-    Raises ConfigError, one line, as check_acceptable does, and if the run lacks settings or seeds of the reference.
+    Raises ConfigError, with one line, as check_acceptable does, and if settings or seeds of the reference are missing.
     """
     check_acceptable(run)
     lost = [one for one in outcomes if one.quantity == "record" and one.verdict == "problem"]
@@ -57,7 +57,7 @@ def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: S
         "changes": [f"{len(rows)} settings measured for the first time"] if old is None else changes(outcomes),
     }
     history = [*(old.history if old else []), entry]
-    # What was read; else what path names, or cpu.json in its folder.
+    # The file that was read; else the one that `path` names, or cpu.json in that folder.
     target = old.path if old else path / "cpu.json" if path.is_dir() else path_of(path)
     reference = Reference(target, rows, provenance_of(run.results.values()), history)
     reference.save()
@@ -65,7 +65,7 @@ def accept(run: Run, reason: str, path: Path, old: Reference | None, outcomes: S
 
 
 def changes(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return what is not as in the reference, a line each."""
+    """Return a line for everything that differs from the reference."""
     told = [f"{one.label}: {text_of(one)}" for one in outcomes if one.verdict not in ("same", "skipped")]
     more = [f"and {len(told) - MOST_LINES} more"] if len(told) > MOST_LINES else []
     return [*told[:MOST_LINES], *more]

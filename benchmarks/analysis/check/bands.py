@@ -1,4 +1,4 @@
-"""How far a run may be from its reference, by what is compared and by what both were measured on."""
+"""How far a run may be from its reference, by quantity and by the devices that both were measured on."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from benchmarks.analysis.labels import percent
 
 CPU = "cpu"
 GPU_BYTES = 0.0025
-"""Relative, of the model states on a GPU."""
+"""Relative, for the model states on a GPU."""
 INEXACT_PEAKS = 0.05
-"""Relative, of the fullest moment on a GPU, and with another release of torch: its temporaries are torch's."""
+"""Relative, for the fullest moment on a GPU or with another release of torch, whose temporaries it includes."""
 GPU_SAVING = 0.0025
 """Share of the baseline: a quarter of a point."""
 INEXACT_PEAK_SAVING = 0.02
@@ -19,28 +19,28 @@ UNEVEN = (
     *("dgc", "dgc+packed", "dgc-momentum", "dgc-simple", "threshold", "topk+packed"),
     *("gaussian", "redsync", "redsync-trim", "sidco-exp", "sidco-gp", "sidco-gamma", "adtopk-threshold", "ok-topk"),
 )
-"""Compressors whose messages are as long as the values make them: so are the bytes in flight."""
+"""Compressors whose message length depends on the values, and with it the bytes in flight."""
 THROUGHPUT = 0.15
-"""Relative, of the ratio to the baseline: on shared cores it varies by a tenth."""
+"""Relative, for the ratio to the baseline; on shared cores it varies by a tenth."""
 METRIC = 0.03
-"""Relative; machines and versions of torch add up in other orders."""
+"""Relative; other machines and versions of torch sum in other orders."""
 
 
 @dataclass(frozen=True)
 class Bands:
-    """What holds between one reference and one run."""
+    """The conditions that decide the bands between one reference and one run."""
 
     exact_bytes: bool
-    """Both on a CPU."""
+    """Whether both were measured on a CPU."""
     same_device: bool
     same_torch: bool
-    """Whether torch is of the same release, such as 2.13."""
+    """Whether both have the same release of torch, such as 2.13."""
     same_machine: bool
     """Whether processor or GPU, torch and Python are the same: metrics then agree in every digit."""
 
     @classmethod
     def between(cls, reference: Mapping[str, Any], run: Mapping[str, Any]) -> "Bands":
-        """Return the bands of two provenances, as `reference.provenance_of` makes them."""
+        """Return the bands for two provenances, as made by `reference.provenance_of`."""
         same = {name: reference.get(name) == run.get(name) for name in ("device", "torch", "python", "cpu")}
         return cls(
             exact_bytes=reference.get("device") == run.get("device") == CPU,
@@ -50,7 +50,7 @@ class Bands:
         )
 
     def of(self, quantity: str, compressor: str = "topk") -> float | None:
-        """Return the band of a quantity, absolute for savings and else relative; None if it is not compared."""
+        """Return the band of a quantity, absolute for savings, else relative; None if it is not compared."""
         exact_peaks = self.exact_bytes and self.same_torch and compressor not in UNEVEN
         if quantity == "saving":
             return 0.0 if self.exact_bytes else GPU_SAVING
@@ -64,7 +64,7 @@ class Bands:
         return 0.0 if self.exact_bytes else GPU_BYTES
 
     def words(self) -> list[str]:
-        """Say what is compared, and how exactly, in a line each."""
+        """Say in a line each what is compared, and how exactly."""
         names = {"total_bytes": "model states"}
         told = ("total_bytes", "peak_states_bytes", "throughput_ratio", "metric")
         lines = [f"{names.get(one, QUANTITY_WORDS[one])} {_how(self.of(one))}" for one in told]

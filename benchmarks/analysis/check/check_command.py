@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Compare, say what differs, and return the exit status; ConfigError, one line, for wrong use."""
+    """Compare, say what differs, and return the exit status. Raises ConfigError, with one line, for wrong use."""
     _check_options(args)
     if (args.run / RECORD).is_file():
         return check_speeds(args.run, path_of(args.reference), args.accept)
@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError before any work."""
+    """Raise ConfigError for wrong options, before any work."""
     if args.accept is not None and not args.accept.strip():
         raise ConfigError("accept: '' is no reason; say why the measurements may change: --accept 'why'")
     if args.accept is None and not args.reference.exists() and not path_of(args.reference).exists():
@@ -102,12 +102,12 @@ def _accept(args: argparse.Namespace, run: Run, old: Reference | None, outcomes:
 
 
 def measure(config_file: Path, folder: Path) -> None:
-    """Write a record for every cell of a config into a run's folder, replacing those that are there.
+    """Write a record for every cell of a config into a run's folder, replacing existing ones.
 
-    Cells with backend local are trained in this process, one after another: a process for each would take most of the
-    time. Their speed, and what the process has resident, say nothing.
-    The others are trained as always, by `python -m benchmarks run`. No cell starts from pretrained weights here: bytes
-    do not depend on them. Raises ConfigError, one line, for a config that cannot be used.
+    Cells with backend local are trained in this process, one after another, as a process for each would take most of
+    the time. Their speed and the memory resident in the process therefore mean nothing.
+    The others are trained as always, by `python -m benchmarks run`. No cell starts from pretrained weights here,
+    because bytes do not depend on them. Raises ConfigError, with one line, for an invalid config.
     """
     config = read_config(config_file)
     cells = get_cells(config)
@@ -135,5 +135,5 @@ def _train_here(cell: Cell) -> CellResult:
 
     started = time.monotonic()
     outcome = load("benchmarks.training.rank:run_rank")(cell, LocalCommunicator(), None, find_root())
-    gc.collect()  # what a cell leaves is not the next one's
+    gc.collect()  # so that leftovers of a cell do not count for the next one
     return to_result(cell, [outcome], time.monotonic() - started, None)

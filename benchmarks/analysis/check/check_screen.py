@@ -1,4 +1,4 @@
-"""What a check found, for people, settings sorted by how bad it is, each with what changed; and as a JUnit file."""
+"""The findings of a check: as text, with the worst setting first and what changed in each; and as a JUnit file."""
 
 import re
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ HEADINGS = {
     "better": "BETTER than the reference",
 }
 WITHOUT = "without a valid record"
-"""What a problem is called where settings are counted."""
+"""The word for a problem where settings are counted."""
 HINT = "To make what is told here the reference: the same command with --accept 'why'"
 
 
 def diff_text(outcomes: Sequence[Outcome]) -> str:
-    """Return everything that is not as the reference has it, the worst setting first; "" if all is."""
+    """Return everything that differs from the reference, the worst setting first; "" if nothing does."""
     parts = []
     for verdict in TOLD:
         groups = grouped((one.name, one) for one in outcomes if one.verdict == verdict).values()
@@ -33,7 +33,7 @@ def diff_text(outcomes: Sequence[Outcome]) -> str:
 
 
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
-    """Return the last line: how many settings, and what of them."""
+    """Return the last line: how many settings there are, and how many have each verdict."""
     counts = {verdict: len({one.name for one in outcomes if one.verdict == verdict}) for verdict in TOLD}
     told = [f"{count} {WITHOUT if verdict == 'problem' else verdict}" for verdict, count in counts.items() if count]
     total = len({one.name for one in outcomes})
@@ -42,7 +42,7 @@ def verdict_text(outcomes: Sequence[Outcome]) -> str:
 
 
 def text_of(outcome: Outcome) -> str:
-    """Return one outcome without its label."""
+    """Return the text of an outcome without its label."""
     if outcome.reason or outcome.old is None or outcome.new is None:
         word = "" if outcome.quantity == "record" else f"{QUANTITY_WORDS[outcome.quantity]}: "
         return f"{word}{outcome.reason}"
@@ -50,17 +50,17 @@ def text_of(outcome: Outcome) -> str:
 
 
 def _lines(group: Sequence[Outcome]) -> list[str]:
-    """Savings first, since they are what it is about; then the parts."""
+    """Return the lines of a setting: savings first, as they matter most, then the parts."""
     first, *others = sorted(group, key=lambda one: (one.quantity not in SAVINGS, -one.severity))
     return [f"  {first.label}: {text_of(first)}", *(f"    {text_of(one)}" for one in others)]
 
 
 UNFIT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What XML 1.0 has no way to write."""
+"""Characters that XML 1.0 cannot contain."""
 
 
 def junit(outcomes: Sequence[Outcome], run: str, seconds: float) -> bytes:
-    """Return a JUnit file; what is worse or a problem fails, what could not be compared is skipped."""
+    """Return a JUnit file: "worse" and "problem" are failures; what could not be compared is skipped."""
     failures = sum(one.fails for one in outcomes)
     skipped = sum(one.verdict == "skipped" for one in outcomes)
     counts = {"tests": str(len(outcomes)), "failures": str(failures), "errors": "0", "skipped": str(skipped)}

@@ -1,4 +1,4 @@
-"""Does compression still take what it took? Records of `make micro`, compared by ratios to the naive form. No torch."""
+"""Is compression as fast as it was? Compares records of `make micro` by ratios to the naive form. Imports no torch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,20 +8,19 @@ from benchmarks.core.files import load_json, save_json
 from resireduce.errors import ConfigError
 
 RECORD = "micro.json"
-"""What `make micro` leaves in its folder."""
+"""The file that `make micro` writes in its folder."""
 LEAST = 2 / 3
-"""Which share of the reference's ratio must be reached: least seconds of rounds differ by a fifth from run to run."""
+"""Share of the reference's ratio that must be reached: least seconds of rounds vary by a fifth between runs."""
 PLAIN = ("copy", "torch.topk", "naive", "GRACE's form")
-"""Cases that are no code of this project."""
+"""Cases that are not this project's code."""
 Place = tuple[int, float, str]
 
 
 def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
-    """Say which cases of the record in `folder` are slower than those of `reference`, beside the naive form of each.
+    """Say which cases of the record in `folder` are slower, relative to the naive form, than those of `reference`.
 
-    Return 1 if any is by more than a third, or missing; else 0. reason: None, or why the record becomes the reference.
-    Raises ConfigError for files that are no such records, and for those of another processor, device or number of
-    threads.
+    Return 1 if any is slower by more than a third, or missing; else 0. reason: None, or why the record becomes the
+    reference. Raises ConfigError for invalid records, and for another processor, device or number of threads.
     """
     now = _load(folder / RECORD)
     if reason is not None:
@@ -36,7 +35,7 @@ def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
 
 
 def _check_alike(now: Mapping[str, Any], then: Mapping[str, Any], reference: Path) -> None:
-    """Raise ConfigError for records of which the ratios cannot be compared."""
+    """Raise ConfigError for records whose ratios cannot be compared."""
     for name, ours, its in (("device", now, then), ("cpu", now["measured"], then["measured"])):
         if ours[name] != its[name]:
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Compare a run with a reference: one outcome for each setting and quantity, and one for each cell that has none."""
+"""Compare a run with a reference: one outcome for each setting and quantity, and one for each cell without a record."""
 
 import math
 from dataclasses import dataclass, replace
@@ -16,21 +16,21 @@ BYTES = (*STATE_FIELDS, "total_bytes", *PEAKS)
 QUANTITIES = (*SAVINGS, *BYTES, "throughput_ratio", "metric")
 FAILING = ("problem", "worse")
 TOLD = (*FAILING, "changed", "new", "better")
-"""Verdicts that are shown, the worst first; the others are same and skipped."""
+"""Verdicts that are shown, the worst first; the others are "same" and "skipped"."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the comparison of one thing says."""
+    """The result of comparing one quantity."""
 
     name: str
     """Name of the cell or setting."""
     label: str
     """Name for people: "w+2d, kept on vgg-digits"."""
     quantity: str
-    """One of QUANTITIES; "record" for what has none or is new."""
+    """One of QUANTITIES, or "record" for a missing or new record."""
     verdict: str
-    """One of TOLD, same, skipped."""
+    """One of TOLD, or "same" or "skipped"."""
     old: float | None = None
     new: float | None = None
     reason: str = ""
@@ -65,7 +65,7 @@ def compare(reference: Reference, run: Run) -> list[Outcome]:
 
 
 def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
-    """Cells of the run without a measurement, and records that are there twice."""
+    """Return outcomes for cells without a measurement, and for records that exist twice."""
     found = [
         _problem(cell, usual, f"{hole.status}: {hole.reason}; to fill it: {hole.command}")
         for cell, hole in run.holes.items()
@@ -78,7 +78,7 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
 
 
 def _uneven(run: Run) -> list[tuple[Cell, str]]:
-    """Cells whose model states are not those of the setting's first seed: the seed with most would hide them."""
+    """Return cells whose model states differ from the setting's first seed; the row keeps only the seed with most."""
     found: dict[Cell, str] = {}
     for results in run.settings().values():
         for one, name in product(results[1:], STATE_FIELDS):
@@ -99,13 +99,13 @@ def _no_record(name: str, label: str, reason: str) -> Outcome:
 
 
 def duplicates(run: Run) -> list[tuple[Cell, str]]:
-    """Return cells of which a file of another name is a record too, and that file's name."""
+    """Return cells that have another record under a different file name, with that name."""
     known = set(run.cells)
     return [(result.cell, path.name) for path, result in strays(run) if result.cell in known]
 
 
 def _missing(run: Run, old: Row, label: str) -> list[Outcome]:
-    """Seeds of a row that the run's config does not name: what it names and lacks is a problem already."""
+    """Return seeds of a row that the run's config does not name; seeds named but missing are problems already."""
     named = {cell.seed for cell in run.cells if replace(cell, seed=0) == old.setting}
     lacking = [seed for seed in old.seeds if seed not in named]
     if not lacking:
@@ -140,13 +140,13 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
 
 
 def _is_worse(quantity: str, row: Row, difference: float) -> bool:
-    """More bytes are; a smaller saving, ratio or metric is, unless the metric is better when lower."""
+    """Say whether a change is for the worse: more bytes, or less of others, unless the metric is better when lower."""
     more_is_worse = quantity in BYTES or (quantity == "metric" and row.higher_is_better is False)
     return (difference > 0) == more_is_worse
 
 
 def _unlike(old: Row, new: Row) -> str | None:
-    """Why metrics of two rows cannot be compared; None if they can."""
+    """Return why metrics of two rows cannot be compared; None if they can."""
     if old.metric_name != new.metric_name:
         return f"it was the {old.metric_name} and is the {new.metric_name}"
     if old.higher_is_better != new.higher_is_better:

@@ -1,4 +1,4 @@
-"""Committed measurements: one file of JSON, one setting a line, and why each change was accepted."""
+"""Committed measurements: one JSON file with one setting per line, and why each change was accepted."""
 
 import json
 from collections.abc import Iterable
@@ -18,29 +18,29 @@ FORMAT = 1
 KEYS = {"format", "made_by", "provenance", "history", "rows"}
 MADE_BY = "python -m benchmarks check --accept"
 FACTS = ("device", "torch", "python", "cpu", "commit", "dirty")
-"""Where measurements come from: what decides how exactly they can be compared, and the code."""
+"""Where measurements come from: facts that decide how exactly they can be compared, and the code."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What a run is compared with."""
+    """The measurements that a run is compared with."""
 
     path: Path
     rows: dict[Cell, Row]
     provenance: dict[str, Any]
-    """FACTS of the records; a fact of which they have several is a list."""
+    """FACTS of the records; a fact with several values is a list."""
     history: list[dict[str, Any]] = field(default_factory=list)
-    """For each time that it was accepted: date, reason, commit, and what changed, in lines."""
+    """For each acceptance: date, reason, commit, and lines on what changed."""
 
     @property
     def device(self) -> str | None:
-        """What it was measured on: cpu, or the name of a GPU."""
+        """The device it was measured on: cpu, or the name of a GPU."""
         found = self.provenance.get("device")
         return found if isinstance(found, str) else None
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a reference. Raises ConfigError, one line, for what is no reference, is broken, or has a row twice."""
+        """Read a reference. Raises ConfigError, with one line, if it is no reference, is broken, or has a row twice."""
         try:
             values = load_json(path)
         except OSError as error:
@@ -60,7 +60,7 @@ class Reference:
             raise ConfigError(f"reference: {path}: {error}; restore it from the repository") from None
 
     def save(self) -> None:
-        """Write it in one move, a row on a line, so that a change of one setting is a change of one line."""
+        """Write it atomically, one row per line, so that a change of one setting changes one line."""
         head = {"format": FORMAT, "made_by": MADE_BY, "provenance": self.provenance, "history": self.history}
         lines = [json.dumps(row.to_dict(), allow_nan=False) for row in self.rows.values()]
         text = json.dumps(head, indent=1, allow_nan=False).removesuffix("\n}")
@@ -68,9 +68,9 @@ class Reference:
 
 
 def find_reference(path: Path, device: str | None) -> Reference:
-    """Return what lies at path: a file, also without its .json; a run's folder; or a folder of files, one a device.
+    """Return the reference at `path`: a file (.json may be left out), a run's folder, or a folder of one file a device.
 
-    Raises ConfigError, one line, if there is none, or several of them are of the run's device.
+    Raises ConfigError, with one line, if there is none, or if several fit the run's device.
     """
     if path.is_dir():
         if (path / "config.json").exists() or (path / "cells").is_dir():
@@ -86,19 +86,19 @@ def find_reference(path: Path, device: str | None) -> Reference:
 
 
 def path_of(path: Path) -> Path:
-    """Return the file that a path without suffix means."""
+    """Return the file that a path means, which may lack its suffix."""
     return path if path.suffix == ".json" or path.is_file() else path.with_name(path.name + ".json")
 
 
 def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
-    """Return FACTS of records, each once; of several values all, sorted."""
+    """Return FACTS of records; a fact with several values gives a sorted list."""
     found: dict[str, set[Any]] = {name: set() for name in FACTS}
     for result in results:
         packages = result.provenance.get("packages")
         known = result.provenance | {"torch": packages.get("torch") if isinstance(packages, dict) else None}
         for name, values in found.items():
             value = known.get(name)
-            # A record may have anything there, also what no set takes.
+            # A record may have anything here, even unhashable values.
             values.add(str(value) if isinstance(value, list | dict) else value)
     return {
         name: (next(iter(values)) if len(values) == 1 else sorted(values, key=str)) if values else None
@@ -110,5 +110,5 @@ def _is_reference(path: Path) -> bool:
     try:
         values = load_json(path)
     except (OSError, ValueError):
-        return True  # it is said of it what is wrong
+        return True  # so that loading it reports what is wrong
     return isinstance(values, dict) and values.get("made_by") == MADE_BY

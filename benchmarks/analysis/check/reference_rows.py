@@ -1,4 +1,4 @@
-"""What is compared of a setting, its bytes, saving, speed against its baseline's, metric, and how people call it."""
+"""The rows of a reference: a setting's bytes, saving, metric, speed against its baseline's, and its label."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,20 +16,20 @@ from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from resireduce.errors import ConfigError, is_count
 
 GUARDED = tuple(name for name in BYTE_FIELDS if name != "peak_resident_bytes")
-"""Bytes that are compared: what a whole process has resident differs from run to run."""
+"""Bytes that are compared; the resident memory of a whole process varies from run to run."""
 PEAKS = ("in_flight_bytes", "peak_states_bytes")
 SHORT_STEPS = 50
-"""Fewest steps of a run whose speed and metric say something."""
+"""Fewest steps for which a run's speed and metric mean something."""
 DEFAULTS = Cell(model="resnet-digits").to_dict()
-"""A row names what differs from these."""
+"""A row names only fields that differ from these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One setting, all its seeds together; bytes are those of the seed and rank with most, as in the memory table."""
+    """One setting with all its seeds; bytes are those of the seed and rank with most, as in the memory table."""
 
     setting: Cell
-    """With seed 0."""
+    """The cell with seed 0."""
     seeds: tuple[int, ...]
     parameters_bytes: int
     gradients_bytes: int
@@ -48,7 +48,7 @@ class Row:
     """Mean over the seeds; None for a short run."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError, one line, for values that cannot be, and for parts that do not add up to the total."""
+        """Raise ConfigError, with one line, for impossible values, and for parts that do not add up to the total."""
         for name, allowed in wrong_fields(self, {"seeds": ("a list of seeds, each once", _are_seeds)}):
             raise ConfigError(f"{self.setting.name}: {name}: {getattr(self, name)!r} is not {allowed}")
         if sum(getattr(self, name) for name in STATE_FIELDS) != self.total_bytes:
@@ -56,16 +56,16 @@ class Row:
 
     @property
     def saving(self) -> float | None:
-        """Share of the baseline's model states that is saved, at a step boundary."""
+        """Share of the baseline's model states that is saved at a step boundary."""
         return 1 - self.total_bytes / self.baseline_total_bytes if self.baseline_total_bytes else None
 
     @property
     def peak_saving(self) -> float | None:
-        """Share that is saved at the fullest moment of a step."""
+        """The same at the fullest moment of a step."""
         return 1 - self.peak_states_bytes / self.baseline_total_bytes if self.baseline_total_bytes else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: of the setting what is not the default, then what was measured; nothing that is None."""
+        """Return plain values: the setting's fields that differ from defaults, and measurements that are not None."""
         plain = self.setting.to_dict()
         cell = {name: value for name, value in plain.items() if name == "model" or value != DEFAULTS[name]}
         found = {name: value for name, value in asdict(self).items() if name not in ("setting", "seeds")}
@@ -76,7 +76,7 @@ class Row:
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """Build a row from plain values. Raises ConfigError, one line, if they are none of a row."""
+        """Build a row from plain values. Raises ConfigError, with one line, if they do not form a row."""
         if not isinstance(values, dict) or not isinstance(values.get("cell"), dict):
             raise ConfigError(f"row: {str(values)[:80]!r} is not a mapping with a cell")
         setting = Cell.from_dict(values["cell"])
@@ -87,7 +87,7 @@ class Row:
             raise ConfigError(f"{setting.name}: seeds: {rest.get('seeds')!r} is not a list of seeds")
         try:
             return cls(setting=setting, **rest | {"seeds": tuple(rest["seeds"])})
-        except TypeError as error:  # a key that is missing or not known
+        except TypeError as error:  # a missing or unknown key
             raise ConfigError(f"{setting.name}: {str(error).split('__init__() ')[-1]}") from None
 
 
@@ -96,12 +96,12 @@ def _are_seeds(seeds: tuple[int, ...]) -> bool:
 
 
 def rows_of(run: Run) -> dict[Cell, Row]:
-    """Return a row for each setting of a run of which a seed finished."""
+    """Return a row for each setting of a run with a finished seed."""
     return {setting: row_of(run, setting, results) for setting, results in run.settings().items() if results}
 
 
 def row_of(run: Run, setting: Cell, results: Sequence[CellResult]) -> Row:
-    """Return a setting's row, by the arithmetic of the tables."""
+    """Return a setting's row, computed as in the tables."""
     memory = memory_record(run, setting, results)
     long_enough = all(result.steps >= SHORT_STEPS for result in results)
     ratio = throughput_record(run, setting, results)["ratio_to_baseline"] if long_enough else None
@@ -133,7 +133,7 @@ QUANTITY_WORDS = {
 
 
 def usual_of(settings: Iterable[Cell]) -> Cell | None:
-    """Return the first baseline: what others are told apart from; None if there is none."""
+    """Return the first baseline, which labels of others are relative to; None if there is none."""
     return next((one for one in settings if all(getattr(one, name) == BASELINE[name] for name in BASELINE)), None)
 
 
@@ -143,7 +143,7 @@ def label_of(setting: Cell, usual: Cell | None) -> str:
 
 
 def shares(old: float, new: float) -> tuple[str, str, str]:
-    """Return two shares in per cent and their distance in points, with as many digits as make them differ."""
+    """Return two shares in per cent and their distance in points, with enough digits to differ."""
     digits = next((n for n in range(1, 6) if round(100 * abs(new - old), n) > 0), 6)
     texts = [f"{100 * value:.{digits}f} %" for value in (old, new)]
     return texts[0], texts[1], f"{100 * abs(new - old):.{digits}f}"

@@ -1,1 +1,1 @@
-"""Claims of the paper and our own, and what a run shows of each."""
+"""Claims of the paper and our own, and what a run shows about each."""

@@ -1,4 +1,4 @@
-"""A claim as data: what is stated, which cells test it, and how it is judged."""
+"""A claim as data: its statement, the cells that test it, and how it is judged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ from typing import Any
 from benchmarks.analysis.published import Published
 
 Criteria = Mapping[str, Any]
-"""Fields of a cell and their values; a field that is not named has its default, or does not matter to the kind."""
+"""Fields of a cell and their values. A field not named has its default, or is free for the kind of test."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """Where a claim is tested: cells of which models, the limits that decide, and the command that runs them."""
+    """Where a claim is tested: the models, the cells, the limits that decide, and the command that runs the cells."""
 
     statement: str
     models: tuple[str, ...]
-    """Names of workloads; several are judged together. Empty: this scope has none."""
+    """Names of workloads; several are judged together. Empty if the claim has no test here."""
     roles: Mapping[str, Criteria]
-    """What a cell of each role of the kind is: tested, against, control."""
+    """Criteria for the cells of each role of the kind: tested, against, control."""
     limits: Mapping[str, Any]
-    """What counts as reproduced: the kind's own names, and `why` each limit is what it is."""
+    """What counts as reproduced: limits by the kind's own names, and in `why` the reason for each."""
     command: str
 
     @property
     def on_gpus(self) -> bool:
-        """Whether it names ranks, which are GPUs wherever the paper does: what a CPU measured is then no test of it."""
+        """Whether it names ranks. In the paper these are GPUs, so measurements on a CPU do not test it."""
         return any("world_size" in criteria for criteria in self.roles.values())
 
 
@@ -38,51 +38,51 @@ class Claim:
     kind: str
     paper: Scope
     small: Scope | None = None
-    """Where the small models can show something of it."""
+    """The scope of the small models, where they can show something about the claim."""
     published: Mapping[str, Published] = field(default_factory=dict)
-    """By role what the paper states: `value`, or `tested` and `against` of which the difference counts."""
+    """The paper's numbers by role: `value`, or `tested` and `against`, whose difference counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Margin:
-    """From what the margin of a metric is derived: the largest loss that the paper calls kept."""
+    """The two published values behind the margin of a metric: the largest loss that the paper calls kept."""
 
     against: Published
     tested: Published
     percent: bool
-    """Whether it counts in per cent of what is compared with, else in points."""
+    """Whether the loss counts in per cent of `against`, else in points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Elements of a model at full size, from which its states follow by arithmetic."""
+    """Element counts of a model at full size, from which its states follow by arithmetic."""
 
     parameters: int
     residuals: int
-    """Those that have a residual: all but what is sent dense."""
+    """Elements with a residual: all but those sent dense."""
     saved: int
-    """By `w+2d`, of residuals."""
+    """Elements of residuals that `w+2d` saves."""
     copies: int
     """Copies of the model in the optimizer's states: 1 for momentum, 2 for Adam."""
 
     def total_bytes(self, *, streamed: bool = False, residuals: int | None = None) -> int:
-        """Return the bytes of all states in float32, with full residuals if not said otherwise."""
+        """Return the bytes of all states in float32, with full residuals unless `residuals` is given."""
         dense = self.parameters * (1 + self.copies + (not streamed))
         return 4 * (dense + (self.residuals if residuals is None else residuals))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Book:
-    """All claims, in the paper's order, and what they share."""
+    """All claims, in the paper's order, and the values they share."""
 
     claims: tuple[Claim, ...]
     margins: Mapping[str, Margin]
-    """By the metric's name."""
+    """By the name of the metric."""
     noise: float
-    """What a margin leaves, in its unit, for the numbers of the paper being those of single runs."""
+    """Allowance in a margin, in its unit, because the paper's numbers come from single runs."""
     counts: Mapping[str, Counts]
-    """By the model's name."""
+    """By the name of the model."""
     stand_ins: Mapping[str, str]
-    """By model of the paper the small one that stands in for it."""
+    """For each model of the paper, the small model that stands in for it."""
     published: Mapping[str, Published]
-    """All numbers of the paper, for claims of kind consistency."""
+    """All numbers of the paper, for claims of the kind consistency."""

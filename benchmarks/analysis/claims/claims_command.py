@@ -1,4 +1,4 @@
-"""`python -m benchmarks claims`: what the records of a run show of each claim, of the paper's and of our own."""
+"""`python -m benchmarks claims`: what a run's records show about each claim, the paper's and our own."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the ledger; 0 whatever the verdicts. A folder that is not there has no results yet, which is said."""
+    """Print the ledger and return 0 whatever the verdicts. A missing folder is reported as having no results yet."""
     found = ledger(*(_load(path) for path in args.run))
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0

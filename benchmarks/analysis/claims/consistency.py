@@ -1,4 +1,4 @@
-"""Claims that need no run: whether the paper agrees with itself and with its code, by arithmetic on its own numbers."""
+"""Claims that need no run: does the paper agree with itself and its code, by arithmetic on its own numbers?"""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from benchmarks.analysis.published import Published
 
 
 def consistency(book: Book, scope: Scope) -> Verdict:
-    """Evaluate the arithmetic that the claim names; reproduced if what is stated follows from it."""
+    """Evaluate the arithmetic that the claim names; reproduced if the stated value follows from it."""
     make, _ = ARITHMETIC[scope.limits["arithmetic"]]
     return make(book, scope.limits)
 
@@ -24,7 +24,7 @@ def largest(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def relative_change(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated change in per cent with the relative one of two stated values; the absolute one is shown."""
+    """Compare a stated change in per cent with the relative change of two stated values; also show the absolute one."""
     before, after = (book.published[one].value for one in limits["of"])
     value = 100 * (after - before) / before
     text = f"relative: 100 x ({after:g} - {before:g}) / {before:g} = {number(value)} %"
@@ -32,7 +32,7 @@ def relative_change(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated range with the relative losses of the pairs; what their absolute ones are is shown."""
+    """Compare a stated range with the relative losses of the pairs; also show their absolute losses."""
     relative, absolute = [], []
     for before_id, after_id in limits["of"]:
         before, after = book.published[before_id], book.published[after_id]
@@ -48,7 +48,7 @@ def relative_losses(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated saving with that of the released grouping on the model's states."""
+    """Compare a stated saving with that of the released grouping, computed from the model's states."""
     counts = book.counts[limits["model"]]
     states = counts.total_bytes() // 4
     value = 100 * counts.saved / states
@@ -60,14 +60,14 @@ def saving_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def share_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated share of residuals with that of the model's states."""
+    """Compare a stated share of residuals with the share computed from the model's states."""
     counts = book.counts[limits["model"]]
     value = 100 * counts.residuals / (counts.total_bytes() // 4)
     return _verdict(book, limits, value, f"{counts.residuals:,} of {_states(counts)} elements = {number(value)} %")
 
 
 def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated size of a model with that of the one that is trained, in float32 and the unit it is read as."""
+    """Compare a stated model size with the computed one, in float32 and in the unit of the stated value."""
     counts = book.counts[limits["model"]]
     sizes = {unit: 4 * counts.parameters / size for unit, size in SIZES.items()}
     text = " = ".join(f"{number(size)} {unit}" for unit, size in sizes.items())
@@ -76,7 +76,7 @@ def size_by_counts(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def best(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a metric that is stated to be the best with the best of the others; less is better of perplexity."""
+    """Compare a metric stated to be the best with the best of the others; for perplexity, less is better."""
     stated, values = book.published[limits["stated"]], {one: book.published[one].value for one in limits["of"]}
     name = (min if stated.unit == "ppl" else max)(values, key=lambda one: values[one])
     better = values[name] < stated.value if stated.unit == "ppl" else values[name] > stated.value
@@ -85,13 +85,13 @@ def best(book: Book, limits: Mapping[str, Any]) -> Verdict:
 
 
 def same(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare a stated value with another one that should be the same."""
+    """Compare two stated values that should be the same."""
     other = book.published[limits["of"]]
     return _verdict(book, limits, other.value, f"{other.value:g} {other.unit} with {other.world_size} GPUs")
 
 
 def w_over_2d(book: Book, limits: Mapping[str, Any]) -> Verdict:
-    """Compare what sharing between layers saves with what reduction within layers does, by the plan of a model."""
+    """Compare, on the plan of a model, the savings of sharing between layers and of reduction within layers."""
     planned = load_planned()[limits["model"]]
     held, total = planned.residuals_bytes, planned.total_bytes
     w, two = (100 * (held["baseline"] - held[scheme]) / total for scheme in ("w", "2d"))
@@ -119,7 +119,7 @@ _TOLERANCE = "equal to as many digits as are stated"
 
 
 def _same(value: float, stated: Published) -> bool:
-    """Whether a value is the stated one when it is rounded as that is; half way counts, for rounded inputs."""
+    """Return whether a value rounds to the stated one; half way counts, because inputs are rounded."""
     return abs(value - stated.value) <= stated.rounding + 1e-9
 
 
@@ -139,4 +139,4 @@ ARITHMETIC: dict[str, tuple[Callable[[Book, Mapping[str, Any]], Verdict], tuple[
     "same": (same, ("stated", "of")),
     "w_over_2d": (w_over_2d, ("model",)),
 }
-"""What `arithmetic` of a claim of kind consistency may name, and the other names that each needs in its `test`."""
+"""The names that `arithmetic` may have in a consistency claim, each with the other names it needs in `test`."""

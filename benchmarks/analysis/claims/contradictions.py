@@ -1,4 +1,4 @@
-"""What a record says twice, in two ways that must agree: who changes one figure by hand leaves the other. No torch."""
+"""Find figures that a record gives in two disagreeing forms, as after an edit by hand. Imports no torch."""
 
 from collections.abc import Iterator
 
@@ -7,17 +7,17 @@ from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
 EXACT = 1e-6
-"""Relative difference between two forms of one figure, which were worked out from each other."""
+"""Largest relative difference between two forms of one figure that were computed from each other."""
 HELD_OUT = {
     ("resnet-digits", "accuracy"): 449,
     ("vgg-digits", "accuracy"): 449,
     ("bert-questions", "exact_match"): 500,
 }
-"""How many answers of the small models are right or wrong, by model and metric: a share of them is one of so many."""
+"""Number of held-out answers by small model and metric; the metric is a share of this number."""
 
 
 def contradictions(record: CellResult) -> Iterator[str]:
-    """Yield in one line each what a finished record says of itself in two ways that do not agree."""
+    """Yield one line for each contradiction between two statements of a finished record."""
     yield from _of_another_cell(record)
     yield from _of_another_speed(record)
     yield from _of_other_answers(record)
@@ -37,7 +37,7 @@ def _of_another_cell(record: CellResult) -> Iterator[str]:
 
 
 def _of_another_speed(record: CellResult) -> Iterator[str]:
-    """Each rank takes the same whole number of units (images, tokens) in a step."""
+    """Check that each rank takes the same whole number of units (images, tokens) in a step."""
     if not record.units_per_second or not record.steps_per_second:
         return
     units = record.units_per_second / record.steps_per_second / record.cell.world_size
@@ -51,7 +51,7 @@ def _of_other_answers(record: CellResult) -> Iterator[str]:
         yield f"metrics: f1 is {f1:.6g}, less than exact_match, {exact:.6g}"
     for name, value in record.metrics.items():
         count = HELD_OUT.get((record.cell.model, name))
-        if count is None or record.cell.data != "real" or record.cell.released:  # some means are over batches
+        if count is None or record.cell.data != "real" or record.cell.released:  # some of those are means over batches
             continue
         of_metric = [last for _, last in record.metric_history] if name == record.metric_name else []
         for one in (value, *of_metric):

@@ -1,4 +1,4 @@
-"""The records that claims are judged by: one run or several put together, and what is odd about them."""
+"""The records that claims are judged by, from one run or several, and what is odd about them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult
 
 MOST = 5
-"""Records that are named in the notes of a run."""
+"""Most records that the notes of a run name."""
 
 
 @dataclass(frozen=True)
@@ -21,20 +21,20 @@ class Evidence:
     results: dict[Cell, CellResult]
     holes: dict[Cell, Hole]
     twice: dict[Cell, str]
-    """Cells of which there is another record with other values: which one is right is not known."""
+    """Cells for which another record has other values, so that the right one is not known."""
 
     @cached_property
     def by_model(self) -> dict[str, list[Cell]]:
-        """All cells by model, in the order of their names, whatever that of runs and matrices is."""
+        """All cells by model, in the order of their names, independent of the order of runs and matrices."""
         cells = sorted((*self.results, *self.holes), key=lambda one: one.name)
         return grouped((cell.model, cell) for cell in cells)
 
 
 def gather(runs: Sequence[Run]) -> Evidence:
-    """Put runs together, whatever their order: a hole counts only where no run filled it.
+    """Merge runs, independent of their order; a hole counts only if no run filled it.
 
-    Of a cell that several runs have the record measured first counts; with other values there, its claims are open.
-    A record that cannot be one is a hole.
+    If several runs have a record of a cell, the one measured first counts; if values differ, its claims stay open.
+    A record that cannot be genuine counts as a hole.
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
     holes: dict[Cell, Hole] = {}
@@ -54,7 +54,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
 
 
 def doubts(run: Run) -> list[str]:
-    """Return in one line each which records of a run its tables show, and its ledger does not take as they are."""
+    """Return a line for each record of a run that its tables show but its ledger does not take as it is."""
     evidence = gather([run])
     broken = [f"{cell.name}: {hole.reason}" for cell, hole in evidence.holes.items() if cell in run.results]
     found = list(dict.fromkeys([*broken, *evidence.twice.values()]))
@@ -68,7 +68,7 @@ def _when(record: tuple[str, CellResult]) -> tuple[str, str, str]:
 
 
 def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator[str]:
-    """What runs that have other values for one cell are told."""
+    """Yield a message for each run whose values for a cell differ from the first run's."""
     name, first = records[0]
     for other, result in records[1:]:
         if _measured(first) != _measured(result):
@@ -76,7 +76,7 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
 
 
 def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Records that one training left under several names: no two take as long, in any step or in any phase."""
+    """Return cells whose records come from one training under several names: equal times of all steps or phases."""
     steps = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
     phases = grouped((tuple(sorted(one.phase_seconds.items())), cell) for cell, one in results.items())
     by_phase = [cells for key, cells in phases.items() if sum(seconds > 0 for _, seconds in key) > 1]
@@ -90,7 +90,7 @@ def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
 
 
 def _twice(run: Run) -> dict[Cell, str]:
-    """Files under other names that hold a record of one of the run's cells, and not the same one."""
+    """Return cells for which a file under another name holds a different record."""
     return {
         other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
         for path, other in strays(run)
@@ -99,6 +99,6 @@ def _twice(run: Run) -> dict[Cell, str]:
 
 
 def _measured(result: CellResult) -> tuple[object, ...]:
-    """What two records of one cell must share; times and peaks differ by themselves."""
+    """Return what two records of one cell must share; times and peaks always differ."""
     history = tuple(tuple(pair) for pair in result.metric_history)
     return result.metric_name, result.metric, history, *(getattr(result, name) for name in BYTE_FIELDS[:5])

@@ -1,4 +1,4 @@
-"""Fields of an entry of claims.yaml, checked: each returns plain values, or raises a ConfigError of one line."""
+"""Check the fields of an entry of claims.yaml: each function returns plain values or raises a one-line ConfigError."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,12 @@ from benchmarks.core.checks import allow, is_number, known_keys, mapping
 from resireduce.errors import ConfigError, choose, is_count
 
 NUMBERED = {"throughput": ("margin",), "duration": ("margin",), "overlap": ("at_most", "ratio")}
-"""Limits without which these kinds decide nothing."""
+"""Limits that these kinds cannot decide without."""
 BOUNDED = ("share", "saving", "maximum")
 
 
 def limits(where: str, kind: str, test: Any, published: Mapping[str, Published]) -> dict[str, Any]:
-    """Return what decides: numbers, `relative` yes or no, and for a margin perhaps a number that the paper states."""
+    """Return the deciding limits: numbers, `relative` yes or no, for a margin perhaps the id of a stated number."""
     known_keys(where, test, ("kind", "why", *KINDS[kind].limits))
     for name in KINDS[kind].limits:
         _limit(f"{where}: {name}", name, test.get(name), published)
@@ -41,7 +41,7 @@ def _limit(where: str, name: str, value: Any, published: Mapping[str, Published]
 def arithmetic(
     where: str, test: Mapping[str, Any], published: Mapping[str, Published], counts: Mapping[str, Counts]
 ) -> dict[str, Any]:
-    """Return what a claim of kind consistency names: its arithmetic, and the numbers and models it takes."""
+    """Return what a claim of the kind consistency names: its arithmetic, and the numbers and models it takes."""
     name = choose(f"{where}: arithmetic", test.get("arithmetic"), ARITHMETIC)
     _, needs = ARITHMETIC[name]
     known_keys(where, dict(test), ("kind", "why", "arithmetic", "tolerance", *needs))
@@ -54,7 +54,7 @@ def arithmetic(
 
 
 def stated(where: str, kind: str, ids: Any, published: Mapping[str, Published]) -> dict[str, Published]:
-    """Return what the paper states, by role; an id alone is the value."""
+    """Return the paper's numbers by role; a single id has the role `value`."""
     if ids is None:
         return {}
     given = ids if isinstance(ids, dict) else {"value": ids}
@@ -63,7 +63,7 @@ def stated(where: str, kind: str, ids: Any, published: Mapping[str, Published]) 
 
 
 def roles(where: str, given: Any) -> dict[str, dict[str, Any]]:
-    """Return criteria by role; what stands under `all` belongs to every role."""
+    """Return criteria by role; those under `all` apply to every role."""
     roles = mapping(where, given)
     common = mapping(f"{where}: all", roles.get("all") or {})
     own = {str(role): mapping(f"{where}: {role}", one) for role, one in roles.items() if role != "all"}
@@ -71,7 +71,7 @@ def roles(where: str, given: Any) -> dict[str, dict[str, Any]]:
 
 
 def margin(where: str, given: Any, published: Mapping[str, Published]) -> Margin:
-    """Return what the margin of a metric is derived from."""
+    """Return the published values that a metric's margin is derived from."""
     known_keys(where, given, ("against", "tested", "percent", "why"))
     sides = {name: published[choose(f"{where}: {name}", given.get(name), published)] for name in ("against", "tested")}
     percent = given.get("percent", False)
@@ -79,7 +79,7 @@ def margin(where: str, given: Any, published: Mapping[str, Published]) -> Margin
 
 
 def element_counts(where: str, given: Any) -> Counts:
-    """Return the elements of a model at full size."""
+    """Return the element counts of a model at full size."""
     names = ("parameters", "residuals", "saved", "copies")
     known_keys(where, given, (*names, "source"))
     for name in names:

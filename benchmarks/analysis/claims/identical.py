@@ -1,4 +1,4 @@
-"""Do two ways of training give the same metrics, in every digit and at every evaluation?"""
+"""Test whether two ways of training give the same metrics, in every digit and at every evaluation."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from benchmarks.core.record import CellResult
 
 
 def identical(case: Case) -> Verdict:
-    """Judge every seed that both have: one is enough, and all must be equal."""
+    """Judge every seed that both sides have; one is enough, and all must be equal."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
     pairs = {seed: (found.results["tested"][seed], found.results["against"][seed]) for seed in seeds}
@@ -33,7 +33,7 @@ def identical(case: Case) -> Verdict:
 
 
 def _difference(one: CellResult, other: CellResult) -> str | None:
-    """What differs first; None for equal records."""
+    """Return the first difference; None for equal records."""
     mine, others = _digits(one), _digits(other)
     name = next((name for name in mine if mine[name] != others[name]), None)
     if name != "metric_history":
@@ -44,6 +44,6 @@ def _difference(one: CellResult, other: CellResult) -> str | None:
 
 
 def _digits(record: CellResult) -> dict[str, Any]:
-    """All that must be equal. Records of the first version have no `metrics`."""
+    """Return all values that must be equal. Records of the first version have no `metrics`."""
     history = [list(pair) for pair in record.metric_history]
     return {"metric": record.metric, "metrics": record.metrics, "metric_history": history}

@@ -1,4 +1,4 @@
-"""The verdict of one scope of a claim: every group of cells must show it, and nothing odd be about their records."""
+"""The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from benchmarks.core.record import CellResult
 
 
 def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_paper: bool) -> Verdict:
-    """Return what the evidence shows of a claim in one scope."""
+    """Return what the evidence shows about a claim in one scope."""
     if not scope.models:
         return Verdict(status=NOT_RUN, reason="not tested on the paper's models")
     kind = KINDS[claim.kind]
@@ -51,9 +51,9 @@ def judge(book: Book, claim: Claim, scope: Scope, evidence: Evidence, *, is_pape
 
 
 def _needed(scope: Scope, one: Comparison) -> list[str]:
-    """The roles of a comparison that count: the claim's own, and of others those that stand in for one without cells.
+    """Return the roles that count: the claim's own, and stand-ins for roles without cells.
 
-    A control that diverged has shown what it is for.
+    A control that diverged does not count as missing: it has shown its point.
     """
     own = [role for role in one.holes if role in scope.roles or role.removesuffix(STREAMED) not in one.results]
     return [
@@ -62,9 +62,9 @@ def _needed(scope: Scope, one: Comparison) -> list[str]:
 
 
 def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
-    """Return the verdict of all groups: the first of the worst, which is no better for what others show.
+    """Return the verdict on all groups: the first of the worst, whatever the others show.
 
-    What was not run in one group and was in another leaves the claim open.
+    If only some groups were run, the claim stays open.
     """
     if len(verdicts) == 1:
         return verdicts[0]
@@ -76,31 +76,31 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
     others = [f"{one.status} with {group}" for one, group in pairs if group != name]
     results = tuple(record for one in verdicts for record in one.results)
     reason = f"with {name}: {leading.reason}; {'; '.join(others)}"
-    if status == REPRODUCED:  # all must be shown: the least sure of them is how sure that is
+    if status == REPRODUCED:  # all groups must show it, so the least certain one decides
         values = [one.p_value for one in verdicts if one.p_value is not None]
         leading = replace(leading, seeds=min(one.seeds for one in verdicts), p_value=max(values, default=None))
     return replace(leading, status=status, reason=reason, results=results)
 
 
 NUMERIC = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
-"""Facts of provenance that can change a metric: other data, another start, another order of sums, another code."""
+"""Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores")
-"""With `NUMERIC`, facts that are named where they differ."""
+"""Further facts that are named, with `NUMERIC`, if they differ."""
 BEARING: dict[str, tuple[str, ...]] = {"nothing": (), "digits": NUMERIC, "times": (*NAMED, *NUMERIC)}
-"""By what bears on a kind of test, the facts that leave it open where they differ between its sides.
+"""For each value of a kind's `bears`, the facts that leave a verdict open if they differ between its sides.
 
-Another commit can be the reason of other digits, but cells whose code changed are run again: it refutes nothing, and
-takes nothing from what is shown.
+Another commit may explain other digits, so a claim is then not refuted. It does not weaken a reproduced claim, because
+cells whose code changed are run again.
 """
 ON_GPU = ("cpu", "cores")
-"""What changes no digit that a GPU has worked out."""
+"""Facts that change no digit computed on a GPU."""
 DIFFER = "the cells compared differ in "
 
 
 def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Verdict) -> Verdict:
-    """Return the verdict with what is odd about its records; where that bears on it, it is no longer conclusive.
+    """Return the verdict with what is odd about its records, inconclusive if that affects it.
 
-    missing: which cells of the matrix left no record. They count as failed, so that none can be left out to pass.
+    missing: the cells of the matrix without a record. They count as failed, so that none can be left out to pass.
     """
     status, reasons = verdict.status, [verdict.reason]
     if mixed := differing(verdict.results):
@@ -120,15 +120,15 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
 
 
 def differing(results: Iterable[CellResult]) -> list[str]:
-    """Return which facts of hardware, software and inputs are not the same in all records."""
-    # Data and what is trained from differ by model; between models nothing is compared.
+    """Return the facts of hardware, software and inputs that are not the same in all records."""
+    # Data and initial weights differ between models, but no comparison crosses models.
     by_model = grouped((one.cell.model, one.provenance) for one in results).values()
     facts = (*NAMED, *NUMERIC)
     return [key for key in facts if any(len({str(one.get(key)) for one in those}) > 1 for those in by_model)]
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:
-    """Facts that differ between records of one seed; for times, between any two."""
+    """Return the facts that differ between records of one seed or, for times, between any two."""
     by_seed = grouped(((one.cell.model, 0 if bears == "times" else one.cell.seed), one) for one in results)
     found = {key for those in by_seed.values() for key in differing(those)}
     on_gpus = not any(on_cpu(one) for those in by_seed.values() for one in those)

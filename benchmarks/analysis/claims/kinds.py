@@ -1,4 +1,4 @@
-"""The kinds of tests, by name: a new one is one function and one line here."""
+"""The kinds of tests, by name; adding one takes one function and one line here."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,21 +26,21 @@ class Kind:
 
     judge: Callable[[Case], Verdict]
     roles: tuple[str, ...]
-    """Roles of cells that a claim must describe."""
+    """Roles whose cells a claim must describe."""
     limits: tuple[str, ...]
-    """Names in a claim's `test`, beside `kind` and `why`."""
+    """Names allowed in a claim's `test`, besides `kind` and `why`."""
     measured: str
     """The entry of `benchmarks.analysis.claims.select.FREE`: which fields of a cell do not matter."""
     bears: str = "nothing"
-    """The entry of `benchmarks.analysis.claims.judge.BEARING`: which differences of origin leave it open."""
+    """The entry of `benchmarks.analysis.claims.judge.BEARING`: which differences of origin leave the verdict open."""
     together: bool = False
-    """Whether all groups and models are one comparison; else each is judged by itself, and all must show the claim."""
+    """Whether all groups and models form one comparison; else each is judged alone, and all must show the claim."""
     more_roles: Callable[[Mapping[str, Criteria]], Mapping[str, Criteria]] = dict
-    """The roles of a claim, and those of cells that it can be worked out from."""
+    """Adds the roles of cells that a claim's own roles can be computed from."""
     enough: Enough = all_but_control
-    """Whether a group with cells of these roles is judged."""
+    """Whether a group with cells of these roles can be judged."""
     published: tuple[str, ...] = ("value",)
-    """What of the paper's numbers it knows; `tested` and `against` give a difference, `low` and `high` a range."""
+    """The published numbers it takes; `tested` and `against` give a difference, `low` and `high` a range."""
 
 
 def _of_bytes(judge: Callable[[Case], Verdict], roles: tuple[str, ...] = PAIR, together: bool = False) -> Kind:

@@ -1,6 +1,6 @@
-"""The ledger: what the records show of each claim, in the paper's order, and what is left by Holm's correction.
+"""The ledger: what the records show about each claim, in the paper's order, before and after Holm's correction.
 
-Many claims are tested at once, and some pass by chance: S. Holm, "A simple sequentially rejective multiple test
+Many claims are tested at once, so some pass by chance: S. Holm, "A simple sequentially rejective multiple test
 procedure", Scandinavian Journal of Statistics 6, 1979.
 """
 
@@ -21,14 +21,14 @@ from benchmarks.analysis.statistics import CONFIDENCE
 from benchmarks.core.record import CellResult
 
 OF_ACCURACY = ("not_worse", "better")
-"""Kinds of tests that take as many seeds as their margin and spread ask for."""
+"""Kinds of tests whose number of seeds follows from their margin and spread."""
 ON_SMALL = "the published value itself was not tested"
 
 
 def ledger(*runs: Run, book: Book | None = None) -> list[LedgerRow]:
-    """Return a row for each claim; runs are put together, and neither their order nor that of records matters.
+    """Return a row for each claim. Runs are merged, and neither their order nor that of records matters.
 
-    Never raises for what is in the records: what is missing or odd shows in status and reason.
+    Contents of records never raise: what is missing or odd shows in status and reason.
     """
     book = book or load_claims()
     evidence = gather(runs)
@@ -51,7 +51,7 @@ def _row(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
         return _as_row(book, claim, claim.paper, at_full_size, "paper")
     if on_small.status == INCONCLUSIVE:
         return _as_row(book, claim, claim.small, on_small, "small models")
-    # Nothing was run: the small command first, if it is the smaller one.
+    # Nothing was run: name the small command first, if there is one.
     full = f"; the paper's models: {claim.paper.command}"
     scope = replace(claim.paper, command=claim.small.command)
     return _as_row(book, claim, scope, replace(at_full_size, reason=at_full_size.reason + full), "none")
@@ -59,7 +59,7 @@ def _row(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
 
 def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str) -> LedgerRow:
     stated, needed = claim.published.get("value"), verdict.seeds_needed
-    if needed is None and claim.kind in OF_ACCURACY:  # without a spread of its own, by that of the small models
+    if needed is None and claim.kind in OF_ACCURACY:  # without a spread of its own, use that of the small models
         needed = seeds_by_reference(book, claim, scope)
     filled = {
         "reason": " ".join(verdict.reason.split()),
@@ -81,7 +81,7 @@ def _as_row(book: Book, claim: Claim, scope: Scope, verdict: Verdict, where: str
 
 
 def _hardware(results: Sequence[CellResult]) -> str | None:
-    """The devices of the records compared, and on how many ranks."""
+    """Return the devices of the compared records, each with the number of ranks."""
     texts: dict[str, None] = {}
     for one in results:
         device = one.provenance.get("device")
@@ -91,7 +91,7 @@ def _hardware(results: Sequence[CellResult]) -> str | None:
 
 
 def corrected(judged: Sequence[LedgerRow]) -> list[LedgerRow]:
-    """Return the judged with `p_holm` and `holm`; a verdict that the correction opens says so in its reason."""
+    """Return the rows with `p_holm` and `holm`; a verdict that the correction opens says so in its reason."""
     families = grouped((family(one.id), one) for one in judged if one.p_value is not None)
     changed = {}
     for those in families.values():
@@ -106,7 +106,7 @@ def family(name: str) -> str:
 
 
 def adjusted(values: Sequence[float]) -> list[float]:
-    """Return p-values so that all those below a level are true rejections at it, but for that probability."""
+    """Return Holm-adjusted p-values: rejecting those below a level keeps the family-wise error at that level."""
     found, least = [0.0] * len(values), 0.0
     for rank, index in enumerate(sorted(range(len(values)), key=lambda one: values[one])):
         least = max(least, min(1.0, (len(values) - rank) * values[index]))

@@ -1,4 +1,4 @@
-"""Read results/paper/claims.yaml. What is wrong is said in one line: the claim, the field, the value, the cure."""
+"""Read results/paper/claims.yaml. Errors take one line: the claim, the field, the value, the cure."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,7 +26,7 @@ ITSELF = "python -m benchmarks claims"
 
 @lru_cache
 def load_claims(path: Path = CLAIMS_FILE) -> Book:
-    """Return all claims in the file's order. Raises ConfigError, one line, for what cannot be used."""
+    """Return all claims in file order. Raises ConfigError, with one line, for invalid entries."""
     values = read_yaml(path)
     with within(path):
         return _book(values)
@@ -50,7 +50,7 @@ def _book(values: dict[str, Any]) -> Book:
 
 
 def _shared(values: Mapping[str, Any]) -> Book:
-    """What stands before the claims, checked: a book of none, which all entries refer to."""
+    """Check the values before the claims, which all entries share; returns a book without claims."""
     allow("noise", values["noise"], is_number(values["noise"]), "a number above 0")
     given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
     published = load_published()
@@ -68,7 +68,7 @@ def _shared(values: Mapping[str, Any]) -> Book:
 
 
 def _claims(where: str, entry: dict[str, Any], shared: Book) -> list[Claim]:
-    """Return the claim of an entry, or one for each model that it is stated of."""
+    """Return the claims of an entry: one, or one for each model that it is stated for."""
     for name in ("id", "source", "statement", "test"):
         if not entry.get(name):
             raise ConfigError(f"{where}: {name}: missing; give it")
@@ -102,7 +102,7 @@ def _claim(where: str, entry: Mapping[str, Any], name: str, models: tuple[str, .
 
 
 def _small(where: str, kind: str, entry: Mapping[str, Any], paper: Scope, shared: Book) -> Scope | None:
-    """The scope of the small models: the paper's, on as many ranks as there are, and what `small` says otherwise."""
+    """Return the scope of the small models: the paper's, on any number of ranks, with the changes given in `small`."""
     where = f"{where}: small"
     given = known_keys(where, entry.get("small") or {}, SMALL_FIELDS)
     if not given or not set(given.get("of", paper.models)) & set(paper.models):
@@ -144,7 +144,7 @@ def _consistency(where: str, entry: Mapping[str, Any], shared: Book) -> Claim:
 
 
 def _worded(where: str, scope: Scope, values: Mapping[str, str]) -> Scope:
-    """The scope with its statement's {model}, {published} and {limits} filled in."""
+    """Return the scope with {model}, {published} and {limits} filled into its statement."""
     known = {"model": ", ".join(scope.models), **scope.limits, **values}
     try:
         return replace(scope, statement=scope.statement.format(**known))

@@ -1,9 +1,10 @@
-"""By how much a metric may be worse and count as kept, and with how many seeds that can be shown, paired by seed.
+"""How much worse a metric may be and still count as kept, and how many seeds can show it, paired by seed.
 
-A margin, derived here alone, is a loss that the paper states, or the largest one that it calls kept; what the rounding
-of the printed numbers can hide; and what another seed makes, since the paper prints one run of each. The ledger shows
-the sum. Of n seeds whose differences have standard deviation s, the test passes if the upper end of their 95 % interval
-is below the margin m. `benchmarks.analysis.statistics.power` has the probability of that for a true difference of zero.
+A margin is derived only here. It is a loss that the paper states, or the largest one that it calls kept, plus what the
+rounding of the printed numbers can hide, plus the effect of another seed, as the paper prints one run of each. The
+ledger shows the sum. With n seeds whose differences have standard deviation s, the test passes if the upper end of
+their 95 % interval is below the margin m. `benchmarks.analysis.statistics.power` has the probability of passing at a
+true difference of zero.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,26 +21,26 @@ from benchmarks.core.paths import ROOT
 
 POWER = 0.8
 MOST = 200
-"""Seeds that are reckoned with; more are as good as never."""
+"""Most seeds considered; more are as good as never."""
 REFERENCE = ROOT / "results/reference/mini.json"
-"""Differences of `w+2d` and full residuals over seeds, of the small models."""
+"""Source of the small models' differences between `w+2d` and full residuals, over seeds."""
 
 
 @lru_cache(maxsize=1000)
 def seeds_needed(margin: float, spread: float) -> int | None:
-    """Return with how many seeds a true zero is shown with a probability of 80 %; None if more than 200 are needed."""
+    """Return how many seeds show a true zero with a probability of 80 %; None if more than 200 are needed."""
     if spread <= 0 or margin <= 0:
         return None
     return next((seeds for seeds in range(2, MOST + 1) if power(seeds, margin / spread) >= POWER), None)
 
 
 Metrics = tuple[str, list[float], list[float]]
-"""A metric's name, and its values with `w+2d` and with full residuals, seed by seed."""
+"""A metric's name, and its values with `w+2d` and with full residuals, in the same order of seeds."""
 
 
 @lru_cache
 def reference_metrics() -> dict[str, Metrics]:
-    """Return the committed metrics by small model."""
+    """Return the committed metrics of each small model."""
     return metrics_of(load_json(REFERENCE)["rows"])
 
 
@@ -56,7 +57,7 @@ def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:
 
 
 def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
-    """Return the seeds that a claim of accuracy needs, by the spread of the small models that stand in for its own."""
+    """Return the seeds that an accuracy claim needs, by the spread of the small models that stand in for its models."""
     stated = claim.published.get("against") if scope is claim.paper else None
     models = [book.stand_ins.get(model, model) for model in scope.models]
     needed = [seeds_of(book, model, scope.limits, stated.value if stated else None) for model in models]
@@ -66,7 +67,7 @@ def seeds_by_reference(book: Book, claim: Claim, scope: Scope) -> int | None:
 def seeds_of(book: Book, small: str, limits: Mapping[str, Any], level: float | None = None) -> int | None:
     """Return the seeds that a test with these limits needs, by the spread of a small model.
 
-    level: of the metric that a relative loss is of, where that is another model's.
+    level: the value that a relative loss refers to, if it is another model's metric.
     """
     if small not in reference_metrics():
         return None
@@ -92,16 +93,16 @@ def margin_and_spread(
 
 @dataclass(frozen=True)
 class Derived:
-    """A margin, in the unit of the loss that it is compared with, and the sum that it comes from."""
+    """A margin, in the unit of the loss it is compared with, and the sum it comes from."""
 
     value: float
     reason: str
 
 
 def margin_of(book: Book, limits: Mapping[str, Any], metric: str = "", level: float = 0.0) -> Derived:
-    """Return the margin of a claim: its own number, that of a stated one, or the usual one of the metric.
+    """Return the margin of a claim: its own number, that of a stated loss, or the usual one of the metric.
 
-    metric, level: the metric's name and its mean on the side that is compared with, for the usual one.
+    metric, level: for the usual one, the metric's name and its mean on the side compared with.
     """
     given, noise = limits.get("margin"), float(limits.get("noise", book.noise))
     if given is None:
@@ -113,7 +114,7 @@ def margin_of(book: Book, limits: Mapping[str, Any], metric: str = "", level: fl
 
 
 def loss_between(against: Published, tested: Published, percent: bool) -> tuple[float, float]:
-    """Return by how much the one is worse as printed, and at most before both were rounded."""
+    """Return the loss from `against` to `tested` as printed, and the largest one possible before rounding."""
     sign = 1 if against.unit == "ppl" else -1
     printed = sign * (tested.value - against.value)
     base = against.value - against.rounding if sign > 0 else against.value + against.rounding

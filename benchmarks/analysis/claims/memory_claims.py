@@ -1,9 +1,9 @@
 """Claims about bytes: the share of residuals, savings, and the largest saving over several models.
 
 Model states are arithmetic, so any number of ranks, steps and samples will do, and all must agree. Parameters,
-gradients and optimizer states must be those of the plan (`analysis.claims.planned`), so that a saving comes from
-residuals, and from gradients that are streamed, alone. What no cell was to measure is filled in where it follows, and
-the reason says so.
+gradients and optimizer states must match the plan (`analysis.claims.planned`), so that a saving comes only from
+residuals and from streamed gradients. Values that no cell was meant to measure are filled in where they follow, and the
+reason says so.
 """
 
 from collections.abc import Mapping
@@ -18,12 +18,12 @@ from benchmarks.core.record import STATE_FIELDS, CellResult
 
 UNIT = "%"
 STREAMED = ", streamed"
-"""Ends the name of a role whose cells stand in for those with kept gradients."""
+"""Suffix of roles whose cells stand in for those with kept gradients."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Bytes of one role, the records they come from, and what of them was not measured."""
+    """Bytes of one role, the records they come from, and which part was not measured."""
 
     total: int
     residuals: int
@@ -32,7 +32,7 @@ class States:
 
 
 def share(case: Case) -> Verdict:
-    """Judge the share of residuals in the model states: each model's must be as published, within the tolerance."""
+    """Judge the share of residuals in the model states: each model's must match the published one within tolerance."""
     known = {_label(case, one): states(case, one, "tested") for one in case.comparisons}
     shares = {label: 100 * one.residuals / one.total for label, one in known.items()}
     return _judge(case, shares, sum(shares.values()) / len(shares), known)
@@ -45,9 +45,9 @@ def saving(case: Case) -> Verdict:
 
 
 def maximum(case: Case) -> Verdict:
-    """Judge the largest saving over several models: "up to" is the value that one reaches and none exceeds.
+    """Judge the largest saving over several models: "up to" is a value that one reaches and none exceeds.
 
-    A model reaches what all its groups reach.
+    A model reaches a value only if all its groups do.
     """
     values, known = savings(case)
     labels = [(one.model, _label(case, one)) for one in case.comparisons]
@@ -57,7 +57,7 @@ def maximum(case: Case) -> Verdict:
 
 
 def savings(case: Case) -> tuple[dict[str, float], dict[str, States]]:
-    """Return the saving of each model and group in per cent, and what it comes from."""
+    """Return the saving of each model and group in per cent, and the states it comes from."""
     values, known = {}, {}
     for one in case.comparisons:
         tested, against = (states(case, one, role) for role in ("tested", "against"))
@@ -69,35 +69,35 @@ def savings(case: Case) -> tuple[dict[str, float], dict[str, States]]:
 
 
 def _label(case: Case, one: Comparison) -> str:
-    """The model, and the group if it has several."""
+    """Return the model, with the group if it has several."""
     alone = [other.model for other in case.comparisons].count(one.model) == 1
     return one.model if alone else f"{one.model} ({one.group})"
 
 
 def with_streamed(roles: Mapping[str, Criteria]) -> dict[str, Criteria]:
-    """Return the roles, and of those with kept gradients the same with streamed ones, which can stand in for them.
+    """Return the roles, and for each with kept gradients a copy with streamed ones that can stand in for it.
 
-    Never the other way round: that a streamed cell holds no gradients is what its claims say.
+    Kept never stands in for streamed: that a streamed cell holds no gradients is the claim under test.
     """
     kept = {role: criteria for role, criteria in roles.items() if criteria.get("gradients", "kept") == "kept"}
     return {**roles, **{role + STREAMED: {**one, "gradients": "streamed"} for role, one in kept.items()}}
 
 
 def enough_bytes(roles: Mapping[str, Criteria], there: set[str]) -> bool:
-    """Return whether a group has each role, or what it can be worked out from."""
+    """Return whether a group has each role, or one that it can be computed from."""
     own = [role for role in roles if not role.endswith(STREAMED)]
     return all({role, role + STREAMED} & there or (role == "against" and _is_full(roles[role])) for role in own)
 
 
 def _is_full(criteria: Criteria) -> bool:
-    """Whether a role is the baseline in float32, whose states are those of the plan."""
+    """Return whether a role is the baseline in float32, whose states are those of the plan."""
     return {name: value for name, value in criteria.items() if name != "world_size"} == {"scheme": "baseline"}
 
 
 def states(case: Case, comparison: Comparison, role: str) -> States:
-    """Return the bytes of a role: measured; of a role that no cell has, those of a streamed cell or of the plan.
+    """Return the bytes of a role: measured, or, if it has no cell, from a streamed cell or the plan.
 
-    A cell that failed, is broken or was not run yet is not replaced: Undecided, with the reason.
+    A cell that failed, is broken or was not run yet is not replaced: that raises Undecided, with the reason.
     """
     if comparison.holes.get(role):
         check_there(comparison, role)
@@ -117,9 +117,9 @@ def states(case: Case, comparison: Comparison, role: str) -> States:
 
 
 def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
-    """The states that all seeds share and that can be this model's; if exact, residuals are not more than planned.
+    """Return the states that all seeds share, checked against the plan; if `exact`, residuals may not exceed it.
 
-    Bytes are arithmetic, so a seed that differs means that something is wrong: Undecided.
+    Bytes are arithmetic, so a seed that differs means that something is wrong: Undecided is raised.
     """
     for name in (*STATE_FIELDS, "total_bytes"):
         values = sorted({int(getattr(record, name) or 0) for record in records})
@@ -132,7 +132,7 @@ def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
 
 
 def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping[str, States]) -> Verdict:
-    """Compare values in per cent with what is published or with the limits of the claim."""
+    """Compare values in per cent with the published one or with the limits of the claim."""
     published, limits = case.published(), case.limits
     low, high = None, None
     if published is not None and "tolerance" in limits:

@@ -1,8 +1,8 @@
-"""Is a metric kept? Not worse by more than a margin, with confidence, and on a task that can tell.
+"""Is a metric kept: not worse by more than a margin, with confidence, on a task that can tell?
 
 Non-inferiority, paired by seed: reproduced if the whole 95 % interval of the loss lies below the margin, not reproduced
-if it lies wholly above, else inconclusive. Where training without residuals does not lose more than the margin, which
-its whole interval must show, the same test would pass anything: inconclusive.
+if it lies wholly above, else inconclusive. The control is training without residuals. Unless the whole interval of its
+loss lies above the margin, the test would pass anything, and the verdict is inconclusive.
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ CONTROL = "control"
 
 
 def not_worse(case: Case) -> Verdict:
-    """Judge whether tested keeps the metric of against; control is training without residuals."""
+    """Judge whether `tested` keeps the metric of `against`; the control is training without residuals."""
     found = case.only
     try:
         loss = mean_loss(case, found)
@@ -66,7 +66,7 @@ def _margin(case: Case, loss: Loss) -> Derived:
 
 
 def published_loss(case: Case) -> float | None:
-    """Return the loss that follows from what the paper states of the two sides, in the unit that is judged."""
+    """Return the loss between the two sides as the paper states them, in the unit that is judged."""
     if (value := case.published()) is not None:
         return value
     stated = case.claim.published
@@ -76,13 +76,13 @@ def published_loss(case: Case) -> float | None:
 
 
 def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str, tuple[CellResult, ...]]:
-    """Whether the records can tell, why, and the control's: it goes through the same checks as what is tested."""
+    """Return whether the records can tell, why, and the control's records, checked like the tested ones."""
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
     try:
         lost = mean_loss(case, found, CONTROL, "against")
     except Undecided as why:
-        # One that diverged where full residuals finished has lost all.
+        # A control that diverged where full residuals finished has lost everything.
         return why.verdict.status == NOT_REPRODUCED, f"control, no residuals: {why}", why.verdict.results
     text = f"control: without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
     records = found.records(CONTROL, "against")
@@ -92,7 +92,7 @@ def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str,
 
 
 def better(case: Case) -> Verdict:
-    """Judge whether the 95 % interval of the gain lies above zero, and not all of it outside of what is published."""
+    """Judge whether the 95 % interval of the gain lies above zero and overlaps the published range."""
     try:
         loss, stated = mean_loss(case, case.only), _stated(case)
     except Undecided as why:
@@ -124,7 +124,7 @@ def better(case: Case) -> Verdict:
 
 
 def _gain_of_note(case: Case, loss: Loss) -> float:
-    """A gain as large as the margin of a loss: 0 for a metric that has none."""
+    """Return a gain as large as the margin of a loss; 0 for a metric without a margin."""
     name = _metric_name(case.only)
     return margin_of(case.book, case.limits, name, loss.level).value if name in case.book.margins else 0.0
 
@@ -134,7 +134,7 @@ def _metric_name(found: Comparison) -> str:
 
 
 def _stated(case: Case) -> Bounds | None:
-    """The range of gains that the paper states, of its own models."""
+    """Return the range of gains that the paper states for its own models."""
     low, high = case.published("low"), case.published("high")
     if low is not None and high is not None:
         return low, high

@@ -1,4 +1,4 @@
-"""Claims about distributions: residuals of one group overlap, and more than those of different groups do."""
+"""Claims about distributions: residuals overlap within a group, and more than between groups."""
 
 from benchmarks.analysis.claims.select import Case, check_there
 from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, REPRODUCED, Undecided, Verdict, number
@@ -11,8 +11,8 @@ UNIT = "bits"
 def overlap(case: Case) -> Verdict:
     """Judge the Jensen-Shannon divergence within groups, and the ratio between / within of both distances.
 
-    The ratio is the control: where residuals of all groups are alike, overlap says nothing about groups. Every seed
-    must show it.
+    The ratio is the control: if the residuals of all groups are alike, overlap says nothing about groups. Every seed
+    must show both.
     """
     check_there(case.only, "tested")
     records = case.only.records("tested")
@@ -38,7 +38,7 @@ def overlap(case: Case) -> Verdict:
 
 
 def _distances(record: CellResult) -> tuple[float, float]:
-    """The divergence within groups, and how many times as far groups are apart. LookupError and so on without any."""
+    """Return the divergence within groups, and the ratio between / within. Raises LookupError and others if missing."""
     seen = record.observations[NAME]
     within = float(seen["within"]["jensen_shannon"])
     return within, min(float(seen["between"][kind]) / float(seen["within"][kind]) for kind in KINDS)

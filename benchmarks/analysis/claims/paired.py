@@ -1,7 +1,7 @@
 """Losses of a metric, paired by seed, as the tests of accuracy share them.
 
-A loss is in points of the metric, or in per cent of the other side's, and positive for worse whichever way the metric
-counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ at all are no seeds.
+A loss is in points of the metric, or in per cent of the other side's; it is positive for worse in whichever direction
+the metric counts. Intervals are Student's t over the seeds that both sides have. Seeds that do not differ do not count.
 """
 
 import math
@@ -15,12 +15,12 @@ from benchmarks.core.record import CellResult
 
 BOTH = ("tested", "against")
 SAME = 1e-12
-"""Relative: what differs by less differs by rounding alone."""
+"""Relative difference below which two values differ by rounding alone."""
 
 
 @dataclass(frozen=True)
 class Loss:
-    """Mean loss over seeds, its interval, and the mean metric that it is compared with."""
+    """Mean loss over seeds, its interval, and the mean metric it is compared with."""
 
     estimate: Interval
     bounds: Bounds
@@ -40,7 +40,7 @@ class Loss:
 
 
 def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict[int, float]:
-    """Return by how much tested is worse than against, by seed; relative losses in per cent."""
+    """Return by seed how much worse `tested` is than `against`; relative losses are in per cent."""
     values = {}
     for seed in found.seeds(tested, against):
         one, other = found.results[tested][seed], found.results[against][seed]
@@ -51,9 +51,9 @@ def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict
 
 
 def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss:
-    """Return the loss with its interval. Raises Undecided, with the reason, where there is none.
+    """Return the loss with its interval. Raises Undecided, with the reason, if there is none.
 
-    That is: missing cells, a diverged one, metrics that are not alike, fewer than two seeds, or seeds without spread.
+    Reasons: missing or diverged cells, metrics of different kinds, fewer than two seeds, or seeds without spread.
     """
     check_diverged(found, tested, against)
     common_seeds(found, tested, against)
@@ -78,7 +78,7 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
 
 
 def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
-    """Return which seeds of a role trained alike to the last digit; None if each trained otherwise."""
+    """Return which seeds of a role trained identically to the last digit; None if all differ."""
     for role in roles:
         known: dict[str, int] = {}
         for seed in found.seeds(role):
@@ -107,7 +107,7 @@ def _unlike(records: Sequence[CellResult]) -> str | None:
 
 
 def check_diverged(found: Comparison, tested: str, against: str) -> None:
-    """Raise Undecided, as not reproduced, for a cell that diverged where the other one of its seed finished."""
+    """Raise Undecided, as not reproduced, if a cell diverged while the other one of its seed finished."""
     for seed, hole in sorted(found.holes.get(tested, {}).items()):
         if hole.status == "diverged" and seed in found.results.get(against, {}):
             record = found.results[against][seed]
@@ -117,5 +117,5 @@ def check_diverged(found: Comparison, tested: str, against: str) -> None:
 
 
 def unit_of(record: CellResult) -> str:
-    """Return what a difference of the metric is counted in."""
+    """Return the unit of a difference of the metric."""
     return "ppl" if record.metric_name == "perplexity" else "points"

@@ -1,7 +1,7 @@
-"""Whether a record can have been measured: by its cell, its recipe, itself, and what `plan` says. No torch.
+"""Check whether a record can have been measured: against its cell, its recipe, itself and `plan`. Imports no torch.
 
-The plan is the committed table of what models hold. `CellResult` refuses what no table could show; this refuses what no
-training can have left, which is no evidence.
+The plan is the committed table of the bytes that models hold. `CellResult` refuses records that no table could show;
+this module refuses records that no training can have left, as they are no evidence.
 """
 
 import math
@@ -25,16 +25,16 @@ STATES_FILE = ROOT / "results/paper/states.json"
 
 
 FEEDBACK = ("topk", "qsgd", "dgc", "none")
-"""Compressors of the claims: they leave the residual as a scheme has it, and the optimizer its momentum."""
+"""Compressors of the claims, which change neither the residual of a scheme nor the optimizer's momentum."""
 
 
 @dataclass(frozen=True)
 class Planned:
-    """Bytes of one model: what no residual scheme changes, and residuals by `setting_name`."""
+    """Planned bytes of one model: states that no residual scheme changes, and residuals by `setting_name`."""
 
     parameters_bytes: int
     gradients_bytes: int
-    """Kept ones; streamed ones are gone between two steps."""
+    """Kept gradients; streamed ones are gone between two steps."""
     optimizer_states_bytes: int
     residuals_bytes: Mapping[str, int]
 
@@ -57,7 +57,7 @@ def load_planned(path: Path = STATES_FILE) -> dict[str, Planned]:
 
 
 def planned_residuals(cell: Cell) -> int | None:
-    """Return the bytes of residuals that a cell's scheme has; None for settings that the table does not have."""
+    """Return the planned bytes of residuals of a cell; None for settings that the table does not have."""
     if cell.scheme == "none":
         return 0
     planned = load_planned().get(cell.model)
@@ -69,9 +69,9 @@ def planned_residuals(cell: Cell) -> int | None:
 def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
     """Return which bytes of a record cannot be those of its model; None if all can.
 
-    Only residuals may differ from the plan, and only upwards: a scheme that saves less than it should is a result,
-    one that stores less than it has to is an error of measurement. exact: not upwards either, for what a saving is
-    measured against.
+    Only residuals may differ from the plan, and only upwards: a scheme that saves less than it should is a result, one
+    that stores less than it has to is an error of measurement. exact: allow no upward difference either, for the side
+    that a saving is measured against.
     """
     planned = load_planned().get(record.cell.model)
     if planned is None:
@@ -87,9 +87,9 @@ def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
 
 
 def mislabelled(record: CellResult) -> str | None:
-    """Return which bytes of a record are not those of its cell, so that it is another cell's; None if all are.
+    """Return which bytes of a record belong to another cell than its own; None if all match.
 
-    Of schemes and models without a plan nothing is said.
+    Schemes and models without a plan are not checked.
     """
     planned, residuals = load_planned().get(record.cell.model), planned_residuals(record.cell)
     if planned and (problem := _unplanned_parts(record, planned)):
@@ -100,7 +100,7 @@ def mislabelled(record: CellResult) -> str | None:
 
 
 def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
-    """What of the states that no residual scheme changes is not as planned."""
+    """Return which state that no residual scheme changes is not as planned."""
     for name in ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes"):
         gone = name == "gradients_bytes" and record.cell.gradients == "streamed"
         value = 0 if gone else getattr(planned, name)
@@ -110,16 +110,16 @@ def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
 
 
 SHARES = ("accuracy", "top1", "f1", "exact_match")
-"""Metrics in per cent of what is right; perplexity is the other kind, of which less is better and 1 is the least."""
+"""Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
 ROUNDING = 0.01
-"""Relative difference that a speed may have from the times that it is worked out from."""
+"""Largest relative difference between a speed and the times that it is computed from."""
 THINNED = 0.5
-"""As ROUNDING, where only means of stretches of steps are at hand, whose median is not that of the steps."""
+"""The same if only means of stretches of steps are at hand, whose median is not that of the steps."""
 ITEMISED = "model_state_itemised"
 
 
 def unsound(record: CellResult) -> str | None:
-    """Return why a finished record cannot have been measured, in one line; None if it can."""
+    """Return in one line why a finished record cannot have been measured; None if it can."""
     checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, _wrong_times, contradictions)
     return next((problem for check in checks for problem in check(record)), None)
 
@@ -147,7 +147,7 @@ def _wrong_history(record: CellResult) -> Iterator[str]:
 
 
 def _evaluations(record: CellResult) -> int | None:
-    """How many there are in a whole training; None where the recipe does not say."""
+    """Return the number of evaluations in a training; None if the recipe does not say."""
     workload = WORKLOADS[record.cell.model]
     if workload.evaluate_every:
         return math.ceil(record.steps / workload.evaluate_every)

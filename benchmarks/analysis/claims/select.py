@@ -1,4 +1,4 @@
-"""Which cells of a run a claim compares: those of its roles, alike in all else, group by group; a case of them all."""
+"""Select the cells that a claim compares: cells of its roles that are alike in all else, group by group."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from benchmarks.core.cell import CELL_FIELDS, Cell
 from benchmarks.core.record import CellResult
 
 SHAPE = ("data", "steps", "batch_per_rank", "length")
-"""What of a cell makes less than a whole training of it, where it is not the default."""
+"""Fields that make a cell less than a whole training of its model if they are not at their default."""
 PLACES = ("world_size", "nodes", "backend")
 FREE: dict[str, tuple[str, ...]] = {
     "memory": (*PLACES, "observe", *SHAPE),
@@ -21,22 +21,22 @@ FREE: dict[str, tuple[str, ...]] = {
     "speed": (*PLACES, *SHAPE),
     "observation": PLACES,
 }
-"""By what is measured: fields that may have any value, unless a claim names one; the same in all cells of a group."""
+"""By measured quantity, the fields that may have any value unless a claim names one; equal within a group."""
 TO_COME = ("not run", "unfinished")
-"""Statuses of holes that the same command still fills; any other is an outcome."""
+"""Statuses of holes that the same command still fills; any other status is an outcome."""
 Enough = Callable[[Mapping[str, Criteria], set[str]], bool]
-"""From a claim's roles, and those that a group has cells of, whether it is judged."""
+"""Decides from a claim's roles, and those that a group has cells of, whether the group is judged."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cells of one model, alike but for their roles, by role and seed."""
+    """Cells of one model by role and seed, alike except for their roles."""
 
     model: str
     results: Mapping[str, Mapping[int, CellResult]]
     holes: Mapping[str, Mapping[int, Hole]]
     group: str = ""
-    """What is the same in them, and may be other in another group."""
+    """The values that are equal within this group and may differ between groups."""
 
     def seeds(self, *roles: str) -> list[int]:
         """Return the seeds that all these roles finished, in order."""
@@ -47,7 +47,7 @@ class Comparison:
         return tuple(self.results[role][seed] for role in roles for seed in self.seeds(*roles))
 
     def missing(self, *roles: str) -> str:
-        """Say which seeds of these roles are missing, and why; nothing if none is."""
+        """Say which seeds of these roles are missing, and why; "" if none is."""
         holes = (pair for role in roles for pair in sorted(self.holes.get(role, {}).items()))
         why = grouped(
             (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.reason})", seed) for seed, hole in holes
@@ -56,12 +56,12 @@ class Comparison:
 
 
 def all_but_control(roles: Mapping[str, Criteria], there: set[str]) -> bool:
-    """Return whether a group has all roles; that the control is missing is a verdict, too."""
+    """Return whether a group has all roles; the control may be missing, as that too gives a verdict."""
     return all(role in there or role == "control" for role in roles)
 
 
 def role_name(name: str) -> str:
-    """Return what of a cell's name says which side of a comparison it is: compressor, scheme and gradients."""
+    """Return the part of a cell's name that tells the sides of a comparison apart: compressor, scheme and gradients."""
     return "/".join(name.split(".")[1:4])
 
 
@@ -74,10 +74,10 @@ def select(
     enough: Enough,
     on_gpus: bool = False,
 ) -> tuple[Comparison, ...]:
-    """Return a comparison for each group of cells that are alike in the free fields and have roles enough.
+    """Return a comparison for each group of cells that agree in the free fields and have enough roles.
 
-    Where no group has, the one that has most: what it lacks is then the verdict. on_gpus: what a CPU measured is a
-    hole.
+    If no group has enough, the fullest one is returned, and what it lacks gives the verdict. on_gpus: measurements on a
+    CPU count as holes.
     """
     groups: dict[tuple[Any, ...], dict[str, list[Cell]]] = {}
     for role, criteria in roles.items():
@@ -93,7 +93,7 @@ def select(
 
 
 def _matching(evidence: Evidence, model: str, criteria: Criteria, free: Sequence[str]) -> Iterator[Cell]:
-    """Yield the cells of a role: its criteria, and defaults where neither it names a field nor the field is free."""
+    """Yield the cells of a role: they match its criteria, and defaults in fields neither named by it nor free."""
     wanted = Cell(model=model, **criteria)
     strict = [name for name in CELL_FIELDS if name in criteria or name not in (*free, "seed")]
     for cell in evidence.by_model.get(model, []):
@@ -102,12 +102,12 @@ def _matching(evidence: Evidence, model: str, criteria: Criteria, free: Sequence
 
 
 def on_cpu(record: CellResult) -> bool:
-    """Whether a record was measured on a CPU, or on nothing that it names."""
+    """Return whether a record was measured on a CPU, or names no device."""
     return record.provenance.get("device") in (None, "cpu")
 
 
 def lesser(evidence: Evidence, model: str, roles: Mapping[str, Criteria], free: Sequence[str]) -> str:
-    """Say what was measured that would be of these roles, were it a whole training; "" if nothing was."""
+    """Say which shortened trainings were measured that would fit these roles if they were whole; "" if none."""
     if "data" in free:
         return ""
     whole = {cell for one in roles.values() for cell in _matching(evidence, model, one, free)}
@@ -142,14 +142,14 @@ def _roles_there(one: Comparison) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One scope of a claim and a comparison for each of its models."""
+    """One scope of a claim, with the comparisons to judge."""
 
     book: Book
     claim: Claim
     scope: Scope
     comparisons: tuple[Comparison, ...]
     is_paper: bool
-    """Whether the published value is tested, and not only its direction on small models."""
+    """Whether the published value is tested, not only its direction on small models."""
 
     @property
     def limits(self) -> Mapping[str, Any]:
@@ -162,15 +162,15 @@ class Case:
         return self.comparisons[0]
 
     def published(self, role: str = "value") -> float | None:
-        """Return what the paper states for a role; None if it states nothing, or not of these models."""
+        """Return the value that the paper states for a role; None if there is none for these models."""
         one = self.claim.published.get(role)
         return one.value if one is not None and self.is_paper else None
 
 
 def check_there(comparison: Comparison, *roles: str) -> None:
-    """Raise Undecided, with the reason, unless each of these roles has finished a cell.
+    """Raise Undecided, with the reason, unless each of these roles has a finished cell.
 
-    What failed has an outcome and leaves the claim inconclusive; what was not run yet leaves it not run.
+    A failed cell has an outcome and leaves the claim inconclusive; a cell not run yet leaves it not run.
     """
     empty = [role for role in roles if not comparison.results.get(role)]
     holes = [hole for role in empty for hole in comparison.holes.get(role, {}).values()]
@@ -183,7 +183,7 @@ def check_there(comparison: Comparison, *roles: str) -> None:
 
 
 def common_seeds(comparison: Comparison, *roles: str) -> list[int]:
-    """Return the seeds that all these roles finished, one at least. Raises Undecided, with the reason, if none is."""
+    """Return the seeds that all these roles finished, at least one. Raises Undecided, with the reason, if none."""
     check_there(comparison, *roles)
     if seeds := comparison.seeds(*roles):
         return seeds

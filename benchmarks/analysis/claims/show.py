@@ -1,4 +1,4 @@
-"""The ledger as files, and compactly on the screen."""
+"""Show the ledger as files, and compactly on the screen."""
 
 import csv
 import io
@@ -21,12 +21,12 @@ MARKDOWN_HEAD = ("Claim", "Status", "Measured", "Published", "Why")
 
 
 def to_json(judged: Sequence[LedgerRow]) -> str:
-    """Return the ledger as a list in JSON."""
+    """Return the ledger as a JSON list."""
     return json.dumps([one.to_dict() for one in judged], indent=1, allow_nan=False) + "\n"
 
 
 def to_csv(judged: Sequence[LedgerRow]) -> str:
-    """Return a row a claim; empty where there is nothing."""
+    """Return one CSV row per claim; missing values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -56,7 +56,7 @@ def counts(judged: Sequence[LedgerRow]) -> str:
 
 
 def to_screen(judged: Sequence[LedgerRow]) -> str:
-    """Return counts, a line for each claim that was tested, and what fills the others, by command."""
+    """Return counts, a line for each tested claim, and the commands that run the others."""
     lines = [counts(judged), ", ".join(f"{symbol} {status}" for status, symbol in SYMBOLS.items())]
     for scope, label in LABELS.items():
         tested = [one for one in judged if one.scope == scope and one.status != "not run"]
@@ -67,7 +67,7 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
 
 
 def _line(one: LedgerRow) -> str:
-    """What was measured beside what is published, cut to a line: the rest is in tables/claims.md."""
+    """Return the measured beside the published value, cut to one line; tables/claims.md has the rest."""
     short = one.reason.partition(". On ")[0]
     if one.command == "python -m benchmarks claims":
         short = f"{_measured(one)} by arithmetic" + (f", stated {_published(one)}" if _published(one) else "")
@@ -77,7 +77,7 @@ def _line(one: LedgerRow) -> str:
 
 
 def _not_run(judged: Sequence[LedgerRow]) -> list[str]:
-    """Commands and the claims they fill."""
+    """Return commands, each with the claims that it tests."""
     lines = ["", "Not run. What fills them:"] if waiting(judged) else []
     for command, names in waiting(judged).items():
         lines += textwrap.wrap(
@@ -92,7 +92,7 @@ def waiting(judged: Sequence[LedgerRow]) -> dict[str, list[str]]:
 
 
 def families(names: Sequence[str]) -> str:
-    """Return the names, with a star for those that begin with the same two words or more."""
+    """Return the names; those that share at least their first two words become one entry with a star."""
     alike: dict[str, list[str]] = {}
     for name in names:
         words = name.split("-")

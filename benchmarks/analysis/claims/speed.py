@@ -1,9 +1,9 @@
 """Claims about time: the loss of throughput, and the time of a whole training, against the other side.
 
-Over seeds the interval is Student's t of the paired losses. With one seed of each, throughput has its interval from
-the means of successive blocks of steps ("batch means": neighbouring steps depend on each other, blocks hardly do; Law,
-"Simulation modeling and analysis", section 9.5): it holds for these two runs, which the reason says. On a CPU there is
-none: what else runs on its cores differs more from one run to the next than within one.
+Over several seeds the interval is Student's t of the paired losses. With one seed of each, the interval of throughput
+comes from the means of successive blocks of steps ("batch means": neighbouring steps depend on each other, blocks
+hardly do; Law, "Simulation modeling and analysis", section 9.5). It holds for these two runs only, which the reason
+says. On a CPU there is no such interval: other load on its cores differs more between runs than within one.
 """
 
 import math
@@ -22,7 +22,7 @@ UNIT = "%"
 
 
 def lost_time(case: Case, name: str) -> Verdict:
-    """Judge the loss of steps_per_second, or by how much longer wall_seconds are: all below the margin."""
+    """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
     loss, how = _loss(found, seeds, name)
@@ -44,7 +44,7 @@ def lost_time(case: Case, name: str) -> Verdict:
 
 
 def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval, str]:
-    """The loss in per cent, and what its interval comes from."""
+    """Return the loss in per cent, and the source of its interval."""
     pairs = [tuple(found.results[role][seed] for role in BOTH) for seed in seeds]
     values = [_loss_of(one, other, name) for one, other in pairs]
     if len(values) >= 2:
@@ -57,25 +57,25 @@ def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval,
 
 
 def _loss_of(one: CellResult, other: CellResult, name: str) -> float:
-    """In per cent; a time that is longer and a speed that is lower are losses."""
+    """Return the loss in per cent: a longer time or a lower speed."""
     ratio = float(getattr(one, name) or 0) / float(getattr(other, name) or math.inf)
     return 100 * (ratio - 1 if name == "wall_seconds" else 1 - ratio)
 
 
 def _block_interval(one: CellResult, other: CellResult) -> Interval | None:
-    """The loss from the mean seconds of blocks of steps; None for too few steps."""
+    """Return the loss computed from mean seconds of blocks of steps; None if there are too few steps."""
     blocks = [_block_means(result.step_seconds) for result in (one, other)]
     if not all(blocks):
         return None
     (mine, mine_error), (others, others_error) = ((mean(b), stdev(b) / math.sqrt(BLOCKS)) for b in blocks)
     ratio = others / mine
-    # Of a ratio of two independent means, to first order.
+    # First-order error of the ratio of two independent means.
     error = ratio * math.hypot(mine_error / mine, others_error / others)
     return Interval(100 * (1 - ratio), 100 * t_quantile((1 + CONFIDENCE) / 2, BLOCKS - 1) * error, 1)
 
 
 def _block_means(seconds: Sequence[float]) -> list[float]:
-    """Means of BLOCKS equal stretches; [] for less than two steps in each, or none that took time."""
+    """Return the means of BLOCKS equal stretches; [] if they have fewer than two steps, or any step took no time."""
     size = len(seconds) // BLOCKS
     if size < 2 or min(seconds) <= 0:
         return []

@@ -1,4 +1,4 @@
-"""What a test of a claim says, what the ledger says of the claim, and how their numbers are written."""
+"""The verdict of a test, the ledger's row of a claim, and how their numbers are written."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +11,7 @@ from benchmarks.core.record import CellResult
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN = "reproduced", "not reproduced", "inconclusive", "not run"
 STATUSES = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN)
 SCOPES = ("paper", "small models", "none")
-"""What was looked at: the paper's own models, small ones that stand in for them, or nothing."""
+"""What was tested: the paper's own models, small ones that stand in for them, or nothing."""
 Bounds = tuple[float, float]
 
 
@@ -21,7 +21,7 @@ class Verdict:
 
     status: str
     reason: str
-    """One line: why this status, with the arithmetic; what is missing if it is not run."""
+    """One line: why it has this status, with the arithmetic, or what is missing."""
     value: float | None = None
     interval: Bounds | None = None
     published: float | None = None
@@ -29,31 +29,31 @@ class Verdict:
     tolerance: str | None = None
     """What counts as reproduced, in words."""
     seeds: int = 0
-    """Least number of seeds of the cells compared."""
+    """Lowest number of seeds among the cells compared."""
     seeds_needed: int | None = None
-    """Seeds that show a true loss of zero with 80 % (`analysis.claims.margins`); None: it is no claim of accuracy."""
+    """Seeds that show a true loss of zero with 80 % (`analysis.claims.margins`); None if it is no claim of accuracy."""
     p_value: float | None = None
-    """Two-sided, of the value lying where the verdict turns; None of what is no estimate."""
+    """Two-sided, for the value lying at the verdict's turning point; None if the value is no estimate."""
     results: tuple[CellResult, ...] = ()
-    """The records that were compared; a row of the ledger has their names."""
+    """The records that were compared; the ledger's row has their names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow(Verdict):
-    """A claim beside the verdict on it."""
+    """A claim with the verdict on it."""
 
     id: str
     statement: str
     source: str
-    """Where it is stated: the paper's section, experiment or figure; "ours" for this project's own."""
+    """Where the claim is stated: the paper's section, experiment or figure; "ours" for this project's own."""
     scope: str
     """One of SCOPES."""
     command: str
-    """What measures it, typed in the root of the project."""
+    """The command that measures it, to be run in the root of the project."""
     p_holm: float | None = None
-    """`p_value` after Holm's correction over all claims of its family that were tested."""
+    """`p_value` after Holm's correction over all tested claims of its family."""
     holm: str | None = None
-    """The status that is left by it."""
+    """The status after that correction."""
     hardware: str | None = None
     cells: tuple[str, ...] = ()
     """Names of the cells that the value comes from."""
@@ -66,7 +66,7 @@ class LedgerRow(Verdict):
 
 
 class Undecided(Exception):
-    """What ends a test before anything is measured against its limits; its verdict says why."""
+    """Ends a test before anything is compared with its limits; its verdict says why."""
 
     def __init__(self, reason: str, status: str = INCONCLUSIVE, **known: Any) -> None:
         super().__init__(reason)
@@ -74,7 +74,7 @@ class Undecided(Exception):
 
 
 def shown(reproduced: bool) -> str:
-    """Return the status of what is decided."""
+    """Return the status of a decided claim."""
     return REPRODUCED if reproduced else NOT_REPRODUCED
 
 
@@ -84,12 +84,12 @@ def bounds(found: Interval) -> Bounds | None:
 
 
 def below(interval: Bounds, limit: float) -> str:
-    """Return the status of "less than limit": the whole interval must lie on one side."""
+    """Return the status of "less than limit": the whole interval must lie on one side of it."""
     return REPRODUCED if interval[1] < limit else NOT_REPRODUCED if interval[0] > limit else INCONCLUSIVE
 
 
 def number(value: float, digits: int = 2) -> str:
-    """Return a number with so many digits after the point, without a sign at zero."""
+    """Return a number with `digits` decimals, without a sign at zero."""
     text = f"{abs(value):.{digits}f}"
     return f"{MINUS}{text}" if value < 0 and float(text) else text
 
@@ -101,6 +101,6 @@ def written(value: float, interval: Bounds | None, unit: str) -> str:
 
 
 def worst(statuses: Iterable[str]) -> str:
-    """Return what is left of a claim with several groups: all must reproduce it, one contrary one refutes it."""
+    """Return the status of a claim with several groups: all must reproduce it, and one that contradicts refutes it."""
     order = (NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN, REPRODUCED)
     return min(statuses, key=order.index)

@@ -1,1 +1,1 @@
-"""The page of a run: one HTML file that needs nothing but itself."""
+"""The page of a run: one self-contained HTML file."""

@@ -1,4 +1,4 @@
-"""docs/deviations.md as HTML, so that the page has it where the checkout is not at hand."""
+"""docs/deviations.md as HTML, so that the page includes it where no checkout is at hand."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ OPEN = '<div class="scroll" role="region" aria-label="Deviations table" tabindex
 
 
 def deviations(source: Path = SOURCE) -> Markup:
-    """Return the page without its title; empty where there is no such file, as in an installed package."""
+    """Return the page without its title; empty if the file is missing, as in an installed package."""
     try:
         text = source.read_text(encoding="utf-8")
     except OSError:
         return Markup()
-    # Without raw HTML. Links lead to files of the checkout, which a page that was sent on has not: their text is left.
+    # No raw HTML. Links point into the checkout, which a page sent to others lacks, so only their text is kept.
     markdown = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     texts = {"link_open": "", "link_close": "", "table_open": OPEN, "table_close": "</table></div>\n"}
     for rule, words in texts.items():
@@ -28,9 +28,9 @@ def deviations(source: Path = SOURCE) -> Markup:
 
 
 def _below_h2(tokens: Sequence[Token]) -> list[Token]:
-    """Headings one level lower; the title, which the section of the page has, is left out."""
+    """Return the tokens with headings one level lower, without the title, which the page's section already has."""
     title = next((i for i, token in enumerate(tokens) if token.tag == "h1"), len(tokens))
-    kept = [*tokens[:title], *tokens[title + 3 :]]  # what opens it, its text, what closes it
+    kept = [*tokens[:title], *tokens[title + 3 :]]  # the opening token, its text, the closing token
     for token in kept:
         if token.type.startswith("heading"):
             token.tag = f"h{min(6, int(token.tag[1]) + 1)}"

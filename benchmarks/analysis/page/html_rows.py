@@ -1,4 +1,4 @@
-"""The rows of a table as the page has them: what is shown, and the number that it is sorted by."""
+"""The rows of a table for the page: the text that is shown, and the number that it is sorted by."""
 
 import math
 import re
@@ -19,9 +19,9 @@ class Shown:
 
     text: str
     is_text: bool
-    """Whether it belongs to the columns at the left that are text."""
+    """Whether it belongs to the text columns at the left."""
     value: str = ""
-    """What it is sorted by; empty where that is the text."""
+    """The sort key; empty if it is sorted by its text."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Group:
     name: str
     rows: list[list[Shown]]
     empty: bool
-    """Whether none of its rows, of the paper's tables, has been measured: such rows are folded."""
+    """Whether nothing in it has been measured (tables of the paper only); such rows are folded."""
 
 
 def head_of(table: Table) -> list[Shown]:
@@ -42,7 +42,7 @@ def head_of(table: Table) -> list[Shown]:
 
 
 def groups_of(table: Table) -> list[Group]:
-    """Return a table's rows in groups; one without a name where it has none."""
+    """Return a table's rows in groups; a table without groups gives one group without a name."""
     found = []
     for start, end in pairwise([*(table.group_starts or [0]), len(table.body)]):
         name = table.body[start][0] if table.group_starts else ""
@@ -52,17 +52,17 @@ def groups_of(table: Table) -> list[Group]:
 
 
 def is_empty(table: Table) -> bool:
-    """Say whether nothing of a table has been measured, though its rows are there."""
+    """Say whether nothing of a table has been measured although it has rows."""
     return all(_not_measured(table, index) for index in range(len(table.body)))
 
 
 def is_of_paper(table: Table) -> bool:
-    """Say whether a table has published values beside the measured ones."""
+    """Say whether a table shows published values beside the measured ones."""
     return bool(table.records) and "published" in table.records[0]
 
 
 def measured_words(table: Table) -> str:
-    """Return how many rows a table has, and of how many of them something was measured."""
+    """Return how many rows a table has, and how many of them were measured."""
     rows = len(table.body)
     missing = sum(_not_measured(table, index) for index in range(rows))
     text = f"{rows} row{'s' if rows > 1 else ''}"
@@ -70,7 +70,7 @@ def measured_words(table: Table) -> str:
 
 
 def leading_number(text: str) -> float | None:
-    """Return the number that a text begins with, bytes in bytes; None if it begins with none."""
+    """Return the number that a text begins with, sizes in bytes; None if there is none."""
     found = LEADING.match(text.strip().replace(MINUS, "-").removeprefix("±"))
     if not found:
         return None
@@ -89,7 +89,7 @@ def _not_measured(table: Table, index: int) -> bool:
 
 
 def _value(table: Table, index: int, column: int) -> str:
-    """The record's own value where the table says which that is, else the number shown; "" for neither."""
+    """Return the record's own value if the table names its column, else the number shown, or "" without either."""
     raw: Any = table.records[index].get(table.columns[column]) if table.columns else None
     value = raw if isinstance(raw, int | float) else leading_number(table.body[index][column])
     return "" if value is None or not math.isfinite(value) else f"{value:.12g}"

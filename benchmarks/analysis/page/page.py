@@ -33,7 +33,7 @@ FILTERS |= {"emphasised": lambda text: Markup(re.sub(r"\*(.+?)\*", r"<em>\1</em>
 def render_page(
     run: Run, tables: Sequence[Table], figures: Mapping[str, Drawn], judged: Sequence[LedgerRow] = ()
 ) -> str:
-    """Return the page as HTML, without empty tables; figures by name of their table."""
+    """Return the page as HTML, without empty tables. Figures are given by the name of their table."""
     results = list(run.results.values())
     filled = [table for table in tables if table.body and not is_empty(table)]
     charts = {name: figure for name, figure in figures.items() if figure.specification}
@@ -62,13 +62,13 @@ def render_page(
         deviations=deviations(),
         style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
-        # Only these scripts may run, and nothing may be fetched: also if a record holds what looks like a script.
+        # Only these scripts may run and nothing may be fetched, even if a record holds what looks like a script.
         hashes=[base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts],
     )
 
 
 def rendered(name: str, **values: Any) -> str:
-    """Return a template of this folder with its values filled in; what a page of HTML shows is escaped."""
+    """Return a template of this folder with its values filled in; values shown in HTML are escaped."""
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=name.endswith(".html.j2"),
@@ -81,15 +81,15 @@ def rendered(name: str, **values: Any) -> str:
 
 
 def same_figures(charts: Mapping[str, Drawn]) -> dict[str, str]:
-    """Return by name of a figure that of an earlier one that shows the same, as small models do of two clusters."""
+    """Return, for each repeated figure, the earlier one that it equals, as for small models on two clusters."""
     pairs = combinations(charts, 2)
     return first_of((name, one) for one, name in pairs if charts[one].specification == charts[name].specification)
 
 
 def gaps(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) -> list[Hole]:
-    """Return the run's own cells, then what no cell of it measures: of tables and of claims, once for each command.
+    """Return the run's missing cells, then what tables and claims need beyond the run's cells, once for each command.
 
-    What no cell measures has neither a status nor a reason.
+    The latter entries have neither a status nor a reason.
     """
     cells = list(run.holes.values())
     known = {hole.command for hole in cells}

@@ -1,4 +1,4 @@
-"""What a run shows in five sentences, computed from its records; where there are none, they say that."""
+"""Five sentences on what a run shows, computed from its records; without records they say so."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS
 
 MOST = 4
-"""Models whose metrics are named; the tables have all."""
+"""Number of models whose metrics are named; the tables have all."""
 FULL = ("baseline", "kept", None)
-"""Scheme, gradients and residual_dtype of what savings are measured against."""
+"""Scheme, gradients and residual_dtype of the setting that savings are measured against."""
 PLAIN = "without compression"
 
 
 def sentences(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) -> list[tuple[str, str]]:
-    """Return what each sentence is about, and the sentence, with names of settings between asterisks."""
+    """Return (topic, sentence) pairs, with the names of settings between asterisks."""
     records = {table.name: table.records for table in tables}
     return [
         ("Run", what_ran(run)),
@@ -34,12 +34,12 @@ def sentences(run: Run, tables: Sequence[Table], judged: Sequence[LedgerRow]) ->
 
 
 def why_missing(run: Run) -> list[tuple[str, int]]:
-    """Return each status of the cells that are missing, and how many have it, the most frequent first."""
+    """Return each status of missing cells and how many have it, the most frequent first."""
     return Counter(hole.status for hole in run.holes.values()).most_common()
 
 
 def what_ran(run: Run) -> str:
-    """Say how many cells finished, of what, and why others did not."""
+    """Say how many cells finished, what they cover, and why others did not."""
     missing = f": {listed([f'{count} {status}' for status, count in why_missing(run)])}" if run.holes else ""
     if not run.results:
         return f"Nothing has been measured: none of {_counted(len(run.cells), 'cell')} has finished{missing}."
@@ -53,12 +53,12 @@ def what_ran(run: Run) -> str:
 
 
 def best_saving(memory: Sequence[Record], accuracy: Sequence[Record]) -> str:
-    """Say which setting with residuals holds least, on as many models as any, and what becomes of the metric."""
+    """Say which setting with residuals holds least, of those on the most models, and what that does to the metric."""
     known = [one for one in memory if one["normalised"] is not None and one["scheme"] != "none"]
     known = [one for one in known if (one["scheme"], one["gradients"], one["residual_dtype"]) != FULL]
     whole = [one for one in accuracy if one["data"] == "real" and one["steps"] is None]
     compared = {_cell(one): one for one in whole if one["difference_mean"] is not None}
-    # Savings whose price is known come first.
+    # Settings whose effect on the metric is known come first.
     known = [one for one in known if _cell(one) in compared] or known
     of_label = grouped(zip(short_labels([_cell(one) for one in known]), known, strict=True))
     if not of_label:
@@ -79,7 +79,7 @@ def best_saving(memory: Sequence[Record], accuracy: Sequence[Record]) -> str:
 
 
 def _change(record: Record) -> str:
-    """The difference of a setting's metric to the baseline's, with half of its interval if it has one."""
+    """Return the difference of a setting's metric from the baseline's, with half of its interval if it has one."""
     half, name = record["difference_half_width"], record["metric_name"]
     text = signed(record["difference_mean"], record["metric_mean"])
     text += "" if half is None else f" ± {metric_value(half)} ({record['verdict']})"
@@ -87,7 +87,7 @@ def _change(record: Record) -> str:
 
 
 def streaming(run: Run) -> str:
-    """Say what streamed gradients save against kept ones with all else alike, and whether they change a metric."""
+    """Say what streamed gradients save against kept ones, all else equal, and whether they change a metric."""
     settings = run.settings()
     streamed = [one for one in settings if one.gradients == "streamed" and one.slices is None]  # kept has no slices
     both = [(one, replace(one, gradients="kept")) for one in streamed]
@@ -108,7 +108,7 @@ def streaming(run: Run) -> str:
 
 
 def _alike(results: Sequence[CellResult], others: Sequence[CellResult]) -> bool | None:
-    """Whether all seeds in common have the same metric; None without any, or where inputs were random."""
+    """Return whether all common seeds have the same metric; None without any, or if inputs were random."""
     metrics = {one.cell.seed: one.metric for one in others if one.cell.data == "real"}
     found = [one.metric == metrics[one.cell.seed] for one in results if one.cell.seed in metrics]
     return all(found) if found else None
@@ -131,7 +131,7 @@ def messages(run: Run) -> str:
 
 
 def _sent(cell: Cell) -> str:
-    """What is sent of a gradient, in words."""
+    """Return in words what is sent of a gradient."""
     if cell.compressor == "none":
         return PLAIN
     density = f" at density {cell.density:g}" if COMPRESSORS[cell.compressor].selects else ""
@@ -139,7 +139,7 @@ def _sent(cell: Cell) -> str:
 
 
 def claims(judged: Sequence[LedgerRow]) -> str:
-    """Say how many claims have each status, and on what they were tested."""
+    """Say how many claims have each status, and on how many seeds and what hardware they were tested."""
     if not judged:
         return "No claim was looked at."
     supported, contradicted, still_open, untested = (sum(one.status == status for one in judged) for status in STATUSES)

@@ -19,7 +19,7 @@ KEYS = (*PLAIN, *LISTS, "like", "lines", "quantity", "against", "more", "but", "
 
 @lru_cache
 def load_specs(path: Path = SPECS_FILE) -> dict[str, Spec]:
-    """Return the specifications by name, in the file's order. Raises ConfigError, one line, for what cannot be one."""
+    """Return the specifications by name, in file order. Raises ConfigError, with one line, for an invalid one."""
     values = known_keys(str(path), read_yaml(path), ("settings", "tables"))
     settings, tables = (mapping(f"{path}: {name}", values.get(name)) for name in ("settings", "tables"))
     return {name: _spec(f"{path}: {name}", name, entry, tables, settings) for name, entry in tables.items()}
@@ -60,7 +60,7 @@ def _line(where: str, entry: Mapping[str, Any], given: Any, settings: Mapping[st
 
 
 def merged(where: str, given: Any, settings: Mapping[str, Wanted]) -> Wanted:
-    """Return fields of a cell and their values, from one mapping, or a list of them and of names among `settings`."""
+    """Return cell fields and their values from one mapping, or from a list of mappings and names in `settings`."""
     found: dict[str, Any] = {}
     for one in given if isinstance(given, list) else [given]:
         found |= mapping(where, one) if not isinstance(one, str) else settings[choose(where, one, settings)]

@@ -1,4 +1,4 @@
-"""From a `Spec` and a run to the table: one for all tables and figures of the paper."""
+"""Make a table of the paper from a `Spec` and a run; one function serves all tables and figures."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -20,7 +20,7 @@ MARKS = {PAPER: "", SMALL: " (small model, no published value)", BEYOND: " (beyo
 
 
 def make_table(run: Run, spec: Spec) -> Table:
-    """Return a table of the paper for a run; all its rows are there whatever the run holds."""
+    """Return a table of the paper for a run; it has all rows, whatever the run holds."""
     rows = make_rows(run, spec)
     records = [make_record(run, spec, row) for row in rows]
     if spec.extra:
@@ -50,7 +50,7 @@ def make_table(run: Run, spec: Spec) -> Table:
 
 
 def _drawn(records: Sequence[Record]) -> list[Record]:
-    """Return the records of models of which something was measured; the table has what is published of the others."""
+    """Return the records of models with a measured value; the table also has the published values of the others."""
     known = {record["model"] for record in records if record["measured"] is not None}
     return [record for record in records if record["model"] in known]
 
@@ -85,7 +85,7 @@ def _difference(record: Record) -> str:
 
 
 def _stated(spec: Spec) -> list[str]:
-    """What the paper says of several rows at once."""
+    """Return notes on published values that concern several rows."""
     numbers = load_published()
     found = [numbers[name] for name in spec.stated]
     texts = [
@@ -108,12 +108,12 @@ def _about(run: Run, rows: Sequence[Row], records: Sequence[Record]) -> list[str
 
 
 def _missing(records: Sequence[Record]) -> dict[str, Any]:
-    """The paper's rows without a value, by the part of paper.yaml that fills them."""
+    """Return which of the paper's rows lack a value, and the commands that fill them, by part of paper.yaml."""
     missing = [one for one in records if one["kind"] == PAPER and one["missing"]]
     if not missing:
         return {}
     chosen = ",".join(dict.fromkeys(one["part"] for one in missing))
-    # Not those that the run itself was to have.
+    # Without rows whose cells belong to the run itself.
     apart = [(one["part"], one["model"], [cell["command"] for cell in one["missing_cells"]]) for one in missing]
     others = grouped((part, model) for part, model, commands in apart if part_command(part) in commands)
     lacks = [

@@ -1,4 +1,4 @@
-"""What single tables of the paper have beside their rows: columns of their own, and another figure."""
+"""Extras of single tables of the paper: columns of their own, or another figure."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -13,11 +13,11 @@ from benchmarks.analysis.tables.throughput import mean_of
 from benchmarks.core.record import CellResult
 
 POINTS = 200
-"""Most points of a curve."""
+"""Most points that a curve has."""
 
 
 def times(results: list[CellResult]) -> Record:
-    """Return the wall time of a setting's trainings, and its metric over the steps, mean over the seeds at each."""
+    """Return the mean wall time of a setting's trainings, and its mean metric over the seeds at each step."""
     hours = [float(result.wall_seconds or 0) / 3600 for result in results]
     average = mean(hours) if hours else None
     return {
@@ -51,7 +51,7 @@ def speeds(results: list[CellResult]) -> Record:
 
 
 def with_densities(table: Table, run: Run) -> Table:
-    """Return Fig. 4 with the densities of groups as its figure, those of each model's first cell, if any has them."""
+    """Return Fig. 4 with the densities of groups as its figure, from each model's first observed cell, if any."""
     records = distributions(run).records
     places = [place for place, record in enumerate(records) if record["group"] == "all"]
     cells = [records[start:end] for start, end in pairwise([*places, len(records)])]

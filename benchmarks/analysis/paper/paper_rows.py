@@ -1,4 +1,4 @@
-"""Which rows a table of the paper has: the paper's own, those of small models, and what a run holds beyond."""
+"""The rows of a table of the paper: the paper's own, those of small models, and others that the run holds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -26,22 +26,22 @@ class Row:
     kind: str
     """One of KINDS; the last two have no published value."""
     part: str
-    """Name of a part of config/paper.yaml; for a row that the run adds, the first of the table's."""
+    """Name of a part of config/paper.yaml; rows that the run adds have the table's first part."""
     label: str
     line: Line
     setting: Cell
     seeds: tuple[int, ...]
-    """Those that it is to be run with."""
+    """The seeds to run it with."""
     published: Published | None = None
 
 
 def make_rows(run: Run, spec: Spec) -> list[Row]:
-    """Return the rows of a table: those of one kind and model together."""
+    """Return the rows of a table, grouped by kind and model."""
     paper = list(_paper_rows(spec))
     more = list(_more_rows(run, spec))
     models = list(dict.fromkeys(row.setting.model for row in [*paper, *more]))
     ordered = sorted([*paper, *more], key=lambda row: (KINDS.index(row.kind), models.index(row.setting.model)))
-    # Of what does not depend on how a model was trained one row is enough.
+    # One row is enough where the quantity does not depend on how the model was trained.
     return list(first_of((row.setting.model, row) for row in ordered).values()) if spec.each_once else ordered
 
 
@@ -58,7 +58,7 @@ def _paper_rows(spec: Spec) -> Iterator[Row]:
 
 
 def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
-    """What the run has beside the paper's: small models in any shape, others in the shape of the table's parts."""
+    """Yield rows of the run beyond the paper's: small models of any shape, others in the shape of the table's parts."""
     known = {setting for settings in paper_parts().values() for setting in settings}
     shapes = {_shape(setting) for part in spec.parts for setting in paper_parts()[part]}
     found = [
@@ -68,7 +68,7 @@ def _more_rows(run: Run, spec: Spec) -> Iterator[Row]:
         and any(matches(setting, one) for one in spec.more)
         and not any(matches(setting, one) for one in spec.but)
         and (setting.model in SMALL_MODELS or _shape(setting) in shapes)
-        # Random inputs have no metric that means anything.
+        # With random inputs the metric means nothing.
         and (setting.data == "real" or not spec.lines[0].quantity.needs_data)
     ]
     seeds = run.seeds()
@@ -89,19 +89,19 @@ def _without_shape(line: Line) -> dict[str, object]:
 
 
 def published(line: Line, setting: Cell, part: str) -> Published | None:
-    """Return what the paper states of a line for a setting's model and number of ranks, if it does."""
+    """Return the value that the paper states for a line, model and number of ranks, or None."""
     one = load_published().get(line.published.format(model=setting.model, part=part)) if line.published else None
     return one if one and one.world_size in (None, setting.world_size) else None
 
 
 CONFIG = ROOT / "benchmarks/config/paper.yaml"
 SMALL_MODELS = tuple(workload.model for workload in SMALL_WORKLOADS)
-"""Models of the quick matrices: they stand in for the paper's in rows of their own."""
+"""Models of the quick matrices, which stand in for the paper's in rows of their own."""
 
 
 @lru_cache
 def paper_parts() -> dict[str, dict[Cell, tuple[int, ...]]]:
-    """Return the settings of each part, cells with seed 0, with the seeds that they are run with."""
+    """Return the settings of each part (cells with seed 0), each with its seeds."""
     config = read_config(CONFIG)
     parts = expand_parts({key: config[key] for key in KEYS if key in config})
     seeds = {part: grouped((replace(cell, seed=0), cell.seed) for cell in cells) for part, cells in parts.items()}

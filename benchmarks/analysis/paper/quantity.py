@@ -1,4 +1,4 @@
-"""What the paper's tables show of a setting, one value a seed."""
+"""The quantities that the paper's tables show of a setting, one value per seed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,24 +13,24 @@ UNITS = {"top1": "%", "accuracy": "%", "f1": "F1", "perplexity": "ppl"}
 
 @dataclass(frozen=True)
 class Quantity:
-    """A value of one record, or of one and that of the same seed that it is compared with."""
+    """A value computed from one record, or from it and the record of the same seed that it is compared with."""
 
     name: str
     words: str
     """Heading of a figure's axis."""
     of: Callable[[Any, Any], float | None]
-    """From a record, and from the other where `compares`; None where there is no value."""
+    """Takes the record and, if `compares`, the other one; returns None where there is no value."""
     unit: str | None = "%"
-    """None: that of the model's metric."""
+    """None: the unit of the model's metric."""
     digits: int = 2
     compares: bool = False
     """Whether it needs the record of the same seed in another setting."""
     exact: bool = False
     """Whether all seeds have the same value."""
     needs_data: bool = False
-    """Whether it means nothing where the inputs were random."""
+    """Whether it means nothing if the inputs were random."""
     higher_is_better: bool | None = None
-    """None: as the metric has it, or neither."""
+    """None: as for the metric, or neither direction is better."""
 
     def by_seed(self, results: Sequence[CellResult], others: Sequence[CellResult]) -> dict[int, float]:
         """Return the value of each seed that has one."""
@@ -49,7 +49,7 @@ def _ratio(one: float | None, other: float | None) -> float | None:
 
 
 def _less(name: str) -> Callable[[CellResult, CellResult], float | None]:
-    """By how many per cent a number of a record is less than the other's."""
+    """Return a function for the per cent by which a number of a record is less than the other's."""
 
     def less(result: CellResult, other: CellResult) -> float | None:
         ratio = _ratio(getattr(result, name), getattr(other, name))
@@ -64,7 +64,7 @@ def _share(result: CellResult, other: OTHER) -> float | None:
 
 
 def _better(result: CellResult, other: CellResult) -> float | None:
-    """In per cent of the other's metric; more than 0 is better."""
+    """Return the gain in per cent of the other's metric; more than 0 is better."""
     less = _less("metric")(result, other)
     return None if less is None else less * (-1 if result.higher_is_better else 1)
 
@@ -74,13 +74,13 @@ def _difference(result: CellResult, other: CellResult) -> float | None:
 
 
 def _worse_by(result: CellResult, other: CellResult) -> float | None:
-    """In points of the metric; more than 0 is worse."""
+    """Return the loss in points of the metric; more than 0 is worse."""
     difference = _difference(result, other)
     return None if difference is None else difference * (-1 if result.higher_is_better else 1)
 
 
 def _apart(result: CellResult, other: OTHER) -> float | None:
-    """How far apart residuals of different groups are, for those of one group (1-Wasserstein)."""
+    """Return how far apart residuals of different groups are, relative to those of one group (1-Wasserstein)."""
     seen = result.observations.get("distributions") or {}
     within, between = (seen.get(pairs) or {} for pairs in ("within", "between"))
     return _ratio(between.get("wasserstein"), within.get("wasserstein"))
@@ -100,4 +100,4 @@ DROP = Quantity("metric_loss", "metric lost, points", _worse_by, unit=None, comp
 APART = Quantity("between_within_ratio", "distance between groups / within", _apart, unit="ratio", digits=1)
 SIZE = Quantity("size", "parameters, MiB", lambda result, other: result.parameters_bytes / 2**20, "MiB", exact=True)
 ALL = {one.name: one for one in (METRIC, DIFFERENCE, SAVING, SHARE, SLOWER, GAIN, DROP, APART, SIZE)}
-"""By name, as paper/tables.yaml has it."""
+"""Quantities by their name in paper/tables.yaml."""

@@ -1,4 +1,4 @@
-"""From a row to its record: published, measured, n, interval, hardware, and what is missing and how to fill it."""
+"""Turn a row into its record: published, measured, n, interval, hardware, and what is missing and how to fill it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 
 PUBLISHED = {"": "value", "_unit": "unit", "_id": "id", "_source": "source"}
-"""Ends of the columns of what the paper states, and the field that each has."""
+"""Suffixes of the columns with published values, and the field that each column shows."""
 
 
 def make_record(run: Run, spec: Spec, row: Row) -> Record:
@@ -65,7 +65,7 @@ def _interval(name: str, values: Mapping[int, float]) -> Record:
 
 
 def _compared(run: Run, spec: Spec, row: Row, results: Sequence[CellResult]) -> Record:
-    """The difference of the metric to another setting's, seed by seed, and what its interval allows to say."""
+    """Return the difference from another setting's metric, seed by seed, and the verdict of its interval."""
     if spec.compared is None:
         return {}
     other = spec.compared[1](row.setting)
@@ -76,13 +76,13 @@ def _compared(run: Run, spec: Spec, row: Row, results: Sequence[CellResult]) -> 
 
 
 def hardware(results: Sequence[CellResult]) -> str | None:
-    """Return the devices that the records were made on, each once; None if there are none."""
+    """Return the devices that the records were measured on, each once; None if there are none."""
     devices = {str(result.provenance.get("device") or "device not recorded") for result in results}
     return "; ".join(sorted(devices)) or None
 
 
 def _missing(run: Run, row: Row, other: Cell | None, values: Mapping[int, float]) -> Record:
-    """Cells without a measurement: of the setting, and of the one that it is compared with."""
+    """Return the cells without a measurement, of the setting and of the one that it is compared with."""
     own = missing_cells(run, row.setting, row.seeds, row.part)
     beside = missing_cells(run, other, row.seeds, row.part) if other else []
     texts = [missing_text(own, len(row.seeds))] if own else []
@@ -98,7 +98,7 @@ def _missing(run: Run, row: Row, other: Cell | None, values: Mapping[int, float]
 
 
 def text_of(quantity: Quantity, value: float) -> str:
-    """Return a value to the digits of its quantity."""
+    """Return a value with the decimals of its quantity."""
     return f"{value:.{quantity.digits}f}"
 
 
@@ -107,7 +107,7 @@ WORDS = {"node-fail": "node lost"}
 
 
 def missing_cells(run: Run, setting: Cell, seeds: Sequence[int], part: str) -> list[dict[str, Any]]:
-    """Return seed, status, reason and command of each cell of a setting without a measurement."""
+    """Return seed, status, reason and command of each cell of a setting that has no measurement."""
     found = []
     for seed in seeds:
         cell = replace(setting, seed=seed)
@@ -124,7 +124,7 @@ def part_command(part: str) -> str:
 
 
 def missing_text(missing: Sequence[dict[str, Any]], seeds: int) -> str:
-    """Return the statuses in a few words: one for all seeds, or each with its seeds."""
+    """Return the statuses in a few words: one status for all seeds, or each with its seeds."""
     by_status = grouped((WORDS.get(one["status"], one["status"]), one["seed"]) for one in missing)
     if len(by_status) == 1 and len(missing) == seeds:
         return next(iter(by_status))

@@ -1,4 +1,4 @@
-"""What a table of the paper is made of; `benchmarks.analysis.paper.load_specs` reads it from paper/tables.yaml."""
+"""The specification of a table of the paper; `benchmarks.analysis.paper.load_specs` reads it from paper/tables.yaml."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,23 +9,23 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.scheme_options import thaw
 
 Wanted = Mapping[str, Any]
-"""Fields of a cell and their values; of a list any one will do."""
+"""Fields of a cell and their values; a list means any of its values."""
 USUAL_DENSITY = 0.01
 SHAPE = ("world_size", "nodes", "backend", "steps", "data", "batch_per_rank", "length")
-"""Fields that say how large and long a training is, not what is done to its gradients."""
+"""Fields for the size and length of a training, which do not affect how its gradients are treated."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table for each model, or several where cells differ in what `wanted` leaves open."""
+    """A row of a table for each model, or several if cells differ in fields that `wanted` leaves open."""
 
     label: str
     wanted: Wanted
     quantity: Quantity = METRIC
     against: Callable[[Cell], Cell] | None = None
-    """For a quantity that compares: the setting that a setting is compared with."""
+    """For a quantity that compares: maps a setting to the one that it is compared with."""
     published: str = ""
-    """Id of the published value, with {model} and {part} in it; "" if there is none."""
+    """Id of the published value, with placeholders {model} and {part}; "" if there is none."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +36,24 @@ class Spec:
     title: str
     reading: str
     parts: tuple[str, ...]
-    """Parts of config/paper.yaml, whose cells it shows."""
+    """Parts of config/paper.yaml whose cells the table shows."""
     lines: tuple[Line, ...]
     more: tuple[Wanted, ...]
-    """Which settings of a run belong to the table although the paper has no such row: any of these,"""
+    """Settings of a run that belong to the table although the paper has no such row: those that match any of these,"""
     but: tuple[Wanted, ...] = ()
     """and none of these."""
     models: tuple[str, ...] = ()
-    """Models of the paper, where not all of the parts' are shown."""
+    """The models to show, if not all of the parts' models."""
     each_once: bool = False
-    """Whether each model has one row: what is shown does not depend on its training."""
+    """Whether each model has only one row, because the values do not depend on its training."""
     compared: tuple[str, Callable[[Cell], Cell]] | None = None
-    """A further column: heading, and the setting whose metric is subtracted, seed by seed."""
+    """A further column: its heading, and the setting whose metric is subtracted, seed by seed."""
     extra: str = ""
-    """The function from the results of a row's setting to further columns of its record, as "module:function"."""
+    """Function from the results of a row's setting to further columns of its record, as "module:function"."""
     columns: tuple[tuple[str, str], ...] = ()
-    """Further columns: heading, and column of the records, a text."""
+    """Further columns: heading, and the text column of the records."""
     stated: tuple[str, ...] = ()
-    """Ids of published values that belong to no one row: they are said below the table."""
+    """Ids of published values that belong to no single row; they are stated below the table."""
     figure: str = "benchmarks.analysis.charts.rows_chart:values_chart"
     notes: tuple[str, ...] = ()
 
@@ -72,6 +72,6 @@ def _fits(setting: Cell, name: str, value: Any) -> bool:
 
 
 def other(values: Wanted, setting: Cell) -> Cell:
-    """Return a setting with these values, and the usual density where it sent all before."""
+    """Return the setting with these values, and with the usual density if it was without compression."""
     usual = {"density": USUAL_DENSITY} if setting.compressor == "none" else {}
     return replace(setting, **{**usual, **values})

@@ -1,1 +1,1 @@
-"""What README and docs say was measured, written from results/reference: `python -m benchmarks readme`."""
+"""Write the measured passages of README and docs from results/reference: `python -m benchmarks readme`."""

@@ -1,4 +1,4 @@
-"""All blocks by the name that their comments have: what makes the text, from which committed measurements."""
+"""All blocks, by the name in their comments: the function that makes the text from committed measurements."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,7 +21,7 @@ from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
 
 Make = Callable[[Measured], str | None]
-"""From measurements to text; None leaves what is there, as nothing was measured yet."""
+"""Makes text from measurements; None keeps the present text, as nothing was measured yet."""
 
 ORIGINS = (smoke.FIRST, seeds.FILE, "precision", RIVALS, SYSTEMS)
 
@@ -35,7 +35,7 @@ POWERS = (3, 5, 9)
 
 
 def slow_links(measured: Measured) -> str:
-    """Seconds of a step over a slow link, those that wait for messages, and the speed-up."""
+    """Seconds of a step over a slow link, the part spent waiting for messages, and the speed-up."""
     cells = sorted(measured.load("slow-links")["cells"], key=lambda one: -one["median_step_seconds"])
     plain = next(one["median_step_seconds"] for one in cells if one["cell"]["compressor"] == "none")
     rows = []
@@ -57,7 +57,7 @@ def _link_label(cell: Row) -> str:
 
 
 def powers(measured: Measured) -> str:
-    """How probably so many seeds show that a metric is kept, by the spread of the small models, and how many do."""
+    """The probability that so many seeds show a kept metric, by the small models' spread, and the seeds needed."""
     book, metrics = load_claims(), metrics_of(measured.load("mini")["rows"])
     found = [margin_and_spread(book, one, {}) for one in metrics.values()]
     rows = [[f"of {seeds} seeds", *(f"{100 * power(seeds, m / s):.0f} %" for m, s in found)] for seeds in POWERS]

@@ -8,11 +8,11 @@ from benchmarks.analysis.statistics import interval, paired
 Row = dict[str, Any]
 HEAD = ("", "Seeds", "Metric", "Against flat", "Held between two steps, at the fullest", "Sent between nodes")
 SENT = {("flat", 0.01): "as flat", ("node", 0.01): "half as much", ("node", 0.02): "as flat"}
-"""By hierarchy and density, with two ranks a node: what a node's ranks send, in terms of those of flat."""
+"""Rows by hierarchy and density, with two ranks a node: what a node's ranks send, relative to flat."""
 
 
 def two_levels(values: dict[str, Any]) -> str:
-    """Each model's metric without compression, flat and by nodes, beside flat by differences of the same seeds."""
+    """Each model's metric without compression, flat and by nodes; beside flat, paired differences from it."""
     rows: list[list[str]] = []
     for model in dict.fromkeys(row["model"] for row in values["rows"]):
         of_model = [row for row in values["rows"] if row["model"] == model]

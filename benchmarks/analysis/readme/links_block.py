@@ -7,7 +7,7 @@ from benchmarks.analysis.readme.measured import Measured
 
 Row = dict[str, Any]
 MERGED = {"none": "each tensor by itself", "one": "`one` message"}
-"""Words for some ways to merge; the others go by their name."""
+"""Words for some merging rules; the others go by their name."""
 
 
 def links(measured: Measured) -> str | None:

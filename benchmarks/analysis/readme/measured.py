@@ -1,4 +1,4 @@
-"""The committed measurements, as the blocks of pages read them, where they were made, and their words for people."""
+"""The committed measurements as the blocks of pages read them, where they were made, and words for their values."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from resireduce.errors import ConfigError
 
 Row = dict[str, Any]
 Settings = dict[tuple[str, str, str], Row]
-"""Rows of one model by compressor, scheme and gradients."""
+"""Rows of one model, by compressor, scheme and gradients."""
 
 
 class Measured:
@@ -37,11 +37,11 @@ class Measured:
             raise ConfigError(f"{path} cannot be read: {error}") from None
 
     def settings(self, name: str) -> dict[str, Settings]:
-        """Return by model the rows of a file of `python -m benchmarks intervals`, two ranks at the usual density."""
+        """Return, by model, the rows of a file of `python -m benchmarks intervals`: two ranks, usual density."""
         return usual_rows(self.load(name)["rows"])
 
     def origin(self, name: str) -> str:
-        """Return with how many seeds, on what and of which commit a file was measured."""
+        """Return with how many seeds, on which machine and from which commit a file was measured."""
         values = self.load(name)
         seeds = sorted({row["seeds"] for row in values["rows"]})
         count = " to ".join(number(one) for one in dict.fromkeys((seeds[0], seeds[-1])))
@@ -53,14 +53,14 @@ class Measured:
 
 
 def machine(cpu: str, cores: int | str) -> str:
-    """Return a processor as people write it, from the name that the kernel has for it."""
+    """Return the usual name of a processor, from the name that the kernel gives it."""
     plain = re.sub(r"\((R|TM)\)| Processor| CPU", "", cpu)
     return f"{cores} cores (" + re.sub(r" @ ([0-9.]+)GHz", r" at \1 GHz", plain) + ")"
 
 
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 LEVEL = 0.05
-"""Below which a p-value counts, as intervals of 95 % have it."""
+"""Level below which a p-value counts, matching 95 % intervals."""
 
 
 def number(count: int) -> str:
@@ -74,24 +74,24 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def percents(ratios: Iterable[float]) -> str:
-    """Return ratios in per cent, one behind the other: "74.9 / 75.0 %"."""
+    """Return ratios in per cent, separated by slashes: "74.9 / 75.0 %"."""
     return f"{' / '.join(f'{100 * ratio:.1f}' for ratio in ratios)} %"
 
 
 def span(values: Iterable[float], digits: int) -> str:
-    """Return "a to b" of the least and the greatest, or one where both are written alike."""
+    """Return "a to b" of the least and the greatest value, or one number if both are written alike."""
     texts = [f"{one:.{digits}f}" for one in sorted(values)]
     return " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
 def judged(difference: Interval, higher_is_better: bool) -> str:
-    """Return what an interval says of a difference of metrics: worse, better, or the words of `Interval.verdict`."""
+    """Return the verdict on a difference of metrics: worse, better, or the words of `Interval.verdict`."""
     verdict = difference.verdict
     return verdict if verdict not in ("higher", "lower") else _better((verdict == "higher") == higher_is_better)
 
 
 def compared(tested: float, against: float, higher_is_better: bool) -> str:
-    """Return worse, equal or better, of two plain values."""
+    """Return worse, equal or better for two plain values."""
     return "equal" if tested == against else _better((tested > against) == higher_is_better)
 
 
@@ -100,7 +100,7 @@ def _better(better: bool) -> str:
 
 
 def on_models(verdicts: Mapping[str, str]) -> str:
-    """Return verdicts by model as words: "worse on all four", or which ones where they differ."""
+    """Return verdicts by model in words: "worse on all four", or which models if they differ."""
     alike = grouped((verdict, model) for model, verdict in verdicts.items())
     if len(alike) == 1:
         return f"{next(iter(alike))} on all {number(len(verdicts))}"
@@ -113,5 +113,5 @@ def of_all(count: int, total: int) -> str:
 
 
 def p_text(value: float) -> str:
-    """Return a p-value to one digit that counts, or two decimals."""
+    """Return a p-value with one significant digit, or two decimals."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}" if value < 0.01 else f"{value:.2f}"

@@ -1,4 +1,4 @@
-"""What README and the appendix say of fewer bits, from precision.json, and against sharing, from settle.json."""
+"""The text of README and the appendix on fewer bits, from precision.json, compared with sharing, from settle.json."""
 
 from benchmarks.analysis.claims.ledger import adjusted
 from benchmarks.analysis.grouping import grouped
@@ -8,7 +8,7 @@ from benchmarks.analysis.statistics import Interval, interval, p_beyond, paired
 
 FULL, BITS = ("baseline", None), ("baseline", "int4")
 SHARED, BOTH = ("w+2d", None), ("w+2d", "int4")
-"""Scheme, and precision of residuals."""
+"""Scheme and precision of residuals."""
 Models = dict[str, dict[tuple[str, str | None], Row]]
 
 
@@ -60,11 +60,11 @@ def precision_expected(measured: Measured) -> str:
 
 FILE = "settle"
 Gain = tuple[Interval, float, str]
-"""By how much int4 is better than shared residuals, its p-value by Holm's correction, and what that says."""
+"""Advantage of int4 over shared residuals, its p-value after Holm's correction, and the verdict."""
 
 
 def _gains(measured: Measured) -> dict[str, Gain]:
-    """By how much int4 is better, model by model."""
+    """Return the advantage of int4, model by model."""
     found = {}
     for model, its in _models(measured, FILE).items():
         bits, shared = its[BITS], its[SHARED]
@@ -80,7 +80,7 @@ def _gains(measured: Measured) -> dict[str, Gain]:
 
 
 def settled_words(measured: Measured) -> str | None:
-    """How the question that config/settle.yaml asks is answered; None while it was not run."""
+    """The answer to the question of config/settle.yaml; None while it was not run."""
     if not measured.has(FILE):
         return None
     gains = _gains(measured)
@@ -94,7 +94,7 @@ def settled_words(measured: Measured) -> str | None:
 
 
 def _verdict(gains: dict[str, Gain]) -> str:
-    """What the four tests together say."""
+    """Return the joint verdict of the four tests."""
     said = grouped((verdict, model) for model, (_, _, verdict) in gains.items())
     if len(said) == 1:
         (verdict,) = said
@@ -107,5 +107,5 @@ def _verdict(gains: dict[str, Gain]) -> str:
 
 
 def settled_claim(measured: Measured) -> str | None:
-    """The verdict alone; None while it was not run."""
+    """The verdict alone; None while the config was not run."""
     return _verdict(_gains(measured)) if measured.has(FILE) else None

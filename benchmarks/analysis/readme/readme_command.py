@@ -1,7 +1,7 @@
-"""`python -m benchmarks readme`: what README and docs/ say was measured, written anew from results/reference.
+"""`python -m benchmarks readme`: rewrite the measured passages of README and docs/ from results/reference.
 
-`<!-- measured: NAME -->` begins a block, `<!-- end -->` ends it. Within a line, as in a cell of a table, the text stays
-on that line. Where the comments have lines of their own, a paragraph between them is wrapped.
+`<!-- measured: NAME -->` begins a block, `<!-- end -->` ends it. Within a line, such as a table cell, the text stays on
+that line. Where the comments have lines of their own, a paragraph between them is wrapped.
 """
 
 import argparse
@@ -29,7 +29,7 @@ WIDTH = 120
 
 @dataclass(frozen=True)
 class Block:
-    """A block of a page: its text is page[start:stop]."""
+    """A block of a page; its text is page[start:stop]."""
 
     name: str
     line: int
@@ -41,8 +41,8 @@ class Block:
 def find_blocks(text: str, page: str) -> Iterator[Block]:
     """Yield the blocks of a page's text, in order.
 
-    page: its name, for ConfigError: a block that is not closed, an end without a beginning, or a comment that begins
-    a line and does not fill it, which Markdown would then not format.
+    page: its name, for ConfigError, which is raised for a block that is not closed, an end without a beginning, or a
+    comment that begins a line without filling it, as Markdown would then not format the line.
     """
     opened: tuple[str, int, int] | None = None
     for comment in COMMENT.finditer(text):
@@ -63,7 +63,7 @@ def find_blocks(text: str, page: str) -> Iterator[Block]:
 
 
 def laid_out(old: str, new: str) -> str:
-    """Return the new text of a block as the old one stands there: within its line, or on lines of its own."""
+    """Return the new text of a block laid out like the old one: within its line, or on lines of its own."""
     head, tail = old[: len(old) - len(old.lstrip())], old[len(old.rstrip()) :]
     if "\n" not in head:
         return new
@@ -80,18 +80,18 @@ REFERENCE = Path("results/reference")
 
 @dataclass(frozen=True)
 class Page:
-    """A page as it is, and its blocks with the texts that they should have."""
+    """A page as it is, and its blocks with the texts they should have."""
 
     path: Path
     text: str
     blocks: tuple[tuple[Block, str], ...]
 
     def changed(self) -> Iterator[tuple[Block, str]]:
-        """Yield the blocks whose text is not what follows from the measurements, with what does."""
+        """Yield the blocks whose text does not follow from the measurements, each with the text that does."""
         yield from ((one, new) for one, new in self.blocks if self.text[one.start : one.stop] != new)
 
     def renewed(self) -> str:
-        """Return the page with all blocks as they should be."""
+        """Return the page with all blocks up to date."""
         parts, place = [], 0
         for one, new in self.blocks:
             parts += [self.text[place : one.start], new]
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the blocks of all pages and name those that changed; or say which is the first that would."""
+    """Update the blocks of all pages and name those that changed, or only report the first that would change."""
     pages = read_pages(args.root)
     changed = [(page, block, new) for page in pages for block, new in page.changed()]
     if args.check and changed:
@@ -125,7 +125,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def read_pages(root: Path, blocks: Mapping[str, Make] = BLOCKS) -> list[Page]:
-    """Return the pages below root that have blocks. ConfigError for a comment or measurements that cannot be used."""
+    """Return the pages below `root` that have blocks. Raises ConfigError for unusable comments or measurements."""
     measured = Measured(root / REFERENCE)
     paths = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
     if not paths:
@@ -155,12 +155,12 @@ def _schemes(measured: Measured) -> Any:
 
 
 def _rivals(measured: Measured, chart: str) -> Any:
-    """Return one of the charts of compressors beside one another."""
+    """Return one of the charts that compare compressors."""
     return load(f"benchmarks.analysis.charts.rivals_chart:{chart}")(measured.load(RIVALS)["rows"])
 
 
 def _systems(measured: Measured) -> Any:
-    """Return the chart of systems beside one another."""
+    """Return the chart that compares systems."""
     return load("benchmarks.analysis.charts.systems_chart:systems_chart")(measured.load(SYSTEMS)["rows"])
 
 
@@ -173,7 +173,7 @@ PICTURES: Mapping[Path, Callable[[Measured], Any]] = {
 
 
 def save_pictures(measured: Measured, root: Path) -> None:
-    """Draw what was measured, below root. How wide letters are is the machine's matter, so nothing compares it."""
+    """Draw the measurements below `root`. Pictures are not compared, as letter widths depend on the machine."""
     for path, chart in PICTURES.items():
         save_text(load("benchmarks.analysis.charts.draw:drawn")(path.stem, chart(measured)).svg + "\n", root / path)
 

@@ -1,4 +1,4 @@
-"""What docs/rivals.md says of compressors beside one another, from rivals.json."""
+"""The comparison of compressors in docs/rivals.md, from rivals.json."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The table of README beside the paper's Fig. 9, from what `benchmarks.training.saved_states` planned. No torch."""
+"""README's table beside the paper's Fig. 9, from the plans of `benchmarks.training.saved_states`. Imports no torch."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ WAYS = {
 
 
 def saved_states(values: dict[str, Any]) -> str:
-    """Return what is saved of the model states of each model, by the paper and as planned, in per cent."""
+    """Return the savings of model states for each model, in the paper and as planned, in per cent."""
     head = ("", "`w+2d`, published (8 / 64 GPUs)", *WAYS.values())
     rows = [
         [row["model"], _published(row["model"]), *(_share(row["saved"][way]) for way in WAYS)] for row in values["rows"]
@@ -26,7 +26,7 @@ def saved_states(values: dict[str, Any]) -> str:
 
 
 def _published(model: str) -> str:
-    """Return what the paper says that ResiReduce saves, on 8 and on 64 GPUs where it says both."""
+    """Return the savings that the paper states for ResiReduce, on 8 and on 64 GPUs if it states both."""
     numbers = load_published()
     found = [numbers[name] for part in PARTS if (name := f"{part}-saving-{model}") in numbers]
     return " / ".join(f"{one.value:.1f} %" for one in found)

@@ -1,4 +1,4 @@
-"""What README says of several seeds: intervals of mini.json, the price of tell.json, the time of pace.json."""
+"""README's text on several seeds: intervals of mini.json, the price from tell.json, the time from pace.json."""
 
 from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, number, of_all, on_models
@@ -10,12 +10,12 @@ PLAIN = ("none", "none", "kept")
 
 
 def _difference(row: Row) -> Interval:
-    """A row's difference to the baseline."""
+    """Return a row's difference from the baseline."""
     return Interval(row["difference_mean"], row["difference_half_width"], row["pairs"])
 
 
 def _verdicts(measured: Measured, setting: tuple[str, str, str], sign: int = 1) -> dict[str, str]:
-    """Whether a setting is worse than the baseline, by model; sign -1: the baseline than it."""
+    """Return, by model, whether a setting is worse than the baseline; sign -1: whether the baseline is worse."""
     models = measured.settings(FILE)
     found = {name: _difference(model[setting]) for name, model in models.items()}
     signed = {name: Interval(sign * one.mean, one.half_width, one.n) for name, one in found.items()}
@@ -23,7 +23,7 @@ def _verdicts(measured: Measured, setting: tuple[str, str, str], sign: int = 1) 
 
 
 def five_seeds_words(measured: Measured) -> str:
-    """What the intervals allow to say."""
+    """The conclusions that the intervals allow."""
     models = measured.settings(FILE)
     than = {"worse": "worse than *baseline*", "better": "better than *baseline*"}
     without, shared = (
@@ -49,7 +49,7 @@ def compression_costs(measured: Measured) -> str:
 
 
 def price(measured: Measured) -> str:
-    """What `w+2d` costs, by the seeds of tell.json; and of how many models those of mini.json show it."""
+    """The price of `w+2d` by the seeds of tell.json, and on how many models those of mini.json show it."""
     texts: dict[str, list[str]] = {}
     counts = set()
     for entry in measured.load("tell")["models"].values():
@@ -80,7 +80,7 @@ def _seeds(counts: set[int]) -> str:
 
 
 def residuals_matter(measured: Measured) -> str:
-    """Say for how many models training without residuals ends measurably worse."""
+    """Say on how many models training without residuals ends measurably worse."""
     models = measured.load("tell")["models"]
     count = sum(entry["loss"]["mean"] > entry["loss"]["half_width"] for entry in models.values())
     return f"residuals matter for {of_all(count, len(models))} models, by the whole paired 95 % interval"
@@ -89,7 +89,7 @@ def residuals_matter(measured: Measured) -> str:
 def streaming_time(measured: Measured) -> str | None:
     """Steps per second with streamed gradients over those with kept ones; None while this was not measured.
 
-    pace.json has rows: model, scheme, pairs (of rounds, in turn), mean ratio over these, its half_width.
+    pace.json has rows: model, scheme, pairs (of rounds, in turn), mean ratio over these, and its half_width.
     """
     if not measured.has("pace"):
         return None

@@ -9,7 +9,7 @@ HEAD = ("", "Perplexity", "more than the hybrid's", "Between nodes, KiB a step",
 
 
 def sharded(values: dict[str, Any]) -> str:
-    """Every way to average between two nodes: its metric over all seeds, what it sends, and what a rank holds."""
+    """Every way to average between two nodes: its metric over all seeds, the bytes it sends, and those a rank holds."""
     ways: dict[str, list[dict[str, Any]]] = {}
     for row in values["rows"]:
         ways.setdefault(row["name"], []).append(row)

@@ -1,11 +1,11 @@
-"""What README says of one run of the smoke matrix, and of the same on a second machine."""
+"""README's text on one run of the smoke matrix, and on the same run on a second machine."""
 
 from benchmarks.analysis.labels import SCHEME_WORDS, markdown_table, metric_heading, percent
 from benchmarks.analysis.readme.measured import Measured, Row, Settings, compared, listed, on_models, percents, span
 from benchmarks.analysis.tables.intervals import row_labels
 
 FIRST, SECOND = "smoke", "smoke-second"
-"""Names of the files in results/reference: one machine, and another."""
+"""Names of the files in results/reference: of one machine, and of another."""
 KEPT, STREAMED = ("topk", "baseline", "kept"), ("topk", "baseline", "streamed")
 SHARED, BOTH = ("topk", "w+2d", "kept"), ("topk", "w+2d", "streamed")
 CONTROL, FLOOR = ("topk", "none", "kept"), ("none", "none", "streamed")
@@ -30,13 +30,13 @@ def _entry(row: Row) -> str:
 
 
 def residual_share(measured: Measured) -> str:
-    """What residuals take of all model states: what is not there without them."""
+    """The residuals' share of all model states, which is saved without residuals."""
     shares = [100 * (1 - model[CONTROL]["normalised"]) for model in measured.settings(FIRST).values()]
     return f"{span(shares, 0)} % of the model states"
 
 
 def streamed(measured: Measured) -> str:
-    """What streamed gradients save, and whether they change a metric."""
+    """The saving by streamed gradients, and whether they change a metric."""
     models = measured.settings(FIRST)
     short = " / ".join(model.partition("-")[0] for model in models)
     peaks = percents(model[STREAMED]["peak_normalised"] for model in models.values())
@@ -48,12 +48,12 @@ def streamed(measured: Measured) -> str:
 
 
 def held(measured: Measured, setting: tuple[str, str, str]) -> str:
-    """What a setting holds between steps."""
+    """The share that a setting holds between steps."""
     return _normalised(measured.settings(FIRST), setting)
 
 
 def both(measured: Measured) -> str:
-    """What `w+2d` holds with streamed gradients, between steps and at the fullest moment."""
+    """The share that `w+2d` with streamed gradients holds, between steps and at the fullest moment."""
     models = measured.settings(FIRST)
     peaks = percents(model[BOTH]["peak_normalised"] for model in models.values())
     return f"{_normalised(models, BOTH)}, at the fullest moment {peaks}"
@@ -64,7 +64,7 @@ def _normalised(models: dict[str, Settings], setting: tuple[str, str, str]) -> s
 
 
 def _differ(model: Settings) -> bool:
-    """Say whether metrics of kept and streamed gradients differ in any digit."""
+    """Return whether metrics of kept and streamed gradients differ in any digit."""
     return any(model[one]["metrics"] != model[other]["metrics"] for one, other in ((KEPT, STREAMED), (SHARED, BOTH)))
 
 
@@ -97,13 +97,13 @@ def second_machine(measured: Measured) -> str:
 
 
 def apart(measured: Measured) -> str:
-    """By how much a metric of the second machine differs at most, in per cent of the first one's."""
+    """The largest difference of a metric on the second machine, in per cent of the first one's."""
     ratios = [abs(other["metric_mean"] / one["metric_mean"] - 1) for one, other in _pairs(measured)]
     return percent(max(ratios))
 
 
 def _pairs(measured: Measured) -> list[tuple[Row, Row]]:
-    """Rows of the first machine that are shown, each with the second one's."""
+    """Return the rows shown of the first machine, each with that of the second."""
     first, second = measured.settings(FIRST), measured.settings(SECOND)
     return [(model[setting], second[name][setting]) for name, model in first.items() for setting in SHOWN]
 

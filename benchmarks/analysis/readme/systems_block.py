@@ -1,4 +1,4 @@
-"""What docs/systems.md says of systems beside one another, from systems.json."""
+"""The comparison of systems in docs/systems.md, from systems.json."""
 
 import textwrap
 from typing import Any
@@ -11,9 +11,9 @@ from benchmarks.analysis.rivals.systems_view import UNSLOWED, systems_table
 Row = dict[str, Any]
 SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
-"""Letters of a line of the page."""
+"""Most characters in a line of the page."""
 DIGITS = 2
-"""How many digits behind the point the page shows of what is lost."""
+"""Decimals with which the page shows losses."""
 
 
 def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
@@ -26,7 +26,7 @@ def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
 
 
 def systems_over_slurm(measured: Measured) -> str | None:
-    """Return where systems on nodes of a cluster were measured, over which links, and their tables; None if not."""
+    """Return where systems on cluster nodes were measured, over which links, and their tables; None if not measured."""
     if not measured.has(OVER_SLURM):
         return None
     links = measured.load(OVER_SLURM).get("links") or UNSLOWED
@@ -35,7 +35,7 @@ def systems_over_slurm(measured: Measured) -> str | None:
 
 
 def system_paragraphs(measured: Measured) -> str | None:
-    """Return a paragraph for each system: what its source says, and what was found of each model."""
+    """Return a paragraph for each system: the statement of its source, and the findings for each model."""
     if not measured.has(SYSTEMS):
         return None
     rows = measured.load(SYSTEMS)["rows"]
@@ -55,7 +55,7 @@ def _paragraph(rows: list[Row]) -> str:
 def _found(row: Row) -> str:
     lost = row["lost_mean"]
     words = ABSENT if lost is None else signed_with_half(lost, row["lost_half_width"], DIGITS)
-    seen = lost is not None and round(abs(lost), DIGITS) > 0  # 0.00 stands for no difference, however sure
+    seen = lost is not None and round(abs(lost), DIGITS) > 0  # 0.00 means no difference, however certain
     if seen and row["lost_half_width"] is not None and abs(lost) > row["lost_half_width"]:
         words = f"**{words}**"
     sent = "" if row["density_sent"] is None else f", {share_sent(row['density_sent'])} sent"

@@ -13,7 +13,7 @@ Values = dict[str, Any]
 
 
 def ways(values: Values) -> str:
-    """Every way to train: what it holds, needs and sends, and what it costs."""
+    """Every way to train: what it holds, needs, sends and costs."""
     head = ("", "Held after `step()`", "after `zero_grad()`", "Fullest moment of a step", "Sent a step")
     rows = []
     for name, way in WAYS.items():
@@ -24,7 +24,7 @@ def ways(values: Values) -> str:
 
 
 def forms(values: Values) -> str:
-    """Error feedback as others form it, and as it is here: memory beside parameters."""
+    """Error feedback as formed by others and here: memory beyond the parameters."""
     head = ("", "Residuals and gradients", "Fullest moment of a step", "as the kernel counts")
     rows = []
     for name, way in FORMS.items():
@@ -37,7 +37,7 @@ def forms(values: Values) -> str:
 
 
 def resident(values: Values) -> str:
-    """What is resident of a process, with glibc's malloc as it is, and as ranks of cells have it."""
+    """Resident memory of a process, with glibc's malloc by default and as set for the ranks of cells."""
     mallocs = ("Resident, malloc as it is", "as cells have it", "Fullest moment, malloc as it is", "as cells have it")
     head = ("", "Model states, tensor by tensor", *mallocs)
     rows = []
@@ -50,7 +50,7 @@ def resident(values: Values) -> str:
 
 
 def streamed_peak(values: Values) -> str:
-    """What the fullest moment of a step adds to what is held, the most of the ways that stream gradients."""
+    """The most that the fullest moment of a step adds, over all ways that stream gradients."""
     return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
 
 
@@ -59,16 +59,16 @@ TABLES: dict[str, Callable[[Values], str]] = {
     "ways": ways,
     "forms": forms,
     "resident": resident,
-    # What residuals in 4 bits hold beyond training without compression, and what together with 8-bit moments.
+    # Memory beyond training without compression: of 4-bit residuals, and of these with 8-bit moments.
     "int4-more": lambda values: f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P",
     "streamed-peak": streamed_peak,
     "combined": lambda values: f"{_held(values, 'int4-eight-bit'):.1f} P",
 }
-"""Tables, and figures that the text between them has."""
+"""Tables, and the figures in the text between them."""
 
 
 def _held(values: Values, name: str, part: str = "held") -> float:
-    """Bytes of a way as a multiple of the parameters'."""
+    """Return the bytes of a way as a multiple of the parameters' bytes."""
     row = _row(values, name, "exact")
     return float(row[f"{part}_bytes"] / row["parameters_bytes"])
 
@@ -83,7 +83,7 @@ def _both(row: Values, part: str) -> str:
 
 
 def _times(nbytes: int, parameters_bytes: int) -> str:
-    """In MiB, and as a multiple of the parameters."""
+    """Return bytes in MiB, and as a multiple of the parameters."""
     return f"{_mebibytes(nbytes)} ({nbytes / parameters_bytes:.2f} P)"
 
 

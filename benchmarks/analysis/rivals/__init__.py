@@ -1,1 +1,1 @@
-"""Compressors beside one another: what each loses, sends, holds and takes."""
+"""Compare compressors: what each loses, sends, holds and takes."""

@@ -1,4 +1,4 @@
-"""Rows of compressors that were measured at several times, as one: of each setting the seeds of all."""
+"""Merge rows of compressors that were measured at different times: each setting gets the seeds of all."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from resireduce.errors import ConfigError
 
 SETTING = ("model", "compressor", "scheme", "density")
 MEANS = ("sent_bytes", "step_seconds", *SEEN.values())
-"""Columns of a row that hold a mean over its seeds."""
+"""Columns that hold a mean over the row's seeds."""
 DATE = "Measured"
 Row = dict[str, Any]
 Sources = dict[str, list[str]]
 
 
 def add_rows(before: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
-    """Return the rows of `before` with those of another run, and what each loses against no compression anew.
+    """Return the rows of `before` merged with those of another run; losses against no compression are recomputed.
 
-    Of a setting that both have, all seeds count; those of `rows` alone if they have the others too. Raises ConfigError
-    if only some are in both: what was measured twice cannot be taken out of a mean.
+    If both have a setting, all its seeds count; if `rows` has all seeds of `before`, only `rows` counts. Raises
+    ConfigError if the seeds overlap only in part, because a seed cannot be taken out of a mean.
     """
     found: dict[tuple[Any, ...], Row] = {}
     for row in (*before, *rows):
@@ -32,7 +32,7 @@ def add_rows(before: Sequence[Row], rows: Sequence[Row]) -> list[Row]:
 
 
 def add_sources(before: Sources, sources: Sources) -> Sources:
-    """Return where rows come from, each fact once, and from when to when they were measured."""
+    """Return where rows come from, each fact once, and the first and last day on which they were measured."""
     found = {word: list(dict.fromkeys([*before.get(word, []), *sources.get(word, [])])) for word in before | sources}
     days = [day for span in found.get(DATE, []) for day in span.split(" to ")]
     return found | ({DATE: [f"{min(days)} to {max(days)}"]} if days else {})

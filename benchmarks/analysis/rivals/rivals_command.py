@@ -1,4 +1,4 @@
-"""`python -m benchmarks rivals`: compressors beside one another, as JSON and as a table, from records of a run."""
+"""`python -m benchmarks rivals`: compare compressors, as JSON and as a table, from the records of a run."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the rows of all settings, and print them as a table. ConfigError if nothing is finished."""
+    """Write the rows of all settings and print them as a table. Raises ConfigError if no cell has finished."""
     run = load_run(args.run)
     rows = rivals_rows(run)
     if not rows:
@@ -61,9 +61,9 @@ def _added(path: Path, rows: list[Row], sources: Sources) -> tuple[list[Row], So
 
 
 def rivals_table(rows: Sequence[Mapping[str, Any]], speeds: Speeds | None = None) -> str:
-    """Return the rows of one model as a table of Markdown, in the order of what a step sends.
+    """Return the rows of one model as a Markdown table, in the order of bytes sent per step.
 
-    `speeds`: of settings that were timed in turn; the last column has them in place of the steps' own times.
+    `speeds`: speeds of settings timed in turn, which replace the steps' own times in the last column.
     """
     ordered = sorted(rows, key=lambda row: row["sent_bytes"])
     heads = (*SETTING, *MEASURED, MILLISECONDS if speeds is None else SPEED)
@@ -96,7 +96,7 @@ def _texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def share_sent(share: float | None) -> str:
-    """Return of how many elements anything was sent, in per cent."""
+    """Return the share of elements that were sent, in per cent."""
     return _or_absent(share, lambda known: f"{100 * known:.2g} %" if known < 0.1 else labels.percent(known))
 
 

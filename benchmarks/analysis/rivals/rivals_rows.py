@@ -14,17 +14,17 @@ from resireduce.errors import ConfigError
 
 OBSERVED = "contraction"
 SEEN = {"contraction": "contraction", "cosine": "cosine", "density": "density_sent"}
-"""What is observed of each step, and the name of its column: of the median over steps the mean over seeds."""
+"""Observed quantity of each step, and its column: the mean over seeds of the median over steps."""
 HELD = ("residuals_bytes", "optimizer_states_bytes", "total_bytes", "peak_states_bytes")
 
 
 def rivals_rows(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each setting that has finished. ConfigError if a cell did not observe what rows are made of.
+    """Return a row for each finished setting. Raises ConfigError if a cell did not observe what rows need.
 
-    model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean and its
-    half_width; lost_mean, lost_half_width and pairs, by how much the metric is worse than that of training without
-    compression, seed by seed (None where that has not finished); sent_bytes of a rank's step, dense_bytes of them of
-    small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
+    A row has: model, compressor, scheme, density; seeds; metric_name, higher_is_better, metrics by seed, metric_mean
+    and its half_width; lost_mean, lost_half_width and pairs, by how much the metric is worse than that of training
+    without compression, seed by seed (None where that has not finished); sent_bytes of a rank's step, dense_bytes of
+    them of small tensors; contraction, cosine and density_sent; the most bytes held; step_seconds.
     """
     found = run.settings().items()
     check_observed(result for _, results in found for result in results)
@@ -33,9 +33,9 @@ def rivals_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def rivals_row(setting: Cell, results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
-    """Return the row of one setting, as `rivals_rows` has it, of its `results`; `dense`: metrics to compare with.
+    """Return the row of one setting, as in `rivals_rows`, from its `results`; `dense`: metrics to compare with.
 
-    What is observed is None if one of them did not observe it.
+    Observed values are None if any of the results lacks them.
     """
     return {**_setting(setting), **_metric(results, dense), **_observed(results), **_cost(results)}
 
@@ -51,7 +51,7 @@ def _metric(results: Sequence[CellResult], dense: dict[int, float]) -> dict[str,
 
 
 def compared(metrics: dict[int, float], dense: dict[int, float], higher_is_better: bool | None) -> dict[str, Any]:
-    """Return what a row has of its metrics, by seed: those, their mean, and what is lost against those of `dense`."""
+    """Return a row's metrics by seed, their mean, and the loss against the metrics of `dense`."""
     value, sign = interval(list(metrics.values())), 1 if higher_is_better else -1
     lost = interval([sign * one for one in paired(dense, metrics)]) or Interval(float("nan"), None, 0)
     assert value is not None
@@ -67,7 +67,7 @@ def compared(metrics: dict[int, float], dense: dict[int, float], higher_is_bette
 
 
 def _observed(results: Sequence[CellResult]) -> dict[str, Any]:
-    """Return what was seen, the median of the steps of each seed, and its mean over seeds."""
+    """Return the observed values: the median over the steps of each seed, averaged over seeds."""
     seen = [_points(result) for result in results]
     if not all(seen):
         return dict.fromkeys(("sent_bytes", "dense_bytes", *SEEN.values()))
@@ -82,7 +82,7 @@ def _observed(results: Sequence[CellResult]) -> dict[str, Any]:
 
 
 def check_observed(results: Iterable[CellResult]) -> None:
-    """Raise ConfigError for the first cell that did not observe what rows are made of."""
+    """Raise ConfigError for the first cell that did not observe what rows need."""
     for result in results:
         if not _points(result):
             raise ConfigError(
@@ -91,7 +91,7 @@ def check_observed(results: Iterable[CellResult]) -> None:
 
 
 def _points(result: CellResult) -> list[dict[str, Any]]:
-    """Return the steps that a cell observed; none where something of them is not there: a record may hold anything."""
+    """Return the steps that a cell observed; [] if any part is missing, since a record may hold anything."""
     seen = result.observations.get(OBSERVED, {})
     points = seen.get("points")
     if not isinstance(points, list) or not is_number(seen.get("dense_bytes")):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks systems`: systems beside one another, as JSON and as a table, from records of a run."""
+"""`python -m benchmarks systems`: compare systems, as JSON and as a table, from the records of a run."""
 
 import argparse
 from pathlib import Path
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the rows of all systems, and print them by model. ConfigError for a run without parts or finished cells."""
+    """Write the rows of all systems and print them by model. Raises ConfigError without parts or finished cells."""
     run, again = load_run(args.run), "make some with: make run RUN=systems"
     if run.notes:
         raise ConfigError(f"run: {str(args.run)!r}: {run.notes[0]} Copy the run's config there, or {again}")

@@ -1,4 +1,4 @@
-"""The rows of the comparison of systems: one for each part of a config and model, from a run of its cells."""
+"""The rows of the comparison of systems: one for each model and part of the config, from a run of its cells."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,21 +13,21 @@ from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
 
 DENSE, BASELINE = "dense", "baseline"
-"""The parts that accuracy and memory of the others are compared with."""
+"""The parts that accuracy (DENSE) and memory (BASELINE) of the others are compared with."""
 
 
 def are_systems(run: Run) -> bool:
-    """Say whether the parts of a run are systems: several, each with a title and one setting of each of its models."""
+    """Say whether the parts of a run are systems: several, each with a title and one setting per model."""
     return len(run.parts) > 1 and all(part.title and not _mixed(part) for part in run.parts.values())
 
 
 def systems_rows(run: Run) -> list[dict[str, Any]]:
-    """Return a row for each system, a part of the run's config, and each model of which it has finished cells.
+    """Return a row for each system (a part of the run's config) and each model with finished cells.
 
-    As a row of `rivals_rows`, whose metric without compression is that of the part DENSE; and system, title, about;
+    It is like a row of `rivals_rows`, with the part DENSE as training without compression, plus: system, title, about;
     held_share and peak_share, the most bytes of model states between two steps and at the fullest moment of one, as
-    shares of what the part BASELINE holds between steps (None while that has not finished). What cells did not observe
-    is None. Raises ConfigError for a part with several settings of a model.
+    shares of what the part BASELINE holds between steps (None while that has not finished). Unobserved values are None.
+    Raises ConfigError for a part with several settings of a model.
     """
     parts = {name: part for name, part in run.parts.items() if name != WHOLE}
     for name, part in parts.items():
@@ -46,7 +46,7 @@ def systems_rows(run: Run) -> list[dict[str, Any]]:
 
 
 def _mixed(part: Part) -> str | None:
-    """Return the first model of which a part has several settings, seeds apart."""
+    """Return the first model for which a part has several settings, apart from seeds."""
     found: dict[str, Cell] = {}
     for cell in part.cells:
         if found.setdefault(cell.model, replace(cell, seed=0)) != replace(cell, seed=0):
@@ -55,7 +55,7 @@ def _mixed(part: Part) -> str | None:
 
 
 def _by_model(run: Run, part: Part) -> dict[str, tuple[Cell, list[CellResult]]]:
-    """Return the setting and results of each model of a part that has any."""
+    """Return setting and results of each model that has results in a part."""
     found: dict[str, tuple[Cell, list[CellResult]]] = {}
     for cell in part.cells:
         if cell in run.results:

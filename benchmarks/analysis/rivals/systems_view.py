@@ -1,4 +1,4 @@
-"""How the rows of systems look to people: the same words on a screen, on pages of docs/ and in the report of a run."""
+"""How rows of systems are written: the same words on a screen, on pages of docs/ and in the report of a run."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,17 +19,17 @@ COLUMNS = {
     "Held between steps": "held_share",
     "at the fullest": "peak_share",
 }
-"""Headings, and what of a row each column shows."""
+"""Headings, and the field of a row that each column shows."""
 UNSLOWED = "not slowed"
 
 
 def systems_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the rows of one model, as `systems_rows` has them, as a table of Markdown."""
+    """Return the rows of one model, as from `systems_rows`, as a Markdown table."""
     return labels.markdown_table(tuple(COLUMNS), list(map(texts, rows)), "lrrrrrrrr")
 
 
 def texts(row: Mapping[str, Any]) -> list[str]:
-    """Return what the columns show of a row; a dash for what is not known."""
+    """Return the texts of a row's columns; a dash for unknown values."""
     lost, sent, step_seconds = row["lost_mean"], row["sent_bytes"], row["step_seconds"]
     return [
         row["title"],
@@ -44,7 +44,7 @@ def texts(row: Mapping[str, Any]) -> list[str]:
 
 
 def links_words(results: Iterable[CellResult]) -> str:
-    """Return to which rates the links of nodes were slowed, and in how many cells; empty where none was in any."""
+    """Return the rates to which links of nodes were slowed, and in how many cells; "" if none were."""
     rates = Counter(_rates(result.provenance.get("link_rates")) for result in results)
     if set(rates) <= {UNSLOWED}:
         return ""

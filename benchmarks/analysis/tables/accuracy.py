@@ -25,7 +25,7 @@ CAVEATS = (
 )
 ONE_SEED = "One seed each (n = 1): differences of the size that another seed makes mean nothing."
 SEVERAL = ("intervals over five seeds", "make run RUN=mini PART=table")
-"""What a run of one seed lacks, and what measures it."""
+"""What a run with one seed lacks, and the command that measures it."""
 USUAL_DENSITY = 0.01
 
 
@@ -61,9 +61,9 @@ def accuracy_record(run: Run, setting: Cell, results: Sequence[CellResult]) -> R
 
 
 def paired_baseline(run: Run, setting: Cell) -> Cell | None:
-    """Return the setting that `setting` is compared with; None if it is that itself, or there is none.
+    """Return the setting to compare `setting` with; None if that is `setting` itself or there is none.
 
-    Full residuals in the gradient's own precision and all else alike, gradients kept if there is a choice.
+    It has full residuals in the gradient's own precision and all else alike, with kept gradients if there is a choice.
     """
     plain = setting.compressor == "none"
     wanted = {"scheme": "baseline", "residual_dtype": None, "options": (), "hierarchy": "flat"}
@@ -75,7 +75,7 @@ def paired_baseline(run: Run, setting: Cell) -> Cell | None:
 
 
 def metric_of_model(run: Run, model: str) -> dict[str, Any]:
-    """Return name and direction of a model's metric, also for a setting of which no seed finished."""
+    """Return name and direction of a model's metric, even for a setting of which no seed finished."""
     first = run.once("first result of each model", lambda: first_of((c.model, one) for c, one in run.results.items()))
     known = first.get(model)
     return {
@@ -89,9 +89,9 @@ def _columns(name: str, found: Interval | None) -> Record:
 
 
 def _text(record: Record, single: bool) -> str:
-    """A setting's metric and its difference; single: no setting has two seeds, which a note says once for all."""
+    """Return a setting's metric and its difference; single: no setting has two seeds, which one note says for all."""
     value, half_width = record["metric_mean"], record["metric_half_width"]
-    digits = 4 if abs(value) < 1 else 3  # of an interval as many as its value is written with
+    digits = 4 if abs(value) < 1 else 3  # an interval has as many decimals as its value
     if half_width is None:
         text = metric_value(value) + ("" if single else f", n = {record['seeds']}: no interval")
     else:
@@ -115,7 +115,7 @@ def headings(records: Sequence[Record]) -> dict[str, str]:
 
 
 def _notes(records: Sequence[Record]) -> list[str]:
-    """Which models cannot tell residual schemes apart, and of which that is not known."""
+    """Return notes on which models cannot tell residual schemes apart, and for which this is not known."""
     cannot = sorted({record["model"] for record in records if record["model_tells"] is False})
     unknown = sorted({record["model"] for record in records if record["model_tells"] is None})
     notes = []

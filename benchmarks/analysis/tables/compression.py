@@ -1,4 +1,4 @@
-"""The table of how long the compression of a gradient takes; of `benchmarks micro`, and of the one-GPU check."""
+"""The table of compression times, for `benchmarks micro` and the one-GPU check."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ AVERAGED = "The average of what all ranks have sent by top-k, ranks in turn; wit
 
 
 def averages_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return how long it takes to average what all ranks have sent, as a table of Markdown with how to read it."""
+    """Return the time to average what all ranks sent, as a Markdown table with a line on how to read it."""
     cells = [
         [
             f"{row['elements']:,}",

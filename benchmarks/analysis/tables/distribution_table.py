@@ -13,7 +13,7 @@ DIGITS = {"within": 3, "between": 3, "ratio": 1}
 HEAD = ["Model", "Scheme, gradients", "Ranks", "Groups", "Within", "Between", "Ratio", "JS within", "JS between"]
 HEAD += ["JS ratio"]
 OBSERVED = ("densities of residuals by group", "make run RUN=mini PART=distributions")
-"""What a run lacks of which no cell observed them, and what measures it."""
+"""What a run without observing cells lacks, and the command that measures it."""
 READING = (
     "Residuals of rank 0 after the last step: how far apart the values of two tensors are distributed, mean over pairs "
     "within one reusable group and of different groups. First the 1-Wasserstein distance, in standard deviations of "
@@ -52,7 +52,7 @@ def distributions(run: Run) -> Table:
 
 
 def _is_whole(seen: Any) -> bool:
-    """Whether all that is shown is there: a record is valid with any observations."""
+    """Return whether an observation is complete; a record is valid with any observations."""
     try:
         _texts(seen)
         for group in seen["groups"]:
@@ -64,7 +64,7 @@ def _is_whole(seen: Any) -> bool:
 
 
 def _columns(name: str, seen: dict[str, Any]) -> Record:
-    """What was seen of a group, or of all: distances, and what a group alone has."""
+    """Return what was observed of a group, or of all: distances, and the fields that only a group has."""
     record: Record = {"group": name, "members": seen.get("members"), "shape": seen.get("shape")}
     for kind in KINDS:
         within, between = (seen[pairs][kind] for pairs in ("within", "between"))

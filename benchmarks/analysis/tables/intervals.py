@@ -21,7 +21,7 @@ from resireduce.errors import ConfigError
 HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
 SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
 SHOWN += [("topk", "w+2d", "streamed")]
-"""Compressor, scheme and gradients of the rows of README, at the usual density; all others are in the JSON."""
+"""Compressor, scheme and gradients of README's rows, at the usual density; the JSON has all others too."""
 USUAL: dict[str, Any] = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
 
 
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the intervals of all settings, and print them as a table. ConfigError if nothing is finished."""
+    """Write the intervals of all settings and print them as a table. Raises ConfigError if no cell has finished."""
     run = load_run(args.run)
     rows = [_row(run, setting, results) for setting, results in run.settings().items() if results]
     if not rows:
@@ -50,7 +50,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
-    """One setting: its metrics by seed and their intervals, its share of the baseline's memory, its speed."""
+    """Return one setting: its metrics by seed and their intervals, its share of the baseline's memory, its speed."""
     shares = memory_record(run, setting, results)
     speeds = [float(result.steps_per_second or 0) for result in results]
     return {
@@ -64,14 +64,14 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
 
 
 def readme_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return README's rows as a Markdown table, those of one model together."""
+    """Return README's rows as a Markdown table, grouped by model."""
     shown = [[found[setting] for setting in SHOWN if setting in found] for found in usual_rows(rows).values()]
     lines = [_texts(row, label) for its in shown for row, label in zip(its, row_labels(its), strict=True)]
     return labels.markdown_table(HEAD, lines, "llrrrl")
 
 
 def usual_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[str, str, str], dict[str, Any]]]:
-    """Return by model the rows of two ranks at the usual density, by compressor, scheme and gradients."""
+    """Return, by model, the rows of two ranks at the usual density, keyed by compressor, scheme and gradients."""
     found: dict[str, dict[tuple[str, str, str], dict[str, Any]]] = {}
     for row in rows:
         of_model = found.setdefault(row["model"], {})
@@ -82,7 +82,7 @@ def usual_rows(rows: Sequence[dict[str, Any]]) -> dict[str, dict[tuple[str, str,
 
 
 def row_labels(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return "scheme, gradients" for each row; those of an earlier version lack what cells did not have then."""
+    """Return "scheme, gradients" for each row; rows of an earlier version lack fields that cells have since gained."""
     return labels.short_labels([Cell(**{name: row[name] for name in CELL_COLUMNS if name in row}) for row in rows])
 
 

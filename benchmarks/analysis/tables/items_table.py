@@ -1,4 +1,4 @@
-"""The table of tensors: what every tensor holds with the baseline and with a scheme, which explains each saving."""
+"""The table of tensors: what each holds with the baseline and with a scheme, which explains the saving."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ READING = (
     "states, parameters and optimizer states with them; the sum is the difference of the totals in the memory table."
 )
 ROWS = 12
-"""Rows of one model that people see, at most; the others are one row."""
+"""Most rows that the view shows of one model; all other tensors share one row."""
 SHARE = 0.001
-"""Share of what a model saves, below which tensors have no row of their own."""
+"""Tensors below this share of a model's saving have no row of their own."""
 FEATURED = "w+2d"
 
 
@@ -34,11 +34,11 @@ class Held:
     shape: tuple[int, ...] = ()
     bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STATES, 0))
     residuals: list[str] = field(default_factory=list)
-    """What its residual is made of, in words."""
+    """The parts of its residual, in words."""
 
 
 def items(run: Run) -> Table:
-    """Return the table of a run; empty if no record lists its tensors."""
+    """Return the table of tensors of a run; empty if no record lists its tensors."""
     compared, notes = _compared(run)
     records: list[Record] = []
     body: list[list[str]] = []
@@ -67,7 +67,7 @@ def items(run: Run) -> Table:
 
 
 def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list[str]]:
-    """Settings with their baseline's result and their own, the first of a scheme's that hold the same; and notes."""
+    """Return settings with their baseline's result and their own, skipping repeats within a scheme; and notes."""
     found: list[tuple[Cell, CellResult, CellResult]] = []
     missing = alike = 0
     for setting, results in run.settings().items():
@@ -78,7 +78,7 @@ def _compared(run: Run) -> tuple[list[tuple[Cell, CellResult, CellResult]], list
         if not (before.items and after.items):
             missing += 1
         elif before.items["kinds"] == after.items["kinds"]:
-            continue  # the baseline itself, and what holds the same
+            continue  # the baseline itself, or a setting that holds the same
         elif any(_same(one, (setting, before, after)) for one in found):
             alike += 1
         else:
@@ -99,7 +99,7 @@ def _same(one: tuple[Cell, CellResult, CellResult], other: tuple[Cell, CellResul
 
 
 def _fullest(results: Iterable[CellResult]) -> CellResult | None:
-    """The seed that holds most, as in the memory table; of equal ones one that lists its tensors."""
+    """Return the seed that holds most, as in the memory table; among equals one that lists its tensors."""
     return max(results, key=lambda result: (result.total_bytes or 0, bool(result.items)), default=None)
 
 
@@ -116,7 +116,7 @@ def held(result: CellResult) -> dict[str, Held]:
 
 
 def _records(run: Run, setting: Cell, before: CellResult, after: CellResult) -> list[Record]:
-    """One record a tensor of the model: all its bytes with the baseline and with the setting."""
+    """Return one record per tensor of the model: all its bytes with the baseline and with the setting."""
     common = setting_record(setting, run.settings()[setting])
     old, new, nothing = held(before), held(after), Held()
     shapes = {name: one.shape for name, one in (new | old).items()}
@@ -133,14 +133,14 @@ def _records(run: Run, setting: Cell, before: CellResult, after: CellResult) -> 
 
 
 def _rank(setting: Cell, records: Sequence[Record]) -> tuple[object, ...]:
-    """Least for the setting to show: the paper's own, streamed, else the one that saves most."""
+    """Return a sort key; the least setting is shown: the paper's own, streamed, else the one that saves most."""
     unusual = (setting.scheme != FEATURED, setting.compressor != "topk", setting.residual_dtype is not None)
     saved = sum(record["saved_bytes"] for record in records)
     return (*unusual, setting.options != (), setting.gradients != "streamed", -saved)
 
 
 def view(records: Sequence[Record]) -> list[list[str]]:
-    """Return a row for each group of alike tensors, by how much they save, one for all others, and the sum."""
+    """Return a row for each group of like tensors, ordered by saving, one for all others, and the sum."""
     groups = grouped((record["alike"], record) for record in records)
     saved = {name: abs(_sum(its, "saved_bytes")) for name, its in groups.items()}
     by_saving = sorted(groups, key=lambda name: -saved[name])
@@ -152,7 +152,7 @@ def view(records: Sequence[Record]) -> list[list[str]]:
 
 
 def group_title(name: str, records: Sequence[Record]) -> str:
-    """Return a run's name with how many tensors it is of, and their shape."""
+    """Return a run's name with the number of its tensors and their shape."""
     count = f"{len(records)} {TIMES} " if len(records) > 1 else ""
     return f"{name}, {count}{_shape(records[0]['shape'])}"
 

@@ -20,7 +20,7 @@ READING = (
 
 def memory(run: Run) -> Table:
     """Return the memory table of a run."""
-    # Rows of one model stay together, models in the order in which the matrix names them.
+    # Rows of one model stay together; models come in the order of the matrix.
     cells = [cell for its in grouped((setting.model, setting) for setting in run.settings()).values() for cell in its]
     records = [memory_record(run, cell, run.settings()[cell]) for cell in cells]
     starts = tuple(i for i, cell in enumerate(cells) if i == 0 or cell.model != cells[i - 1].model)

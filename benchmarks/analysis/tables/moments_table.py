@@ -1,4 +1,4 @@
-"""The table of moments: what fills the fullest moment of a step; as its figure that step's memory over time."""
+"""The table of moments: what fills the fullest moment of a step. Its figure shows that step's memory over time."""
 
 from collections.abc import Sequence
 
@@ -21,7 +21,7 @@ OLDER = "Settings that are not here, because their records are from before a ste
 
 
 def moments(run: Run) -> Table:
-    """Return the table of a run, a row for each setting of which a step was followed; empty if none was."""
+    """Return the table of a run, a row for each setting with a followed step; empty if there is none."""
     settings = [cell for its in grouped((one.model, one) for one in run.settings()).values() for cell in its]
     fullest = {cell: _fullest(run.settings()[cell]) for cell in settings}
     shown = {cell: result for cell, result in fullest.items() if result is not None and result.moments}
@@ -52,12 +52,12 @@ def moments(run: Run) -> Table:
 
 
 def _fullest(results: Sequence[CellResult]) -> CellResult | None:
-    """Return the seed that holds most at its fullest moment; of equal ones one whose step was followed."""
+    """Return the seed that holds most at its fullest moment; among equals one whose step was followed."""
     return max(results, key=lambda one: (one.peak_states_bytes or 0, bool(one.moments)), default=None)
 
 
 def _record(setting: Cell, results: Sequence[CellResult], result: CellResult) -> Record:
-    """Return the columns of a setting: bytes of each band at the fullest moment, and where in the step that is."""
+    """Return the columns of a setting: bytes of each band at the fullest moment, and where in the step it is."""
     points = unpack_moments(result.moments)
     place = max(range(len(points)), key=lambda i: sum(points[i]))
     held = dict(zip(_columns(), points[place], strict=True))

@@ -1,6 +1,6 @@
-"""Share residuals, store them in fewer bits, or both? One table from the records of config/precision.yaml.
+"""Share residuals, store them in fewer bits, or both: one table from the records of config/precision.yaml.
 
-Every setting against the full residual in the gradient's own precision, seed by seed: what it saves, what it costs.
+It compares every setting with the full residual in the gradient's own precision, seed by seed: savings and cost.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the figures and print them as a Markdown table. ConfigError if a model has no baseline to compare with."""
+    """Write the figures and print them as a Markdown table. Raises ConfigError if a model has no baseline."""
     run = load_run(args.run)
     rows = [_row(run, setting, results) for setting, results in run.settings().items() if results]
     if not rows:
@@ -46,13 +46,13 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, Any]:
-    """One setting: bytes, and its metric's differences to the baseline's of the same seeds, with their interval."""
+    """Return one setting: bytes, and the paired differences of its metric from the baseline's, with their interval."""
     baseline = _baseline(run, setting)
     metrics = by_seed(results)
     value, difference = interval(list(metrics.values())), interval(paired(metrics, by_seed(baseline)))
     assert value is not None
     states, reference = results[0], baseline[0]
-    # With kept gradients there are as many bytes of them as of parameters.
+    # Kept gradients take as many bytes as the parameters.
     whole = (reference.total_bytes or 0) + (reference.gradients_bytes == 0) * (reference.parameters_bytes or 0)
     return {
         "model": setting.model,
@@ -74,7 +74,7 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
 
 
 def _baseline(run: Run, setting: Cell) -> list[CellResult]:
-    """The results with a full residual in the gradient's precision, and all else as in `setting`."""
+    """Return the results with a full residual in the gradient's precision and all else as in `setting`."""
     same, wanted = ("model", "compressor", "density", "gradients"), {"scheme": "baseline", "residual_dtype": None}
     if found := finished_like(run, setting, same, wanted):
         return run.settings()[found[0]]

@@ -1,6 +1,6 @@
-"""Which models can tell residual schemes apart: measured once, from the records of config/tell.yaml, and committed.
+"""Which models can tell residual schemes apart; measured once, from the records of config/tell.yaml, and committed.
 
-Where training without residuals ends as well as with them, a metric says nothing about a residual scheme.
+If training without residuals ends as well as with them, a metric says nothing about a residual scheme.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.core.paths import ROOT
 from resireduce.errors import ConfigError
 
 TELL_FILE = ROOT / "results/reference/tell.json"
-"""The verdicts that are committed, which the tables use."""
+"""The committed verdicts, which the tables use."""
 SEEDS = 3
 """Seeds needed of each setting."""
 SETTINGS = {
@@ -27,7 +27,7 @@ SETTINGS = {
     "w+2d": ("topk", "w+2d"),
     "none": ("topk", "none"),
 }
-"""What is compared: compressor and scheme, gradients kept."""
+"""Compressor and scheme of the settings that are compared, with kept gradients."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Write the verdicts and print them. ConfigError if a model lacks records."""
+    """Write the verdicts and print them. Raises ConfigError if a model lacks records."""
     run = load_run(args.run)
     if not run.results:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=tell")
@@ -54,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def measure_tell(run: Run, model: str) -> dict[str, Any]:
-    """A model's metrics, and by how much no residuals are worse than all: it tells if the whole interval is above 0."""
+    """Return a model's metrics and what is lost without residuals; it tells if the loss's whole interval is above 0."""
     kept = grouped(((c.model, c.compressor, c.scheme), r) for c, r in run.results.items() if c.gradients == "kept")
     results = {name: kept.get((model, *setting), []) for name, setting in SETTINGS.items()}
     for name, found in results.items():
@@ -80,7 +80,7 @@ def _with_width(side: dict[str, Any]) -> str:
 
 
 def load_tells(path: Path = TELL_FILE) -> dict[str, bool]:
-    """Return model -> whether training without residuals ends measurably worse there; {} where it was not measured."""
+    """Return, by model, whether training without residuals ends measurably worse; {} if this was not measured."""
     try:
         return {model: bool(entry["tells"]) for model, entry in load_json(path)["models"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -1,4 +1,4 @@
-"""The table of systems: the parts of a run's config beside one another, as docs/systems.md has them."""
+"""The table of systems: the parts of a run's config beside one another, as in docs/systems.md."""
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import metric_heading
@@ -18,7 +18,7 @@ READING = (
 
 
 def systems(run: Run) -> Table:
-    """Return the table of systems of a run; empty where its parts are none, or nothing has finished."""
+    """Return the table of systems of a run; empty if its parts are not systems, or nothing has finished."""
     rows = systems_rows(run) if are_systems(run) else []
     of_model = grouped((row["model"], row) for row in rows)
     records: list[Record] = [row for its in of_model.values() for row in its]
@@ -41,7 +41,7 @@ def systems(run: Run) -> Table:
 
 
 def _notes(run: Run, records: list[Record]) -> list[str]:
-    """Say of which systems nothing has finished, how slow links were, and what there is not to be compared with."""
+    """Return notes on systems without a finished cell, how slow links were, and which comparisons are missing."""
     known = {(row["system"], row["model"]) for row in records}
     models = {name: dict.fromkeys(cell.model for cell in part.cells) for name, part in run.parts.items()}
     absent = {name: [model for model in its if (name, model) not in known] for name, its in models.items()}

@@ -1,4 +1,4 @@
-"""The tables of a report, by name: a new one is one function and one line here."""
+"""The tables of a report, by name; adding one takes one function and one line here."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,6 +1,6 @@
 """The six workloads of the ResiReduce paper (Table 1, section 5), as its released scripts train them.
 
-What those scripts do that is a defect is off here, and can be asked for by the names in `released`.
+Defects of those scripts are off here, and can be requested by the names in `released`.
 """
 
 from functools import partial

@@ -5,7 +5,7 @@ from functools import partial
 from benchmarks.core.workloads.recipe import IMAGES, Workload
 
 DGC_WARMUP = (0.25, 0.0625, 0.015625, 0.004, 0.001)
-"""Densities of the first five epochs, as DGC's paper and README have them."""
+"""Densities of the first five epochs, from DGC's paper and README."""
 _cifar = partial(
     IMAGES,
     task="cifar",
@@ -36,7 +36,7 @@ READMES = (
     _resnet(model="resnet50-imagenet"),
     _resnet(model="resnet152-imagenet"),
     _imagenet(model="vgg16-imagenet", weight_decay=5e-5),
-    # As the fine-tuning script that the READMEs start: AdamW, three epochs, from weights pretrained on ImageNet-21k.
+    # As in the fine-tuning script of the READMEs: AdamW, three epochs, from weights pretrained on ImageNet-21k.
     Workload(
         model="vit-large",
         task="imagenet-half",

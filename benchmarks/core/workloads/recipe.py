@@ -1,4 +1,4 @@
-"""What a recipe of training says, checked when it is written down. Imports no torch: matrix and tables read it."""
+"""Training recipes, checked when they are defined. Imports no torch, since matrix and tables read them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ SCHEDULES = ("constant", "linear", "cosine", "steps")
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """The recipe of all cells of one model; only the gradients' treatment differs between them.
+    """The recipe of all cells of one model; the cells differ only in how they treat gradients.
 
     Lengths are given in steps or in epochs: one of `steps` and `epochs`, at most one of `warmup_steps`,
     `warmup_epochs` and `warmup_share`.
@@ -26,14 +26,14 @@ class Workload:
     weights: str | None = None
     """Name in `benchmarks.core.registry.DATASETS` of the pretrained weights that training starts from."""
     vocabulary: str | None = None
-    """Name in `benchmarks.core.registry.DATASETS` of what the task turns text into tokens with."""
+    """Name in `benchmarks.core.registry.DATASETS` of the vocabulary with which the task tokenises text."""
     optimizer: Literal["sgd", "adamw", "bert-adam"]
     learning_rate: float
-    """Largest learning rate, of the averaged gradient."""
+    """Largest learning rate, applied to the averaged gradient."""
     rate_per_rank: bool = False
-    """Whether the learning rate is multiplied by the number of ranks; warm-up then begins at that of one rank."""
+    """Whether the learning rate is multiplied by the number of ranks; warm-up then begins at the rate of one rank."""
     momentum: float = 0.9
-    """Momentum of SGD; the others have their usual 0.9 and 0.999."""
+    """Momentum of SGD; the other optimizers use the usual 0.9 and 0.999."""
     nesterov: bool = False
     weight_decay: float = 0.0
     no_decay: tuple[str, ...] = ()
@@ -46,19 +46,19 @@ class Workload:
     length: int | None = None
     """Tokens of a sample, where the task can choose."""
     positions: int | None = None
-    """Tokens of a sample that the model can take, at most."""
+    """Largest number of tokens of a sample that the model can take."""
     warmup_steps: int = 0
     """Steps in which the learning rate rises linearly."""
     warmup_epochs: int = 0
     warmup_share: float = 0.0
     """Share of all steps in which the learning rate rises."""
     schedule: Literal["constant", "linear", "cosine", "steps"] = "constant"
-    """How the learning rate goes on after that: not at all, down to zero at the last step, or down by a tenth at each
-    of `milestones`."""
+    """How the learning rate changes after warm-up: not at all, down to zero at the last step, or to a tenth at each of
+    `milestones`."""
     milestones: tuple[int, ...] = ()
     """Epochs, counted from 0, at whose start the learning rate falls to a tenth."""
     density_warmup: tuple[float, ...] = ()
-    """Densities of the first epochs, for compressors that know such a thing (DGC)."""
+    """Densities of the first epochs, for compressors with a density warm-up (DGC)."""
     evaluate_every: int | None = None
     """Steps between two measurements of the metric; None: an epoch. The last step is always followed by one."""
     pretrain_steps: int = 0
@@ -66,7 +66,7 @@ class Workload:
     pretrain_batch: int = 0
     pretrain_learning_rate: float = 0.0
     released: Mapping[str, str] = field(default_factory=dict)
-    """What the code released with the paper did otherwise, and a cell can ask for: name -> what it does."""
+    """Deviations of the paper's released code that a cell can ask for: name -> what it does."""
 
     def __post_init__(self) -> None:
         """Raise ValueError, in one line that names the field, for a recipe that cannot be trained."""
@@ -103,4 +103,4 @@ def _among(field_name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 IMAGES = partial(Workload, optimizer="sgd", rate_per_rank=True, warmup_epochs=5)
-"""Images on several ranks: the learning rate is theirs after five epochs of warm-up (Goyal et al., 2017)."""
+"""Images on several ranks: five epochs of warm-up to the scaled learning rate (Goyal et al., 2017)."""

@@ -1,4 +1,4 @@
-"""How long a cell trains, and with which learning rate at each step."""
+"""The length of a cell's training, and the learning rate at each step."""
 
 import math
 from bisect import bisect_right
@@ -15,9 +15,9 @@ class Schedule:
     Args:
         steps_wanted: optimizer steps to take instead of the recipe's.
         batch_wanted: samples of one rank in a step, instead of the recipe's.
-        plans_single_rank: whether warm-up and decay reckon with the steps of one rank alone, as released for BERT.
+        plans_single_rank: whether warm-up and decay use the number of steps of a single rank, as released for BERT.
 
-    Raises ConfigError if the samples are less than one batch of all ranks.
+    Raises ConfigError if there are fewer samples than one batch of all ranks.
     """
 
     workload: Workload
@@ -41,7 +41,7 @@ class Schedule:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Whole batches of all ranks in one pass through the samples; what is over is left out."""
+        """Whole batches of all ranks in one pass through the samples; the remainder is left out."""
         return self.samples // (self.batch_per_rank * self.world_size)
 
     @property
@@ -65,7 +65,7 @@ class Schedule:
         return self.steps * self.world_size if self.plans_single_rank else self.steps
 
     def learning_rate_at(self, step: int) -> float:
-        """The learning rate of a step, counted from 0."""
+        """Return the learning rate of a step, counted from 0."""
         w, warmup = self.workload, self.warmup_steps
         largest = w.learning_rate * (self.world_size if w.rate_per_rank else 1)
         if step < warmup:

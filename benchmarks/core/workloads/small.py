@@ -15,8 +15,8 @@ _text = partial(
     pretrain_learning_rate=1e-3,
 )
 # Learning rates were chosen so that the models can tell residual schemes apart: dense training needs the whole run to
-# converge. At higher ones (the VGG at 0.01, the BERT at 2e-4) training without residuals ended about as well as with
-# them, in trials; results/reference/tell.json has what was measured with these.
+# converge. In trials at higher rates (the VGG at 0.01, the BERT at 2e-4), training without residuals ended about as
+# well as with them; results/reference/tell.json has the measurements at these rates.
 SMALL = (
     _digits(model="resnet-digits", learning_rate=0.01, steps=160, batch_per_rank=8, evaluate_every=40),
     _digits(model="vgg-digits", learning_rate=0.001, steps=200, batch_per_rank=16, evaluate_every=50),

@@ -1,1 +1,1 @@
-"""What only a GPU can show, stretch by stretch: `python -m benchmarks gpu-check`."""
+"""Measure what only a GPU can show, in stretches: `python -m benchmarks gpu-check`."""

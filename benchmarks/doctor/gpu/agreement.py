@@ -1,21 +1,21 @@
-"""Whether the bytes that a cell has measured on a device are as planned. Imports no torch."""
+"""Compare the bytes that a cell measured on a device with its plan. Imports no torch."""
 
 from typing import Any
 
 STATES = ("parameters", "gradients", "residuals", "optimizer_states", "total")
-"""Must be as planned, to the byte."""
+"""States that must be as planned, to the byte."""
 BESIDE = ("peak_states", "allocated")
-"""What is compared beside them, with a tolerance."""
+"""Figures that are also compared, with a tolerance."""
 ALLOCATED = "allocated"
-"""The rung of the ladder that is read at a step boundary, gradients included."""
+"""The rung of the ladder that is read at a step boundary, including gradients."""
 KNOWN = ("states", "buffers", "workspaces", "rounding")
-"""What allocated bytes are made up of."""
+"""The parts of allocated bytes."""
 ALLOCATED_TOLERANCE = 0.01
 PEAK_TOLERANCE = 0.05
 
 
 def disagreement(record: dict[str, Any]) -> str | None:
-    """Return what of a cell's memory is not as planned, as measured by planned; None if all is, or nothing was held."""
+    """Return where a cell's memory is not as planned, measured of expected; None if all is, or nothing was compared."""
     found = []
     for agreement in record.get("agreement", ()):
         compared = agreement["states"] | {name: one for name, one in agreement.items() if name in BESIDE}
@@ -25,12 +25,12 @@ def disagreement(record: dict[str, Any]) -> str | None:
 
 
 def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[str, Any]:
-    """Return what agrees in one rank's outcome: by name, measured, expected, ratio and whether that is near enough.
+    """Return the agreement of one rank's outcome by name: measured, expected, ratio, and whether they agree.
 
-    `states`: each as planned, to the byte. `peak_states`: at the fullest moment of a step. `allocated`: what the
-    allocator has given out at a step boundary since before the model was built, of what the tensors add up to that are
-    known to lie there: the model states on the device, the model's buffers, cuBLAS's workspaces, and what the allocator
-    has given beyond what was asked for, as its own snapshot says. Missing without a GPU.
+    `states`: each as planned, to the byte. `peak_states`: at the fullest moment of a step. `allocated`: bytes that the
+    allocator has handed out at a step boundary since before the model was built, against the sum of the tensors known
+    to be there: the model states on the device, the model's buffers, cuBLAS's workspaces, and the allocator's rounding,
+    from its own snapshot. Missing without a GPU.
     """
     memory = outcome["memory"]
     states = {name: _compared(memory[f"{name}_bytes"], planned[name], 0.0) for name in STATES}
@@ -45,7 +45,7 @@ def compare(outcome: dict[str, Any], planned: dict[str, int | float]) -> dict[st
 
 
 def rung_bytes(memory: dict[str, Any], name: str) -> int | None:
-    """Return the bytes of one rung of a rank's ladder; None where it is missing."""
+    """Return the bytes of one rung of a rank's ladder; None if it is missing."""
     rungs = (rung for rung in memory.get("ladder") or () if rung.get("name") == name)
     return next((rung.get("bytes") for rung in rungs), None)
 

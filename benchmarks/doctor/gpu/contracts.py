@@ -1,6 +1,6 @@
-"""Runs a file of tests of the library on a device: `python -m benchmarks.doctor.gpu.contracts FILE OUTPUT`.
+"""Run a file of the library's tests on a device: `python -m benchmarks.doctor.gpu.contracts FILE OUTPUT`.
 
-The outcome of each test is in the JSON file as soon as it is there: one that hangs or ends the process is named.
+Each test's outcome is written to the JSON file at once, so that a test that hangs or ends the process is named.
 """
 
 import sys
@@ -12,22 +12,22 @@ from benchmarks.core.files import save_json
 
 REASON_CHARACTERS = 3000
 DUMP_SECONDS = 60
-"""A test that takes longer is taken to hang, and it is printed where."""
+"""Seconds after which a test counts as hanging, and its stack is printed."""
 
 
 class Report:
-    """A plugin of pytest that keeps the outcome of each test, with its time and its reason."""
+    """A pytest plugin that keeps the outcome of each test, with its time and reason."""
 
     def __init__(self, output: Path):
         self._output, self._started = output, time.monotonic()
         self.tests: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        """Note that a test begins. If nothing more comes, it was the last."""
+        """Note that a test begins. If nothing follows, it was the last one."""
         self._note(nodeid, {"outcome": "not ended", "seconds": None, "reason": None})
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Note how the set-up of a test, the test itself or its tear-down has ended."""
+        """Note how the set-up of a test, the test itself or its tear-down ended."""
         name, failed = report.nodeid, report.outcome == "failed"
         if report.when == "call" or report.outcome != "passed":
             said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
@@ -40,7 +40,7 @@ class Report:
 
 
 def main() -> int:
-    """Return 0 if no test failed; else the last line printed names those that did."""
+    """Return 0 if no test failed; otherwise the last printed line names those that did."""
     import pytest
 
     file, report = sys.argv[1], Report(Path(sys.argv[2]))

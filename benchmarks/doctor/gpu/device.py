@@ -1,4 +1,4 @@
-"""The GPU and its software, asked in a process of its own: a context in this one would lie in the measured memory."""
+"""Query the GPU and its software in a separate process, as a context here would count in the measured memory."""
 
 import json
 import os
@@ -14,16 +14,16 @@ from resireduce.errors import ConfigError
 
 
 def find_device(device: str) -> dict[str, Any]:
-    """Return what is known of the device that cells will run on, and have their processes see no other.
+    """Return the facts about the device that cells will run on, and hide other GPUs from their processes.
 
-    Of several GPUs that is the first that is visible: two ranks are to share it. Raises ConfigError, one line, if it is
-    to be a GPU and there is none.
+    It is the first visible GPU, which two ranks may share. Raises ConfigError, with one line, if a GPU is required and
+    there is none.
     """
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     chosen = {DEVICE_VARIABLE: device, "CUDA_VISIBLE_DEVICES": first if device == "cuda" else ""}
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=os.environ | chosen)
-    # The last line: packages may greet on the standard output.
+    # Only the last line: packages may print greetings.
     facts: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1]) if done.returncode == 0 else {}
     if device == "cuda" and not facts.get("uuid"):
         raise ConfigError(
@@ -35,13 +35,13 @@ def find_device(device: str) -> dict[str, Any]:
 
 
 def folder_name(facts: dict[str, Any], tiny: bool) -> str:
-    """Return what the results of a device lie under: nvidia-h200; cpu-tiny where it was only tried out."""
+    """Return the folder name for results of a device: nvidia-h200; cpu-tiny for a trial run."""
     name = re.sub(r"[^a-z0-9]+", "-", str(facts.get("device") or "cpu").lower()).strip("-")
     return f"{name}-tiny" if tiny else name
 
 
 def describe() -> dict[str, Any]:
-    """Return versions, and properties of the first GPU: those of a GPU are None where there is none."""
+    """Return versions and the properties of the first GPU, which are None without one."""
     import torch
 
     facts_of = import_module("benchmarks.training.measure.rank_facts")
@@ -65,7 +65,7 @@ def describe() -> dict[str, Any]:
 def _driver() -> str | None:
     try:
         return Nvml.load().driver_version()
-    except NvmlUnavailable:  # the check goes on without it
+    except NvmlUnavailable:  # the check works without it
         return None
 
 

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Do the steps of a stretch, list them, or merge results. 0, also if steps failed: that is in the files."""
+    """Do the steps of a stretch, list them, or merge results. Returns 0 even if steps failed: the files show that."""
     if args.summary is not None:
         for text in merge(args.summary, args.output or REFERENCE, args.replan):
             print(text, end="")
@@ -62,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _ended(stretch: Stretch) -> str:
-    """What there is now, in a line or more."""
+    """Return what results exist now, in one or more lines."""
     records = list(stretch.records.values())
     wrong = {record["name"]: record["reason"] or disagreement(record) for record in records}
     again = len(stretch.todo())
@@ -71,7 +71,7 @@ def _ended(stretch: Stretch) -> str:
 
 
 def table(falls: list[tuple[int, Step]]) -> list[str]:
-    """Return the lines of a listing: each step with the stretch that it falls in, by estimate."""
+    """Return the lines of a listing: each step with its estimated stretch."""
     width = max(len(step.name) for _, step in falls)
     lines, total = [f"{'step':<{width}}  minutes  stretch"], 0.0
     for number, step in falls:

@@ -1,4 +1,4 @@
-"""What the one-GPU check found beside memory: a table of Markdown for each group that was run. Imports no torch."""
+"""Findings of the one-GPU check beside memory: a Markdown table for each group that was run. Imports no torch."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +10,7 @@ Records = list[dict[str, Any]]
 
 
 def other_tables(groups: dict[str, Records]) -> Iterator[str]:
-    """Yield a table, with its title, of each of these groups that has results of steps, by name."""
+    """Yield a table with its title for each of these groups that has results, by name."""
     for group, (title, head, align, rows) in TABLES.items():
         body = [row for record in groups.get(group, []) if record.get("result") for row in rows(record["result"])]
         if body:
@@ -24,7 +24,7 @@ def _known(readings: Any) -> Iterator[list[str]]:
 
 
 def _contracts(result: Any) -> Iterator[list[str]]:
-    """How many tests passed, and a row for each that did not."""
+    """Yield how many tests passed, and a row for each that did not."""
     tests = result["tests"]
     passed = sum(one["outcome"] == "passed" for one in tests.values())
     yield ["passed", f"{passed} of {len(tests)}", f"{result['seconds']:.0f} s"]
@@ -91,4 +91,4 @@ TABLES: dict[str, tuple[str, list[str], str, Callable[[Any], Iterator[list[str]]
         _training,
     ),
 }
-"""For each group the title of its table, the head, how columns are aligned, and what makes rows of one result."""
+"""For each group: the title of its table, the head, the alignment, and the function from a result to rows."""

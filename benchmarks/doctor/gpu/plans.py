@@ -1,6 +1,6 @@
-"""What `plan` says of the cells of a stretch, computed beside it: the GPU need not wait for it. No torch in the parent.
+"""Compute the `plan` of a stretch's cells in parallel, so that the GPU need not wait. Imports no torch in the parent.
 
-The process leaves a file for each cell, in their order.
+The process writes a file for each cell, in order.
 """
 
 import time
@@ -18,25 +18,25 @@ from resireduce.scheme import load
 
 POLL_SECONDS = 0.2
 FAILED = "failed"
-"""In the place of a plan: why there is none."""
+"""Stands in place of a plan, with the reason why there is none."""
 
 
 @dataclass
 class Plans:
-    """A process that plans `cells` in `folder`, from `start` to `stop`."""
+    """A process that plans cells into `folder`, from `start` to `stop`."""
 
     folder: Path
     process: BaseProcess | None = None
 
     def start(self, cells: Sequence[Cell], on_gpu: bool) -> None:
-        """Begin; if there is anything to plan."""
+        """Start the process, if there is anything to plan."""
         if cells:
-            # Not forked: it would have what this process has.
+            # Not forked: a fork would inherit what this process has.
             self.process = get_context("spawn").Process(target=_plan, args=(self.folder, cells, on_gpu), daemon=True)
             self.process.start()
 
     def wait(self, cell: Cell, seconds: float) -> dict[str, Any]:
-        """Return the plan of a cell. Raises RuntimeError if there is none, or not in so many seconds."""
+        """Return the plan of a cell. Raises RuntimeError if there is none, or not within `seconds`."""
         path, ends_at = _file(self.folder, cell), time.monotonic() + seconds
         while not path.exists():
             if self.process is None or not self.process.is_alive() or time.monotonic() > ends_at:
@@ -48,7 +48,7 @@ class Plans:
         return planned
 
     def stop(self) -> None:
-        """End it."""
+        """Stop the process."""
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -63,14 +63,14 @@ def _plan(folder: Path, cells: Sequence[Cell], on_gpu: bool) -> None:
     for cell in cells:
         try:
             save_json(plan_of(cell, on_gpu=on_gpu), _file(folder, cell))
-        except Exception as error:  # the others have plans
+        except Exception as error:  # the other cells still get plans
             save_json({FAILED: f"{type(error).__name__}: {error}"}, _file(folder, cell))
 
 
 def plan_anew(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a cell's `record`, measured by other code or without a plan, beside what this code plans.
+    """Return a cell's `record`, from other code or without a plan, with the plan that this code makes.
 
-    What was measured stays. It imports torch, and takes a few seconds for the largest models.
+    Measured values stay unchanged. Imports torch, and takes a few seconds for the largest models.
     """
     plan_of = load("benchmarks.training.plan_of_cell:plan_of")
     planned = plan_of(Cell(**record["cell"]), on_gpu=record["device"] is not None)

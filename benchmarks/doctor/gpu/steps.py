@@ -1,4 +1,4 @@
-"""The steps of the one-GPU check, in their order of worth: cells, and commands that leave a JSON file. No torch."""
+"""The steps of the one-GPU check, by importance: cells, and commands that write a JSON file. No torch."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from benchmarks.core.paths import ROOT
 from benchmarks.doctor.gpu.cases import APART, MODELS, ROUND_STEPS, ROUNDS, TRAINED, estimate, memory_cells
 
 OUTPUT = "OUTPUT"
-"""Stands in a command for the JSON file that it is to leave."""
+"""Placeholder in a command for the JSON file that it writes."""
 GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels", "training")
-"""All groups of steps, in the order of their worth; each leaves one file."""
+"""All groups of steps, by importance; each writes one file."""
 MODULES = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.training.time_kernels"}
-"""Groups of one step, by the module that is run: `python -m MODULE --device D --output FILE [--tiny]`."""
+"""Groups of one step, by the module to run: `python -m MODULE --device D --output FILE [--tiny]`."""
 MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100))]}
 """Further arguments of a group at full size: a GPU does in a millisecond what a CPU does in a second."""
 CONTRACTS = Path("tests/gpu")
@@ -22,20 +22,20 @@ TINY_MODEL = "resnet20"
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to measure, in processes of its own."""
+    """One measurement, in processes of its own."""
 
     name: str
     group: str
     estimated_seconds: float
-    """The wall time that the step will take by estimate, with the start of its processes."""
+    """Estimated wall time of the step, including the start of its processes."""
     cell: Cell | None = None
-    """The cell that is trained and measured; None where there is a command."""
+    """The cell to train and measure; None if the step is a command."""
     command: tuple[str, ...] = ()
-    """What comes after `python -m`; a return code other than 0 means that something is not as it should be."""
+    """Arguments after `python -m`; a return code other than 0 means that something is wrong."""
 
 
 def list_steps(device: str, tiny: bool = False) -> list[Step]:
-    """Return all steps in their order; `tiny`: of the smallest models and a step or two, to try the whole out."""
+    """Return all steps in order; `tiny`: the smallest models and a step or two, to try everything out."""
     return [*_known(device, tiny), *_contracts(), *_memory(tiny), *_module("micro", device, tiny),
             *_throughput(device, tiny), *_module("kernels", device, tiny), *_training(device, tiny)]  # fmt: skip
 
@@ -47,7 +47,7 @@ def _known(device: str, tiny: bool) -> Iterator[Step]:
 
 
 def _contracts() -> Iterator[Step]:
-    """A step for each file of tests: how one leaves the device when it fails does not harm the next."""
+    """Yield a step for each file of tests, so that the device state left by a failure does not affect the next."""
     for file in sorted((ROOT / CONTRACTS).glob("test_*.py")):
         name = file.stem.removeprefix("test_")
         command = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)

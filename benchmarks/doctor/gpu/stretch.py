@@ -1,6 +1,6 @@
-"""One stretch of the check: steps one after the other, into one JSON file for each group. Imports no torch.
+"""One stretch of the check: do steps one after another, with one JSON file per group. Imports no torch.
 
-A stretch goes on where earlier ones, whose files lie in the same folder, have stopped.
+A stretch continues where earlier ones, whose files are in the same folder, stopped.
 """
 
 import math
@@ -21,52 +21,52 @@ from resireduce.errors import ConfigError
 
 LIMIT_SECONDS = 540.0
 FINISHED = ("ok", "oom", "diverged")
-"""Statuses that say something of the step; others are worth another try."""
+"""Statuses that say something about the step; others are worth another try."""
 MARGIN_SECONDS = 10.0
-"""Left at the end of a stretch, to stop its last step and to write what it left."""
+"""Reserved at the end of a stretch to stop its last step and write its results."""
 
 
 def code_of(group: str) -> str:
-    """Return the hash of all code that results of a group depend on."""
+    """Return the hash of all code that a group's results depend on."""
     tests = (CONTRACTS.as_posix(), "tests/worlds.py") if group == "contracts" else ()
     return content_hash((*LIBRARY, *TRAINING, "benchmarks/micro/micro_command.py", "benchmarks/micro/pace.py", *tests))
 
 
 @dataclass
 class Stretch:
-    """Does `steps` in `folder`, for `seconds` at most.
+    """Do `steps` in `folder`, for at most `seconds`.
 
-    Each group's file is replaced in one move after every step, so that a stretch that is killed keeps what was done.
-    First come steps never tried, in their order; then those that failed in an earlier stretch; then those that other
-    code had measured, whose results stay until there are new ones.
+    Each group's file is replaced atomically after every step, so that a stretch that is killed keeps its results. Steps
+    never tried come first, in their order; then those that failed in an earlier stretch; then those measured by other
+    code, whose results stay until there are new ones.
     """
 
     steps: Sequence[Step]
     folder: Path
     device: dict[str, Any]
-    """What is known of it."""
+    """The facts about the device."""
     seconds: float = LIMIT_SECONDS
     say: Callable[[str], None] = print
-    """Gets one line for each step."""
+    """Receives a line for each step."""
     source: dict[str, Any] = field(default_factory=provenance)
     code: Callable[[str], str] = code_of
     records: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What was done, by the name of the step."""
+    """Records of steps, by name."""
     not_run: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Read what earlier stretches have left."""
+        """Read the files of earlier stretches."""
         self._codes = {group: self.code(group) for group in GROUPS}
         self.records = {record["name"]: record for values in read_files(self.folder) for record in values["cases"]}
         self._started = time.monotonic()
 
     @property
     def left(self) -> float:
-        """Seconds until the last step must have come to its end."""
+        """Seconds until the last step must have ended."""
         return self.seconds - MARGIN_SECONDS - (time.monotonic() - self._started)
 
     def todo(self) -> list[Step]:
-        """Return the steps that are to be done, in the order of this stretch."""
+        """Return the steps to do, in the order of this stretch."""
         found: tuple[list[Step], ...] = ([], [], [])
         for step in self.steps:
             record = self.records.get(step.name)
@@ -79,7 +79,7 @@ class Stretch:
         return [step for part in found for step in part]
 
     def run(self) -> None:
-        """Do all that there is time for."""
+        """Do all steps that there is time for."""
         todo, on_gpu = self.todo(), self.device.get("uuid") is not None
         with tempfile.TemporaryDirectory(prefix="resireduce-plans-") as folder:
             plans = Plans(Path(folder))
@@ -97,7 +97,7 @@ class Stretch:
                 plans.stop()
 
     def _begin(self, step: Step, number: int, count: int) -> bool:
-        """Whether a step can be done now; it is noted why not."""
+        """Return whether a step can be done now; if not, note the reason."""
         self.not_run.pop(step.name, None)
         if step.estimated_seconds > self.left:
             self.not_run[step.name] = (
@@ -117,7 +117,7 @@ class Stretch:
         record |= {"commit": self.source.get("commit"), "tries": earlier.get("tries", 0) + 1}
         if record["status"] in FINISHED or earlier.get("status") not in FINISHED:
             self.records[step.name] = record
-        else:  # what other code had measured is worth more than nothing
+        else:  # keep a result from other code rather than none
             self.records[step.name] = earlier | {"failed_since": {key: record[key] for key in ("reason", "code")}}
         self._save(step.group)
 
@@ -133,7 +133,7 @@ class Stretch:
 
 
 def read_files(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield what groups have left in a folder. Raises ConfigError, one line, for a file that is none of these."""
+    """Yield the files of groups in a folder. Raises ConfigError, with one line, for an unreadable file."""
     for group in GROUPS:
         path = folder / f"{group}.json"
         try:
@@ -149,7 +149,7 @@ def read_files(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def schedule(steps: Sequence[Step], seconds: float) -> list[tuple[int, Step]]:
-    """Say for each step in which stretch it falls by estimate, counted from 1."""
+    """Return each step with its estimated stretch, counted from 1. Raises ConfigError if a step does not fit in one."""
     waiting = list(steps)
     found: dict[str, int] = {}
     number = 0

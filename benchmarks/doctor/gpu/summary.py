@@ -1,4 +1,4 @@
-"""All stretches of a one-GPU check, merged: memory against plan and allocator as a table, then all else. No torch."""
+"""Merge all stretches of a one-GPU check: memory against plan and allocator as a table, then all else. No torch."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -42,11 +42,11 @@ READING = (
 
 
 def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterator[str]:
-    """Merge what stretches have left below `folders` into a folder of `output` for each device; yield their tables.
+    """Merge the stretches below `folders` into a folder of `output` for each device; yield their tables.
 
-    Of a step that is in several the last that ended well counts, or else the last. Beside the groups' files there are
-    summary.json and summary.md. `replan`: compare memory with what this code plans, not with what was planned when it
-    was measured. Raises ConfigError, one line, if there are no results, or if they are damaged.
+    If several files have a step, the last successful result counts, or else the last one. Besides the groups' files,
+    summary.json and summary.md are written. `replan`: compare memory with this code's plan, not with the plan made when
+    it was measured. Raises ConfigError, with one line, if there are no results or they are damaged.
     """
     names = sorted({path.parent.name for one in folders for group in GROUPS for path in one.glob(f"*/{group}.json")})
     if not names:
@@ -72,7 +72,7 @@ def merge(folders: Sequence[Path], output: Path, replan: bool = False) -> Iterat
 
 
 def _groups(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
-    """The groups of one device, merged."""
+    """Return the merged groups of one device."""
     files = [values for folder in folders for values in read_files(folder)]
     files.sort(key=lambda values: str(values["provenance"].get("date")))
     found: dict[str, dict[str, Any]] = {}
@@ -91,7 +91,7 @@ def _groups(folders: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 
 def _name_commit(group: str, values: dict[str, Any]) -> None:
-    """What was measured where there was no git, by the code that is here now, is of its commit."""
+    """Set the commit of cases measured without git, if the present code is the same as theirs."""
     code, here = code_of(group), provenance()
     for case in values["cases"]:
         if case.get("commit") is None and case["code"] == code:
@@ -100,7 +100,7 @@ def _name_commit(group: str, values: dict[str, Any]) -> None:
 
 
 def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
-    """Plain values, and all tables as text."""
+    """Return plain values, and all tables as text."""
     records = {group: values["cases"] for group, values in groups.items()}
     memory = records.get("memory", [])
     order = {name: number for number, name in enumerate(MODELS)}
@@ -118,14 +118,14 @@ def _planned(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def _baseline(record: dict[str, Any], records: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """What a case is compared with: same model and length of run, top-k, full residual, kept, float32, one rank."""
+    """Return the baseline of a case: same model and length of run, top-k, full residual, kept, float32, one rank."""
     wanted = BASELINE | {name: record["cell"][name] for name in ("model", "steps")} | {"world_size": 1}
     same = (one for one in records if one["status"] == "ok" and wanted.items() <= one["cell"].items())
     return next(same, None)
 
 
 def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, Any]:
-    """What is said of one case: raw values, None where there is none. Of several ranks that of the fullest."""
+    """Return the raw values of one case, None where missing; with several ranks, those of the fullest."""
     row = {**record["cell"], "name": record["name"], "status": record["status"], "reason": record["reason"]}
     row |= {name: record.get(name) for name in ("wall_seconds", "date", "device", "code", "commit")}
     if record["status"] != "ok":
@@ -140,7 +140,7 @@ def _row(record: dict[str, Any], baseline: dict[str, Any] | None) -> dict[str, A
 
 
 def _measures(record: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a case that ended well."""
+    """Return the figures of a case that finished."""
     memory = max((one["memory"] for one in record["ranks"]), key=lambda one: one["peak_states_bytes"])
     return memory | {f"{name}_bytes": rung_bytes(memory, name) for name in (ALLOCATED, FREED, PEAK)}
 
@@ -151,7 +151,7 @@ def _saved(own: dict[str, Any], first: dict[str, Any], name: str) -> float | Non
 
 
 def _holes(values: dict[str, Any]) -> Iterator[Hole]:
-    """Steps of a group that have not ended well, and those that were not done."""
+    """Yield the steps of a group that did not succeed or were not run."""
     for record in values["cases"]:
         if record["status"] != "ok":
             yield Hole(record["name"], record["status"], record["reason"], "")

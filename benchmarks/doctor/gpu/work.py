@@ -1,4 +1,4 @@
-"""How one step of the one-GPU check is done, what is kept of it, and whether bytes are as planned. Imports no torch."""
+"""Do one step of the one-GPU check, keep its results, and compare its bytes with the plan. Imports no torch."""
 
 import os
 import sys
@@ -18,13 +18,13 @@ from benchmarks.doctor.gpu.steps import OUTPUT, Step
 from benchmarks.launching.launch import launch, overall
 
 LOG_CHARACTERS = 6000
-"""So much is kept of what a failed command has printed, from its end."""
+"""Characters kept from the end of a failed command's output."""
 MOST_TIMES = 4.0
-"""A step that takes so many times its estimate on a GPU hangs, and is stopped: the others need the time."""
+"""A step that takes this many times its estimate on a GPU is stopped as hanging: the others need the time."""
 
 
 def do(step: Step, plans: Plans, seconds: float, most_times: float = MOST_TIMES) -> dict[str, Any]:
-    """Do a step, in `seconds` at most, and return its record; only a signal ends more than the step."""
+    """Do a step within `seconds` and return its record; only a signal ends more than the step."""
     started = time.monotonic()
     limit = min(seconds, most_times * step.estimated_seconds)
     record: dict[str, Any] = {"name": step.name, "estimated_seconds": step.estimated_seconds}
@@ -39,13 +39,13 @@ def do(step: Step, plans: Plans, seconds: float, most_times: float = MOST_TIMES)
 
 
 def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, Any]:
-    """Train and measure a cell, and hold it against its plan."""
+    """Train and measure a cell, and compare it with its plan."""
     assert step.cell is not None
     ends_at = time.monotonic() + seconds
     outcomes = launch(step.cell, folder, None, find_root(), seconds)
     said = overall(outcomes)
     ranks = [outcome.to_dict() for outcome in outcomes]
-    for rank in ranks:  # the totals say enough here, and take a hundredth of the room
+    for rank in ranks:  # the totals suffice here, at a hundredth of the size
         for name in ("items", "moments"):
             rank.get("memory", {}).pop(name, None)
     record: dict[str, Any] = {"status": said.status, "reason": said.reason, "ranks": ranks}
@@ -54,13 +54,13 @@ def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, 
         try:
             record["planned"] = planned = plans.wait(step.cell, ends_at - time.monotonic())
             record["agreement"] = [compare(rank, planned) for rank in ranks]
-        except RuntimeError as error:  # what was measured counts without
+        except RuntimeError as error:  # the measurement counts without a plan
             record["reason"] = str(error)
     return record
 
 
 def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
-    """Run a command to its end: the JSON that it has left, and what it has printed if it failed."""
+    """Run a command to its end; return its JSON, and its output if it failed."""
     output = folder / "result.json"
     line = [str(output) if part == OUTPUT else part for part in step.command]
     (ended,) = run_together([Job([sys.executable, "-m", *line], os.environ, ROOT)], seconds)
@@ -74,7 +74,7 @@ def _command(step: Step, folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def was_interrupted(record: dict[str, Any]) -> bool:
-    """Whether a signal ended it, which the launcher keeps to itself: nobody wants the other steps then."""
+    """Return whether a signal ended it. The launcher does not raise then, and the remaining steps are not wanted."""
     return any(rank.get("failure", {}).get("interrupted") for rank in record.get("ranks", ()))
 
 

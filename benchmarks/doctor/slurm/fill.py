@@ -1,4 +1,4 @@
-"""Values filled into the text of a site file, so that explanations, and lines of others, stay."""
+"""Fill values into the text of a site file, keeping its explanations and all other lines."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ Values = Mapping[str, Any]
 
 
 def template(path: Path) -> str:
-    """Return the text of a site file, or of the one that the project comes with if there is none.
+    """Return the text of a site file, or, if there is none, of the one that comes with the project.
 
-    Raises ConfigError, one line, if it cannot be read.
+    Raises ConfigError, with one line, if it cannot be read.
     """
     source = path if path.exists() else site_file(ROOT)
     try:
@@ -30,7 +30,7 @@ def template(path: Path) -> str:
 def fill(text: str, partitions: Mapping[str, Values], site: Values) -> str:
     """Return the text with these limits of partitions and these values of the site.
 
-    Partitions and keys that are not named stay as they are. Raises ConfigError if the text is written in a way that
+    Partitions and keys that are not named stay unchanged. Raises ConfigError if the text is written in a way that
     values cannot be filled into.
     """
     before, filled = _load(text), text if text.endswith("\n") else f"{text}\n"
@@ -51,7 +51,7 @@ def fill(text: str, partitions: Mapping[str, Values], site: Values) -> str:
 
 
 def shown(partitions: Mapping[str, Values], site: Values) -> str:
-    """Return the values alone, as the file would have them."""
+    """Return only the values, as they would stand in the file."""
     return yaml.safe_dump(
         {"partitions": {name: dict(values) for name, values in partitions.items()}, "site": dict(site)}, sort_keys=False
     ).rstrip()
@@ -68,7 +68,7 @@ def _load(text: str) -> dict[str, Any]:
 
 
 def _set(text: str, path: Sequence[str], value: Any) -> str:
-    """Return the text with a value at a path of keys; those that are not there are added, behind the others."""
+    """Return the text with a value at a path of keys; missing keys are added after the others."""
     node: Any = yaml.compose(text, yaml.SafeLoader)
     column, at = -2, 0
     for depth, key in enumerate(path):
@@ -82,19 +82,19 @@ def _set(text: str, path: Sequence[str], value: Any) -> str:
             return text if is_last else _set(text, path, value)
         name, node = entries[key]
         column, at = name.start_mark.column, name.end_mark.index
-    comment = text[at : node.start_mark.index].strip(" \n:")  # of a list that begins on the next line
+    comment = text[at : node.start_mark.index].strip(" \n:")  # the comment of a list that begins on the next line
     return f"{text[:at]}: {_dump(value)}{f'  {comment}' if comment else ''}{text[_end(node) :]}"
 
 
 def _entries(node: Node, key: str) -> dict[str, tuple[Node, Node]]:
-    """The keys and values in what a key has, by key. Raises ConfigError if it has something, and that is no mapping."""
+    """Return the keys and values below a key, by key. Raises ConfigError if its value is not a mapping."""
     if not isinstance(node, MappingNode) and node.value:
         raise ConfigError(f"write: {key} is no mapping; give the name of a new file")
     return {name.value: (name, value) for name, value in node.value}
 
 
 def _opened(text: str, node: Node, column: int) -> str:
-    """Return the text with what a key has on its own line, {} or more, on lines of its own below it."""
+    """Return the text with a key's inline value, {} or longer, moved to lines of its own below the key."""
     begin, end = node.start_mark.index, node.end_mark.index
     if not column or "\n" in text[begin:end]:
         raise ConfigError(f"write: {UNKNOWN_FORM}")
@@ -104,7 +104,7 @@ def _opened(text: str, node: Node, column: int) -> str:
 
 
 def _end(node: Any) -> int:
-    """Where the last value in a node ends: the end of the node itself lies behind comments, too."""
+    """Return where the last value in a node ends; the node's own end lies after trailing comments."""
     if isinstance(node, ScalarNode) or node.flow_style:
         return int(node.end_mark.index)
     last = node.value[-1]
@@ -116,5 +116,5 @@ def _line_end(text: str, at: int) -> int:
 
 
 def _dump(value: Any) -> str:
-    """A value on one line, as YAML."""
+    """Return a value as YAML on one line."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("...").strip()

@@ -1,7 +1,7 @@
-"""What a trial's job does, on its first node: `python -m benchmarks.doctor.slurm.inside FOLDER`.
+"""The work of a trial's job, on its first node: `python -m benchmarks.doctor.slurm.inside FOLDER`.
 
-Each part leaves its report as a JSON file in the folder as soon as it is done, so that a job that ends in the midst of
-it has said what it could.
+Each part writes its report as a JSON file to the folder as soon as it is done, so that a job that is cut short leaves
+what it found.
 """
 
 import json
@@ -32,20 +32,20 @@ from resireduce.errors import ConfigError
 
 RANKS_SECONDS, DOCTOR_SECONDS, PROGRAM_SECONDS = 120.0, 120.0, 20.0
 KEPT = ("SLURM_JOB_ID", "SLURM_JOBID", "SLURM_CLUSTER_NAME", "SLURM_SUBMIT_DIR", "SLURM_SUBMIT_HOST")
-"""Variables of Slurm that Snakemake leaves its jobs: what works here is to work there."""
+"""Variables of Slurm that Snakemake leaves its jobs; trials use the same, so that what works here works there."""
 NODE_CHECKS = ("packages", "home", "disk", "memory", "limits", "shared-memory", "gpu", "driver", "nvml")
-"""Checks of one machine that make sense within the job."""
+"""Checks of a single machine that make sense within the job."""
 PARTS = ("node", "ranks", "doctor", "cells")
 
 
 def environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return what a job of Snakemake has of an environment."""
+    """Return the part of an environment that a job of Snakemake has."""
     taken = ("SLURM_", "SRUN_", "SBATCH_")
     return {name: value for name, value in given.items() if not name.startswith(taken) or name in KEPT}
 
 
 def main(folder: Path) -> None:
-    """Do all parts."""
+    """Do all parts in turn."""
     trial = Trial(**load_json(folder / TRIAL))
     save_json(finite(_node()), folder / "node.json")
     ranks = _ranks(folder, trial)
@@ -73,13 +73,13 @@ def _node() -> dict[str, Any]:
 
 
 def run(line: Sequence[str], seconds: float, **more: str) -> Ended:
-    """Run a program to its end, for so long at most, with the environment of a job of Snakemake and `more`."""
+    """Run a program for at most `seconds`, with the environment of a job of Snakemake and `more`."""
     (ended,) = run_together([Job(line, environment(os.environ) | more)], seconds)
     return ended
 
 
 def _ranks(folder: Path, trial: Trial) -> dict[str, Any]:
-    """The step of the doctor's own tasks."""
+    """Run the step with the doctor's own tasks, and return its reports."""
     meeting = folder / "meeting"
     meeting.mkdir()
     placement = Placement(trial.nodes, trial.tasks_per_node)
@@ -92,12 +92,12 @@ def _ranks(folder: Path, trial: Trial) -> dict[str, Any]:
 
 
 def _doctor() -> list[dict[str, Any]]:
-    """The findings of the doctor of one machine. With torch for CUDA a GPU that is asked for must be there."""
+    """Return the single-machine doctor's findings. With torch for CUDA, a requested GPU must be there."""
     line = [sys.executable, "-m", "benchmarks", "doctor", "--json", "--only", ",".join(NODE_CHECKS)]
     line += ["--gpu"] if os.environ.get("CUDA_VISIBLE_DEVICES") and _has_cuda() else []
     ended = run(line, DOCTOR_SECONDS)
     try:
-        # Its lines, on the error stream, come before.
+        # Its lines, on the error stream, precede the JSON.
         return list(json.JSONDecoder().raw_decode(ended.output, ended.output.index("{\n"))[0]["findings"])
     except (ValueError, KeyError):
         how = "did not end in time" if ended.code is None else last_words(ended.output)
@@ -105,7 +105,7 @@ def _doctor() -> list[dict[str, Any]]:
 
 
 def _has_cuda() -> bool:
-    """Whether torch is built for CUDA, by its version, as packages for CPUs are marked; it is not loaded."""
+    """Return whether torch is built for CUDA, by its version ("+cpu" marks CPU packages), without loading it."""
     try:
         return not version("torch").endswith("+cpu") and os.environ.get(DEVICE_VARIABLE) != "cpu"
     except PackageNotFoundError:
@@ -116,12 +116,12 @@ IMAGES = ROOT / "results/cache/images"
 
 
 def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Path = IMAGES) -> list[dict[str, Any]]:
-    """Return name, version, and an error or what was tried, of each program that is on PATH."""
+    """Return name, version, and an error or what was tried, of each container program on PATH."""
     found = []
     for name in RUNTIMES[1:]:
         if which(name):
             version = ask([name, "--version"])
-            # Docker's daemon answers; podman has none, and says what it would run containers with.
+            # Docker's daemon answers; podman has no daemon, but reports what it would run containers with.
             tried, error = _apptainer(ask, images) if name == "apptainer" else ("it answers", ask([name, "info"]).error)
             said = (version.text.strip().splitlines() or [name])[0] if version.error is None else name
             found.append({"name": name, "version": said, "tried": tried, "error": version.error or error})
@@ -129,7 +129,7 @@ def look(ask: Ask, which: Callable[[str], str | None] = shutil.which, images: Pa
 
 
 def _apptainer(ask: Ask, images: Path) -> tuple[str | None, str | None]:
-    """Run an image of the suite, with the node's GPUs if it has some; if none was made yet nothing is tried."""
+    """Run an image of the suite, with the node's GPUs if it has some; without an image nothing is tried."""
     sif = next(iter(sorted(images.glob("*.sif"))), None)
     if sif is None:
         return None, None

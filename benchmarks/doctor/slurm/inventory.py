@@ -1,4 +1,4 @@
-"""The cluster as scontrol describes it: its settings, partitions and nodes."""
+"""The cluster as described by scontrol: its settings, partitions and nodes."""
 
 import math
 from collections import Counter
@@ -12,7 +12,7 @@ UNUSABLE = {
     *("DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING", "ERROR", "FUTURE", "UNKNOWN", "INVAL", "INVALID_REG"),
     *("MAINT", "NOT_RESPONDING", "POWERING_DOWN", "REBOOT", "REBOOT_ISSUED"),
 }
-"""Words in the state of a node on which no job starts now. One that is switched off to save power is switched on."""
+"""Words in a node's state for which no job starts on it now. A node switched off to save power is switched on again."""
 
 
 class Unanswered(RuntimeError):
@@ -25,31 +25,31 @@ class Node:
 
     name: str
     cpus: int
-    """That jobs can have."""
+    """CPUs available to jobs."""
     memory_mb: int
     gpus: Mapping[str, int]
-    """How many of each type; the type may be an empty text."""
+    """Number of GPUs of each type; the type may be an empty text."""
     state: str
     reason: str
-    """Why it is not used, in its administrator's words; empty otherwise."""
+    """The administrator's reason why it is not used; empty otherwise."""
     threads_per_core: int = 1
 
     @property
     def is_usable(self) -> bool:
-        """Whether jobs start on it, now or once others have ended."""
+        """Whether jobs can start on it, now or once others have ended."""
         return not self.state.endswith("*") and not UNUSABLE & set(self.state.rstrip("~#!%$@^-").split("+"))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What nodes of a partition have in common: most nodes, or the larger ones of equally many."""
+    """What the nodes of a partition have in common: the most frequent kind, or of equally frequent ones the larger."""
 
     gpu_type: str
     gpus: int
     cpus: int
     memory_mb: int
     nodes: int
-    """How many are usable."""
+    """Number of usable nodes."""
     threads_per_core: int = 1
 
 
@@ -61,24 +61,24 @@ class Partition:
     is_default: bool
     state: str
     max_minutes: float
-    """Infinite without a limit."""
+    """Infinite if there is no limit."""
     max_nodes: int | None
     max_memory_mb: int | None
-    """Most memory that a job may have on one node."""
+    """Most memory that a job may use on one node."""
     nodes: tuple[Node, ...]
 
     @property
     def usable(self) -> tuple[Node, ...]:
-        """Nodes on which jobs start."""
+        """Nodes on which jobs can start."""
         return tuple(node for node in self.nodes if node.is_usable)
 
     @property
     def gpu_types(self) -> tuple[str, ...]:
-        """Types of GPUs that its nodes have."""
+        """Types of GPUs on its nodes."""
         return tuple(sorted({kind for node in self.nodes for kind in node.gpus}))
 
     def shape(self) -> Shape | None:
-        """Return what its usable nodes are like; None if there are none. Nodes with GPUs count before those without."""
+        """Return the shape of its usable nodes; None if there are none. Nodes with GPUs take precedence."""
         counts = Counter(item for node in self.usable for item in node.gpus.items())
         (kind, gpu_count), _ = max(counts.items(), key=lambda it: (it[1], it[0][1]), default=(("", 0), 0))
         alike = [node for node in self.usable if node.gpus.get(kind, 0) == gpu_count]
@@ -92,13 +92,13 @@ class Partition:
 
 @dataclass(frozen=True)
 class Inventory:
-    """All that is asked before a job is submitted."""
+    """Everything asked for before a job is submitted."""
 
     settings: Mapping[str, str]
     partitions: tuple[Partition, ...]
 
     def setting(self, name: str) -> str:
-        """Return one of slurm.conf's settings; empty if Slurm does not say it."""
+        """Return a setting of slurm.conf; empty if Slurm does not report it."""
         return self.settings.get(name, "")
 
 
@@ -124,7 +124,7 @@ def _answer(ask: Ask, what: str) -> str:
 def _node(fields: Mapping[str, str]) -> Node:
     return Node(
         name=fields.get("NodeName", ""),
-        # Since 22.05: without the CPUs that Slurm keeps for itself.
+        # Since 22.05: without CPUs that Slurm reserves for itself.
         cpus=number(fields.get("CPUEfctv")) or number(fields.get("CPUTot")) or 1,
         memory_mb=(number(fields.get("RealMemory")) or 1) - (number(fields.get("MemSpecLimit")) or 0),
         gpus=gpus(fields.get("Gres", "")),

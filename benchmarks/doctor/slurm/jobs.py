@@ -1,4 +1,4 @@
-"""Jobs that try out partitions: submitted, waited for, and cancelled whatever happens."""
+"""Submit the jobs that try out partitions, wait for them, and cancel them whatever happens."""
 
 import getpass
 import time
@@ -19,18 +19,18 @@ NEVER = (
 )
 """Reasons of pending jobs that do not go away by themselves."""
 GONE = "GONE"
-"""The state of a job that squeue no longer knows: it has ended."""
+"""The state of a job that squeue no longer knows because it has ended."""
 MOST_ACCOUNTS = 5
 ACCOUNT_WORDS = ("account", "association")
-"""What a rejection says that another account may cure."""
+"""Words in a rejection that another account may cure."""
 
 Command = Callable[[str | None], Sequence[str]]
-"""Gives the sbatch for an account."""
+"""Returns the sbatch command for an account."""
 
 
 @dataclass
 class Submitted:
-    """A job, and what squeue said of it last."""
+    """A submitted job, with its last report from squeue."""
 
     number: str
     partition: str
@@ -41,12 +41,12 @@ class Submitted:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it will not go on."""
+        """Whether it has finished."""
         return self.state in (*ENDED, GONE)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it would wait for ever."""
+        """Whether it would wait forever."""
         return self.state == "PENDING" and self.reason in NEVER
 
     def __str__(self) -> str:
@@ -57,19 +57,19 @@ class Submitted:
 
 @dataclass
 class Rejected:
-    """What sbatch said, first without an account, then with each that was tried."""
+    """The messages of sbatch: first without an account, then with each account that was tried."""
 
     error: str
     tried: list[str] = field(default_factory=list)
 
 
 def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Submitted | Rejected:
-    """Submit a job without naming an account; if that is what is wrong, with those that the user has.
+    """Submit a job without an account; if that is rejected for its account, try those that the user has.
 
     Args:
-        command: gives the sbatch for an account.
-        partition: its partition.
-        ask: asks programs.
+        command: returns the sbatch command for an account.
+        partition: the job's partition.
+        ask: runs Slurm's programs.
         known: the account in the site file, tried before others.
     """
     answer = ask(command(None))
@@ -86,14 +86,14 @@ def submit(command: Command, partition: str, ask: Ask, known: str | None) -> Sub
 
 
 def accounts(ask: Ask) -> list[str]:
-    """Return the accounts that the user has, as the data base knows them; none if it does not answer."""
+    """Return the user's accounts from the accounting data base; none if it does not answer."""
     line = ["sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={getpass.getuser()}"]
     answer = ask([*line, "format=Account"])
     return [] if answer.error else list(dict.fromkeys(answer.text.split()))[:MOST_ACCOUNTS]
 
 
 def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str], None]) -> None:
-    """Wait until all have ended or never will start, for so long at most, and say each change of one."""
+    """Wait for at most `seconds` until all jobs have ended or can never start; report each change of a job."""
     deadline, said = time.monotonic() + seconds, dict[str, str]()
     while True:
         _update(jobs, ask)
@@ -107,7 +107,7 @@ def wait(jobs: Sequence[Submitted], ask: Ask, seconds: float, say: Callable[[str
 
 
 def cancel(jobs: Sequence[Submitted], ask: Ask) -> None:
-    """Cancel those that have not ended."""
+    """Cancel the jobs that have not ended."""
     running = [job.number for job in jobs if not job.has_ended]
     if running:
         ask(["scancel", *running])
@@ -119,7 +119,7 @@ def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
         return
     answer = ask(["squeue", "--noheader", "--states=all", f"--jobs={','.join(waiting)}", f"--format={SQUEUE_FORMAT}"])
     if answer.error and "invalid job id" not in answer.error.lower():
-        return  # the controller does not answer now
+        return  # the controller does not answer
     lines = {line.split("|")[0]: line.split("|") for line in answer.text.splitlines() if line.count("|") == 3}
     for number, job in waiting.items():
         if number in lines:
@@ -129,5 +129,5 @@ def _update(jobs: Sequence[Submitted], ask: Ask) -> None:
 
 
 def _number(text: str) -> str:
-    """--parsable prints the number, and behind a semicolon the cluster's name."""
+    """Return the job number from the output of --parsable, where a semicolon and the cluster's name may follow it."""
     return text.strip().split(";")[0]

@@ -1,4 +1,4 @@
-"""Findings from what the tasks of a trial's first step have said."""
+"""Findings from the reports of the tasks in a trial's first step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,12 @@ from benchmarks.doctor.slurm.trial import Trial
 from benchmarks.doctor.slurm.trial_rank import HELD, NOT_HELD
 
 LATENCY_SECONDS = 60.0
-"""How long Snakemake waits for a file by the profile (latency-wait)."""
+"""Seconds that Snakemake waits for a file under the profile (latency-wait)."""
 ONE_NODE = "one node, so that there is no other to compare with"
 
 
 def judge_places(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
-    """Judge whether all ranks came, evenly, and see the GPUs of their node."""
+    """Judge whether all ranks came, in equal numbers per node, and see the GPUs of their node."""
     ranks, count = report["ranks"], report["count"]
     if len(ranks) < count:
         said = f"{where}: {len(ranks)} of {count} tasks of srun came to their end"
@@ -41,7 +41,7 @@ def _gpus(where: str, trial: Trial, ranks: list[Mapping[str, Any]]) -> list[Find
 
 
 def judge_folder(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
-    """Judge whether all nodes have the same files, and see each other's in time."""
+    """Judge whether all nodes have the same files, and see each other's new files in time."""
     ranks = report["ranks"]
     contents = {rank["host"]: rank["content"] for rank in ranks if "content" in rank}
     if len(set(contents.values())) > 1:
@@ -64,7 +64,7 @@ def judge_folder(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Fi
 
 
 def judge_locks(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
-    """Judge whether a lock of one node is one on the others; without it nothing but the scheduler keeps cells apart."""
+    """Judge whether a lock on one node holds on the others; if not, only the scheduler keeps cells apart."""
     said = {rank["host"]: rank["lock"] for rank in report["ranks"] if "lock" in rank}
     if not said:
         return [not_run("locks", f"{where}: {ONE_NODE}")] if trial.nodes == 1 else []
@@ -77,7 +77,7 @@ def judge_locks(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Fin
 
 
 def judge_network(where: str, trial: Trial, report: Mapping[str, Any]) -> list[Finding]:
-    """Judge whether the device that ranks choose by themselves leads to the first node."""
+    """Judge whether the network device that ranks choose by default leads to the first node."""
     if trial.nodes == 1:
         return [not_run("network", f"{where}: {ONE_NODE}")]
     followers = [rank for rank in report["ranks"] if "reached" in rank]

@@ -1,4 +1,4 @@
-"""What came back from a trial's job, as findings. Each detail names the partition that it is about."""
+"""Turn the results of a trial's job into findings. Each detail names its partition."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,18 +14,18 @@ from benchmarks.doctor.slurm.judge_ranks import judge_folder, judge_locks, judge
 from benchmarks.doctor.slurm.trial import LOG, Trial
 
 Reports = Mapping[str, Any]
-"""What each part of the job has left, by the names of PARTS."""
+"""The report of each part of the job, by the names of PARTS."""
 SHARED = f"the project, {ROOT}, and its .venv must be on a disk that all nodes see under this name"
 
 
 def load(folder: Path) -> Reports:
-    """Return the reports in a job's folder; a part that is missing, or cut off, has left none."""
+    """Return the reports in a job's folder; a missing or truncated one is left out."""
     found = {part: try_json(folder / f"{part}.json") for part in PARTS}
     return {part: report for part, report in found.items() if report is not None}
 
 
 def judge_rejected(trial: Trial, rejected: Rejected, is_needed: bool) -> Finding:
-    """Judge a job that sbatch refused: a failure, unless others were taken and nobody asked for this partition."""
+    """Judge a job that sbatch refused: a failure, unless others were accepted and nobody asked for this partition."""
     tried = f"; accounts tried: {', '.join(rejected.tried)}" if rejected.tried else ""
     said = f"partition {trial.partition}: {rejected.error}{tried}"
     if not is_needed:
@@ -40,7 +40,7 @@ def judge_rejected(trial: Trial, rejected: Rejected, is_needed: bool) -> Finding
 
 
 def judge(trial: Trial, job: Submitted, reports: Reports, folder: Path, waited_seconds: float) -> list[Finding]:
-    """Judge a job that was submitted, and what it has left."""
+    """Judge a submitted job and its reports."""
     where = f"partition {trial.partition}"
     if job.is_stuck:
         said = f"{where}: job {job.number} would never start: {job.reason}; cancelled"
@@ -132,7 +132,7 @@ def _cells(where: str, trial: Trial, cells: list[Mapping[str, Any]]) -> Iterator
 
 
 def _failed_cell(name: str, what: str, cell: Mapping[str, Any], cells: list[Mapping[str, Any]]) -> Finding:
-    """With the cure that the cells after it show."""
+    """Return the failure of a cell, with the cure that the cells after it suggest."""
     known = explain(cell["reason"] or "")
     cure = known.cure if known else "its log is beside the job's"
     later = [other for other in cells if other["status"] == "ok" and other["backend"] == cell["backend"] == "torch"]

@@ -1,4 +1,4 @@
-"""What the site file should say of this cluster: limits of partitions, and what jobs ask for."""
+"""Propose the site file's values for this cluster: limits of partitions, and what jobs request."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,31 +13,31 @@ from benchmarks.doctor.slurm.slurm_settings import PROFILE
 from benchmarks.launching.slurm.site import Site
 
 SHARE = 0.95
-"""Share of a node's memory that a job asks for: the rest is for Snakemake, on its first node, and for the system."""
+"""Share of a node's memory that a job requests; the rest is for Snakemake, on its first node, and the system."""
 LEAST_MB = 1000
-"""For a rank, where a node has so much, even if the last tries then ask for more than there is."""
+"""Memory per rank where a node has it, even if the last tries then request more than there is."""
 MOST_CPUS = 16
-"""For a rank."""
+"""Per rank."""
 RETRIES = 4
-"""Where the profile cannot be read."""
+"""Used if the profile cannot be read."""
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A partition whose job did not fail, and what came out."""
+    """A partition whose job did not fail, with the results."""
 
     partition: Partition
     account: str | None = None
-    """The one that was needed."""
+    """The account that was needed."""
     interface: str | None = None
-    """The network device that cells were told; None: they found it themselves."""
+    """The network device that cells were given; None if they found it themselves."""
     trained: bool = False
-    """Whether a cell has trained, so that `interface` is right."""
+    """Whether a cell has trained, which shows that `interface` is right."""
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Values for the site file; what it does not name stays as it is there."""
+    """Values for the site file; everything else in it stays unchanged."""
 
     partitions: Mapping[str, Mapping[str, Any]]
     site: Mapping[str, Any]
@@ -47,12 +47,12 @@ class Proposal:
 
 
 def propose(tried: Sequence[Tried], chosen: Sequence[str], current: Site, tries: int) -> Proposal:
-    """Return what the site file should say.
+    """Return the values that the site file should have.
 
     Args:
         tried: at least one; each has a shape.
-        chosen: partitions that the user named; the first counts most.
-        current: what the site file says now.
+        chosen: partitions that the user named; the first has priority.
+        current: the present values of the site file.
         tries: how often a job may be tried, each time with more memory.
     """
     main = _main(tried, chosen)
@@ -71,7 +71,7 @@ def propose(tried: Sequence[Tried], chosen: Sequence[str], current: Site, tries:
 
 
 def limits(partition: Partition) -> dict[str, Any]:
-    """Return a partition's limits, as the Slurm plugin of Snakemake names them."""
+    """Return a partition's limits under the names of Snakemake's Slurm plugin."""
     usable, found = partition.usable, dict[str, Any]()
     if math.isfinite(partition.max_minutes):
         found["max_runtime"] = int(partition.max_minutes)
@@ -86,7 +86,7 @@ def limits(partition: Partition) -> dict[str, Any]:
 
 
 def tries_of(profile: Path = PROFILE) -> int:
-    """Return how often the profile tries a job."""
+    """Return how many times the profile tries a job."""
     try:
         return 1 + int((yaml.safe_load(profile.read_text(encoding="utf-8")) or {}).get("retries", 0))
     except (OSError, yaml.YAMLError, ValueError, TypeError):
@@ -100,7 +100,7 @@ def _shape(partition: Partition) -> Shape:
 
 
 def _main(tried: Sequence[Tried], chosen: Sequence[str]) -> Tried:
-    """The one named first; else with GPUs before without, Slurm's default before others, then the largest."""
+    """Return the first partition named, else prefer one with GPUs, then Slurm's default, then the largest."""
 
     def rank(one: Tried) -> tuple[int, bool, bool, int]:
         name, shape = one.partition.name, _shape(one.partition)
@@ -111,14 +111,14 @@ def _main(tried: Sequence[Tried], chosen: Sequence[str]) -> Tried:
 
 
 def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
-    """What follows from a node: a whole node's ranks must fit with the memory of the last try."""
+    """Return the values that follow from a node: its ranks must fit with the memory of the last try."""
     found: dict[str, Any] = {"gpus_per_node": shape.gpus}
     if shape.gpus:
         ranks = shape.gpus
         found["gres"] = f"gpu:{shape.gpu_type}" if several_types and shape.gpu_type else "gpu"
     else:
         ranks = found["ranks_per_node"] = max(1, min(8, shape.cpus // 2))
-    # Cores and not threads: Slurm gives whole ones. One is left for what starts the ranks.
+    # Multiples of whole cores, as Slurm gives only these. One CPU is left for the process that starts the ranks.
     cpus = (shape.cpus - 1) // ranks // shape.threads_per_core * shape.threads_per_core
     found["cpus_per_rank"] = max(1, min(MOST_CPUS, cpus))
     once = int(shape.memory_mb * SHARE) // ranks
@@ -127,7 +127,7 @@ def _site(shape: Shape, several_types: bool, tries: int) -> dict[str, Any]:
 
 
 def _notes(main: Tried, tried: Sequence[Tried]) -> list[str]:
-    """What a reader of the file would not expect."""
+    """Return notes on what a reader of the file would not expect."""
     shape = _shape(main.partition)
     gpus = f"{shape.gpus} GPUs of a node" if shape.gpus else "no GPUs"
     others = [one.partition.name for one in tried if _shape(one.partition).gpus != shape.gpus]

@@ -1,4 +1,4 @@
-"""`doctor --slurm`: looks at the cluster, tries its partitions, and proposes or writes the site file."""
+"""`doctor --slurm`: examine the cluster, try its partitions, and propose or write the site file."""
 
 import argparse
 import shutil
@@ -27,16 +27,16 @@ from resireduce.errors import ConfigError, choose
 
 SECONDS = 600.0
 FOLDER = ROOT / "results/cache/doctor"
-"""For what jobs leave: on the disk of the project, as runs are."""
+"""Folder for files of jobs: on the project's disk, as for runs."""
 CONTROLLER = "on a login node of the cluster scontrol ping says whether the controller is up"
 
 
 @dataclass
 class Examination:
-    """All that was found out."""
+    """Everything that was found out."""
 
     findings: list[Finding] = field(default_factory=list)
-    """Those that `examine` has yielded: who goes through them adds them."""
+    """The findings that `examine` has yielded, added by its caller."""
     tried: list[Tried] = field(default_factory=list)
     proposal: Proposal | None = None
     written: str | None = None
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError, one line, for options of one doctor that were given to the other."""
+    """Raise ConfigError, with one line, for options of one doctor given to the other."""
     only_slurm = {"partition": args.partition, "write": args.write, "seconds": args.seconds}
     only_machine = {"only": args.only, "gpu": args.gpu}
     for name, value in (only_machine if args.slurm else only_slurm).items():
@@ -64,7 +64,7 @@ def refuse_options(args: argparse.Namespace) -> None:
 
 
 def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Finding]]:
-    """Yield findings as they come, and leave what was found out in `state`. Raises ConfigError before any work."""
+    """Yield findings as they come, and store the results in `state`. Raises ConfigError before any work."""
     ask, limit = asking(seconds("timeout", args.timeout)), seconds("seconds", args.seconds or SECONDS)
     target = args.write or SITE_FILE
     text, current = template(target), Site.load(target if target.exists() else site_file(ROOT))
@@ -86,7 +86,7 @@ def examine(args: argparse.Namespace, state: Examination) -> Iterator[list[Findi
 
 
 def _site_file(args: argparse.Namespace, state: Examination, text: str, current: Site) -> list[Finding]:
-    """Propose, and write if that was asked for."""
+    """Propose the site file, and write it if requested."""
     target = args.write or SITE_FILE
     if not state.tried:
         return [not_run("site", f"nothing to write into {target}: no partition was found to work")]
@@ -109,7 +109,7 @@ def _site_file(args: argparse.Namespace, state: Examination, text: str, current:
 
 @contextmanager
 def _folder(state: Examination) -> Iterator[Path]:
-    """A folder of this examination; it stays if something failed, for its logs."""
+    """Yield a folder for this examination; it is kept for its logs if something failed."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=time.strftime("%Y%m%d-%H%M%S-"), dir=FOLDER))
     yield folder
@@ -128,7 +128,7 @@ def values(state: Examination) -> dict[str, Any]:
 
 
 def proposed(state: Examination) -> str | None:
-    """Return what would be written, as text; None if it was written, or nothing was found."""
+    """Return the text that would be written; None if it was written, or nothing was found."""
     if state.proposal is None or state.written:
         return None
     return shown(state.proposal.partitions, state.proposal.site)

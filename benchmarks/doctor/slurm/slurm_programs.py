@@ -1,4 +1,4 @@
-"""Slurm's programs, asked so that none can hang or surprise, and what scontrol of Slurm 20 to 25 prints, as values."""
+"""Run Slurm's programs so that they cannot hang or raise, and parse the output of scontrol of Slurm 20 to 25."""
 
 import re
 import subprocess
@@ -11,20 +11,20 @@ from benchmarks.doctor.finding import one_line
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program said."""
+    """The answer of a program."""
 
     text: str = ""
     """Standard output of the program."""
     error: str | None = None
-    """Why there is none: one line."""
+    """Why there is no output, in one line."""
 
 
 Ask = Callable[[Sequence[str]], Answer]
-"""How checks ask: `asking`, or what stands in for it."""
+"""How checks run programs: `asking`, or a stand-in."""
 
 
 def asking(timeout_seconds: float) -> Ask:
-    """Return a function that runs a program to its end, for so long at most, and never raises."""
+    """Return a function that runs a program for at most `timeout_seconds` and never raises."""
 
     def ask(command: Sequence[str]) -> Answer:
         name = command[0]
@@ -52,18 +52,18 @@ def asking(timeout_seconds: float) -> Ask:
 
 
 FIELD = re.compile(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)")
-"""NAME=value; a value may hold spaces, as that of OS does."""
+"""NAME=value; a value may contain spaces, as that of OS does."""
 SETTING = re.compile(r"^(\w+)\s+= ?(.*?)\s*$", re.MULTILINE)
 GRES = re.compile(r"^gpu(?::(?P<type>[^:]+))??(?::no_consume)?(?::(?P<count>\d+))?$")
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Return the fields of each line of `scontrol --oneliner show ...`; the first of a name counts."""
+    """Return the fields of each line of `scontrol --oneliner show ...`; the first one of a name counts."""
     return [dict(reversed(FIELD.findall(line))) for line in text.splitlines() if "=" in line]
 
 
 def settings(text: str) -> dict[str, str]:
-    """Return what `scontrol show config` prints, by name."""
+    """Return the output of `scontrol show config`, by name."""
     return dict(SETTING.findall(text))
 
 
@@ -74,9 +74,9 @@ def number(text: str | None) -> int | None:
 
 
 def gpus(gres: str) -> dict[str, int]:
-    """Return how many GPUs of each type a node has, from its Gres; the type of those without one is an empty text.
+    """Return the number of GPUs of each type on a node, from its Gres; the type is an empty text where none is given.
 
-    `gpu:a100:4(S:0-1),nvme:1` has four of type a100; what is in brackets says which sockets or devices they are at.
+    `gpu:a100:4(S:0-1),nvme:1` has four of type a100; the brackets list their sockets or devices.
     """
     found: Counter[str] = Counter()
     for part in re.sub(r"\([^)]*\)", "", gres).split(","):

@@ -1,4 +1,4 @@
-"""Checks of the cluster's settings: what the profile in slurm/ needs of them, before any job."""
+"""Check the cluster's settings against what the profile in slurm/ needs, before any job."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ PROFILE = Path("slurm/config.yaml")
 STATUS_KEY = "slurm-status-command"
 INIT_KEY = "slurm-init-seconds-before-status-checks"
 INIT_SECONDS = 40
-"""What the Slurm plugin of Snakemake takes where the profile does not say it."""
+"""Default of Snakemake's Slurm plugin where the profile gives no value."""
 SHOWN = 4
 
 
@@ -27,7 +27,7 @@ def check(inventory: Inventory, profile: Path = PROFILE) -> list[Finding]:
 
 
 def check_profile(inventory: Inventory, profile: Path = PROFILE) -> Finding:
-    """Judge whether the controller remembers jobs for long enough for the profile, which asks squeue."""
+    """Judge whether the controller remembers jobs long enough for the profile, which asks squeue."""
     try:
         values = yaml.safe_load(profile.read_text(encoding="utf-8")) or {}
     except (OSError, yaml.YAMLError) as error:
@@ -50,7 +50,7 @@ def check_profile(inventory: Inventory, profile: Path = PROFILE) -> Finding:
 
 
 def check_nodes(partition: Partition) -> Finding | None:
-    """Return a warning of nodes that no job can start on; None without such."""
+    """Return a warning about nodes that no job can start on; None if there are none."""
     lost = [node for node in partition.nodes if not node.is_usable]
     if not lost:
         return None
@@ -61,7 +61,7 @@ def check_nodes(partition: Partition) -> Finding | None:
 
 
 def check_accounting(inventory: Inventory, ask: Ask) -> Finding:
-    """Judge whether sacct answers; cells do without."""
+    """Judge whether sacct answers; cells do not need it."""
     kind = inventory.setting("AccountingStorageType").removeprefix("accounting_storage/") or "none"
     if kind in ("none", "(null)"):
         return ok("accounting", "off; not needed: the profile asks squeue")

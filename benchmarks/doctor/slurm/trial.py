@@ -1,4 +1,4 @@
-"""The job that tries out a partition: what it asks for, and the commands that submit it."""
+"""The job that tries out a partition: its requests, and the commands that submit it."""
 
 import shlex
 import sys
@@ -13,32 +13,32 @@ from benchmarks.doctor.slurm.inventory import Partition
 JOB_NAME = "resireduce-doctor"
 MINUTES = 10
 RANKS = 2
-"""On each node at least."""
+"""Least number of tasks on each node."""
 MOST_RANKS = 128
-"""In all: a cell can have no more."""
+"""Most tasks in all; a cell cannot have more."""
 RANK_MB = 2000
-"""Memory of a rank in MB: what torch takes, and some."""
+"""Memory of a rank in MB: torch's, with a reserve."""
 TRIAL, LOG = "trial.json", "job.log"
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One job. Plain values, which the job reads."""
+    """One job, as plain values that the job reads."""
 
     partition: str
     nodes: int
     tasks_per_node: int
     gpus: int
-    """GPUs of each node, all of them; 0: it has none."""
+    """GPUs requested on each node, which is all of them; 0 if it has none."""
     gres: str
-    """Name of the GPUs: gpu, or gpu:TYPE where there are several types."""
+    """Name of the GPUs: gpu, or gpu:TYPE if there are several types."""
     memory_mb: int
     minutes: int
     runtime: str = "none"
-    """What the site's cells run in."""
+    """The container runtime of the site's cells."""
     image: str | None = None
     interface: str | None = None
-    """The network device that the site names."""
+    """The network device named by the site."""
 
     @property
     def ranks_per_node(self) -> int:
@@ -47,7 +47,7 @@ class Trial:
 
 
 def plan(partition: Partition) -> Trial | Finding:
-    """Return the job for a partition, or why there is none."""
+    """Return the job for a partition, or the reason for having none."""
     if partition.state != "UP":
         return not_run("job", f"partition {partition.name}: its state is {partition.state}")
     shape = partition.shape()
@@ -68,7 +68,7 @@ def plan(partition: Partition) -> Trial | Finding:
 
 
 def command(trial: Trial, folder: Path, account: str | None) -> Sequence[str]:
-    """Return the sbatch that submits it; `folder` is seen by all nodes, and holds its script and its log."""
+    """Return the sbatch command for a trial; all nodes see `folder`, which holds its script and its log."""
     options = [f"--job-name={JOB_NAME}", f"--partition={trial.partition}", f"--time={trial.minutes}", "--no-requeue"]
     options += [f"--nodes={trial.nodes}", f"--ntasks-per-node={trial.tasks_per_node}", "--cpus-per-task=1"]
     options += [f"--mem={trial.memory_mb}", f"--output={folder / LOG}", f"--chdir={ROOT}", "--export=ALL"]

@@ -1,4 +1,4 @@
-"""Small cells that a trial's job trains, each by the suite's own launcher, and where one fails those that tell why."""
+"""Small cells that a trial's job trains with the suite's own launcher; after a failure, more cells to find why."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ from benchmarks.launching.slurm.site import Site
 CELL_SECONDS, RECORD_SECONDS = 180.0, 60.0
 MODEL, STEPS = "resnet-digits", 2
 Run = Callable[..., Ended]
-"""How cells are started: `benchmarks.doctor.slurm.inside.run`, or what stands in for it."""
+"""How cells are started: `benchmarks.doctor.slurm.inside.run`, or a stand-in."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Small:
 
     backend: str = "torch"
     interface: str | None = None
-    """Network device that the site names; None: that of the route."""
+    """Network device named by the site; None: that of the route."""
     device: str | None = None
-    """What RESIREDUCE_DEVICE asks for."""
+    """The value of RESIREDUCE_DEVICE."""
     runtime: str = "none"
 
     @property
@@ -40,13 +40,13 @@ class Small:
 
 
 def train_cells(folder: Path, trial: Trial, ranks: Sequence[dict[str, Any]], run: Run) -> Iterator[dict[str, Any]]:
-    """Yield what came of each.
+    """Yield the result of each cell.
 
     Args:
-        folder: of the job, seen by all nodes.
+        folder: the job's folder, seen by all nodes.
         trial: the job.
-        ranks: what the tasks of its first step have said.
-        run: starts a program.
+        ranks: the reports of the tasks in its first step.
+        run: runs a program.
     """
     first = train(folder, trial, Small(interface=trial.interface), run)
     yield first
@@ -68,9 +68,9 @@ def train_cells(folder: Path, trial: Trial, ranks: Sequence[dict[str, Any]], run
 
 
 def other_devices(ranks: Sequence[dict[str, Any]], named: str | None) -> list[str | None]:
-    """Return what else `interface` could be: None if one was named, and devices by which the first node was reached.
+    """Return other values to try for `interface`: None if one was named, and devices that reached the first node.
 
-    These all nodes have, and they are not that of the route.
+    All nodes have these devices, and they differ from that of the route.
     """
     followers = [rank for rank in ranks if "reached" in rank]
     devices = [set(rank["devices"]) for rank in ranks if "devices" in rank]
@@ -81,7 +81,7 @@ def other_devices(ranks: Sequence[dict[str, Any]], named: str | None) -> list[st
 
 
 def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
-    """Train one, of Horovod with a rank on each node; what came of it."""
+    """Train one cell (for Horovod, with one rank on each node) and return its result."""
     each = 1 if small.backend == "horovod" else trial.ranks_per_node
     place = folder / small.name
     record, world_size = place / "record.json", trial.nodes * each
@@ -94,7 +94,7 @@ def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
         cpus_per_rank=1,
         interface=small.interface,
     )
-    # JSON is YAML.
+    # JSON is valid YAML.
     save_json({"partitions": {}, "site": asdict(site)}, place / "site.yaml")
     line = [sys.executable, "-m", "benchmarks", "run", "--cell", str(place / "cell.json"), "--output", str(record)]
     line += ["--launcher", "srun", "--site", str(place / "site.yaml"), "--timeout", f"{CELL_SECONDS:g}"]
@@ -106,7 +106,7 @@ def train(folder: Path, trial: Trial, small: Small, run: Run) -> dict[str, Any]:
 
 
 def result(record: Path, ended: Ended) -> dict[str, Any]:
-    """Return status and reason, and of a record what its ranks trained on."""
+    """Return status and reason, and, from a record, the devices that its ranks trained on."""
     for path in (record, record.with_suffix(".failed.json")):
         if path.exists():
             values = load_json(path)

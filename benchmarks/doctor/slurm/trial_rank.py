@@ -1,6 +1,6 @@
-"""One task of the first step of a trial: where it is, what it sees, and whether its node reaches the others.
+"""One task of a trial's first step: report its place and node, and whether the node reaches the others.
 
-`srun ... python -m benchmarks.doctor.slurm.trial_rank FOLDER`. Standard library only: cells try what torch needs.
+`srun ... python -m benchmarks.doctor.slurm.trial_rank FOLDER`. Standard library only; cells test torch's needs.
 """
 
 import errno
@@ -21,14 +21,14 @@ from resireduce.errors import ConfigError
 
 POLL_SECONDS = 0.05
 MEET_SECONDS = 90.0
-"""How long a file may take to be seen on another node: network disks keep what they know of folders for a minute."""
+"""Seconds until a file must be visible on another node; network disks cache folder contents for a minute."""
 CONNECT_SECONDS = 3.0
 LOOPBACK = "lo"
 HELD, NOT_HELD, NO_LOCKS = "held", "not held", "no locks"
 
 
 def main(folder: Path) -> None:
-    """Report as `rank<number>.json` in the folder, when all that a rank has to do is done."""
+    """Write `rank<number>.json` to the folder when all tests of this rank are done."""
     environment, node = os.environ, int(os.environ["SLURM_NODEID"])
     found: dict[str, Any] = {
         "rank": int(environment["SLURM_PROCID"]),
@@ -68,12 +68,12 @@ def route(others: list[str]) -> dict[str, Any]:
 
 
 def lead(folder: Path, nodes: int, found: dict[str, Any]) -> dict[str, Any]:
-    """On the first node: hold a lock, listen, and answer in files, until all others are done."""
+    """On the first node: hold a lock, listen for connections, and answer in files, until all others are done."""
     deadline = time.monotonic() + MEET_SECONDS
     with (folder / "lock").open("w") as lock, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
         locked = _try_lock(lock.fileno()) == "taken"
         server.bind(("", 0))
-        server.listen(128)  # who connects needs no answer
+        server.listen(128)  # connections need no answer
         port = server.getsockname()[1]
         first = {"port": port, "locked": locked, **{name: found[name] for name in ("host", "devices", "route")}}
         save_json(first, folder / "first.json")
@@ -91,7 +91,7 @@ def lead(folder: Path, nodes: int, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def follow(folder: Path, node: int, found: dict[str, Any]) -> dict[str, Any]:
-    """On another node: see the first one's file, get an answer to one of its own, try its lock, connect to it."""
+    """On another node: see the first node's file, get an answer to an own file, try its lock, connect to it."""
     deadline = time.monotonic() + MEET_SECONDS
     if not _appears(folder, "first.json", deadline):
         return {"seen": False}
@@ -108,7 +108,7 @@ def follow(folder: Path, node: int, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _try_lock(descriptor: int) -> str:
-    """taken, busy, or none: as working folders of cells lock."""
+    """Return "taken", "busy" or "none", locking as working folders of cells do."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -121,7 +121,7 @@ def _try_lock(descriptor: int) -> str:
 
 
 def _appears(folder: Path, name: str, deadline: float) -> bool:
-    """The folder is listed: a file that was not there may be remembered as missing."""
+    """Return whether a file appears in time. It lists the folder, as a missing file may be cached as missing."""
     while name not in os.listdir(folder):
         if time.monotonic() > deadline:
             return False

@@ -1,4 +1,4 @@
-"""All partitions tried out together: their jobs submitted, waited for, judged, and none left."""
+"""Try out all partitions together: submit their jobs, wait, judge, and leave no job behind."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ Planned = tuple[Partition, Trial]
 
 
 def plans(partitions: Sequence[Partition], chosen: Sequence[str], site: Site) -> tuple[list[Planned], list[Finding]]:
-    """Return the job for each partition, or for those chosen, and the findings on those that have none."""
+    """Return the jobs for the partitions (or only the chosen ones), and findings on partitions without one."""
     found, untried = list[Planned](), list[Finding]()
     for partition in partitions:
         if chosen and partition.name not in chosen:
@@ -45,16 +45,16 @@ def try_out(
     limit_seconds: float,
     tried: list[Tried],
 ) -> Iterator[list[Finding]]:
-    """Yield what is found of each partition; what did not fail is added to `tried`.
+    """Yield the findings on each partition; those that did not fail are added to `tried`.
 
     Args:
         trials: the jobs.
         chosen: partitions that the user named.
         folder: for the jobs, on a disk that all nodes see.
-        account: that of the site file, tried where one is needed.
-        ask: asks Slurm's programs.
-        limit_seconds: for all jobs together; those that have not ended then are cancelled.
-        tried: what came out.
+        account: that of the site file, tried if one is needed.
+        ask: runs Slurm's programs.
+        limit_seconds: for all jobs together; jobs that have not ended by then are cancelled.
+        tried: receives the results.
     """
     jobs, rejected = list[tuple[Partition, Trial, Submitted]](), list[tuple[Trial, Rejected]]()
     with ExitStack() as stack:

@@ -1,1 +1,1 @@
-"""Bills of materials and known vulnerabilities of what the images are made of, by standard tools."""
+"""Bills of materials and known vulnerabilities of the images' packages, by standard tools."""

@@ -1,7 +1,7 @@
-"""`make audit`: bills of materials and known vulnerabilities of what the images are made of.
+"""`make audit`: bills of materials and known vulnerabilities of the images' packages.
 
 The exit status is 0 only if every package was audited and nothing was found; 1 if something was found or could not be
-audited; 3 if nobody could be asked; 2 for input that cannot be used.
+audited; 3 if no service could be asked; 2 for unusable input.
 """
 
 import argparse
@@ -26,7 +26,7 @@ AUDITED = {
     "toolkit": ("toolkit",),
     "audit-tools": ("audit-tools",),
 }
-"""Lock files by what is made of them: the images, and what builds and audits them."""
+"""Lock files by what is made from them: the images, and the tools that build and audit them."""
 OUTPUT = ROOT / "results" / "audit"
 
 
@@ -66,13 +66,13 @@ def audit(
 
 
 def image_pins(name: str) -> tuple[Pin, ...]:
-    """Return the Python packages of an image, or of what builds it. Raises ConfigError."""
+    """Return the Python packages of an image, or of the tools that build it. Raises ConfigError."""
     locks = AUDITED[choose("audit", name, AUDITED)]
     return tuple(pin for lock in locks for pin in read_lock(find_lock(lock)))
 
 
 def worst(statuses: Iterable[int]) -> int:
-    """Return the exit status of several: what was found counts more than what was not run."""
+    """Combine several exit statuses: a finding outweighs an audit that was not run."""
     return min(statuses, key=(BAD, NOT_RUN, CLEAN).index)
 
 

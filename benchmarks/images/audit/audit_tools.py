@@ -20,7 +20,7 @@ def tool(name: str) -> str:
 def run_tool(name: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run a tool with `text` as its input, and return what it wrote, whatever its exit status.
 
-    One that takes longer than LIMIT_SECONDS is ended; its exit status is then 124.
+    A tool that takes longer than LIMIT_SECONDS is ended; its exit status is then 124.
     """
     command = [tool(name), *arguments]
     try:
@@ -30,7 +30,7 @@ def run_tool(name: str, *arguments: str, text: str | None = None) -> subprocess.
 
 
 def last_words(done: subprocess.CompletedProcess[str]) -> str:
-    """Return why a tool failed: the last line of its error stream, of a chain of causes the first."""
+    """Return why a tool failed: the last line of its error stream, or the first of a chain of causes."""
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if not lines:
         return f"exit status {done.returncode}, without a word"

@@ -1,4 +1,4 @@
-"""Debian packages of an image, from its /var/lib/dpkg/status: a bill of materials, and what is known against them."""
+"""Debian packages of an image, from its /var/lib/dpkg/status: bill of materials and known vulnerabilities."""
 
 import tempfile
 from pathlib import Path
@@ -10,7 +10,7 @@ from resireduce.errors import ConfigError
 
 INSTALLED = "Status: install ok installed"
 CONTROL = "openssl"
-"""A source package that every release of Debian has known vulnerabilities of."""
+"""A source package with known vulnerabilities in every release of Debian."""
 
 
 def installed(status: Path) -> int:
@@ -47,9 +47,9 @@ def debian_sbom(status: Path, architecture: str, output: Path) -> int:
 
 
 def debian_listing(sbom: Path, packages: int, suite: str, database: Path | None) -> Listing:
-    """Look the packages of a release (such as bookworm) up in a copy of Debian's security tracker, its JSON.
+    """Look up the packages in `sbom`, of a release (`suite`, such as bookworm), in Debian's security tracker.
 
-    Without `database` it is fetched first.
+    `database` is a copy of the tracker's JSON; None fetches it first.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = database or Path(folder) / "tracker.json"
@@ -65,7 +65,7 @@ def debian_listing(sbom: Path, packages: int, suite: str, database: Path | None)
 
 
 def _no_answer(path: Path, suite: str) -> str:
-    """Why a database has no answers; empty if it has."""
+    """Return why a database has no answers; empty if it has."""
     try:
         known = load_json(path)[CONTROL].values()
         releases = {release for item in known for release in item["releases"]}

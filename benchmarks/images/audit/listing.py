@@ -1,4 +1,4 @@
-"""What is known against packages: found vulnerabilities, packages that nobody could be asked about, or not run."""
+"""The outcome of an audit: vulnerabilities found, packages that could not be audited, or why it was not run."""
 
 import json
 from collections.abc import Mapping
@@ -35,12 +35,12 @@ class Listing:
     """Such as "Python"."""
     packages: int
     source: str = ""
-    """Who was asked."""
+    """The service or database that was asked."""
     found: tuple[Vulnerability, ...] = ()
     unaudited: Mapping[str, str] = field(default_factory=dict)
     """Reason by "name version"."""
     not_run: str = ""
-    """Why nobody could be asked; empty if somebody was."""
+    """Why no service could be asked; empty if one was."""
 
     @property
     def status(self) -> int:
@@ -50,7 +50,7 @@ class Listing:
         return BAD if self.found or self.unaudited else CLEAN
 
     def lines(self) -> list[str]:
-        """Return the listing for people, its outcome first."""
+        """Return the listing as readable lines, its outcome first."""
         if self.not_run:
             return [f"{self.kind} packages: not run: {self.not_run}"]
         audited = self.packages - len(self.unaudited)
@@ -66,8 +66,8 @@ class Listing:
 def read_pip_audit(text: str, asked: Mapping[str, str], source: str) -> Listing:
     """Return the listing in pip-audit's JSON for packages `asked` (version by name).
 
-    A package that is skipped, left out or answered for in another version is unaudited: pip-audit itself says "no known
-    vulnerabilities found" even if it skipped them all. Raises ValueError if it is not such JSON.
+    A package that is skipped, left out or reported in another version counts as unaudited: pip-audit itself says "no
+    known vulnerabilities found" even if it skipped them all. Raises ValueError if `text` is not such JSON.
     """
     try:
         answers: dict[str, Any] = {canonicalize_name(item["name"]): item for item in json.loads(text)["dependencies"]}
@@ -92,7 +92,7 @@ def _vulnerability(name: str, version: str, item: dict[str, Any]) -> Vulnerabili
 
 
 def read_debsbom(text: str, packages: int, source: str) -> Listing:
-    """Return the listing in the lines of `debsbom sec-scan --format json`. Raises ValueError for others."""
+    """Return the listing in the lines of `debsbom sec-scan --format json`. Raises ValueError for other text."""
     found = []
     for line in filter(str.strip, text.splitlines()):
         try:

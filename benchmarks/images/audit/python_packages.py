@@ -1,4 +1,4 @@
-"""Python packages of lock files: their bill of materials, and what is known against them."""
+"""Python packages of lock files: bill of materials and known vulnerabilities."""
 
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ from resireduce.errors import ConfigError
 
 SERVICES = ("pypi", "osv")
 CONTROL = {"jinja2": "3.1.2"}
-"""A version with vulnerabilities published in 2024: a service that knows none of it has no database to ask."""
+"""A version with vulnerabilities published in 2024: a service that knows none of them has no usable database."""
 
 
 def python_sbom(pins: Sequence[Pin], output: Path) -> None:
@@ -40,7 +40,7 @@ def python_sbom(pins: Sequence[Pin], output: Path) -> None:
 def python_listing(pins: Iterable[Pin], services: Sequence[str] = SERVICES, address: str | None = None) -> Listing:
     """Ask the first service that can be reached about every package; `address` is that of another OSV service.
 
-    A build's own part of a version (+cpu) is left out, as vulnerabilities are published without it.
+    A version's local part (+cpu) is left out, as vulnerabilities are published without it.
     """
     asked = {pin.name: Version(pin.version).public for pin in pins}
     reasons = []
@@ -56,7 +56,7 @@ def python_listing(pins: Iterable[Pin], services: Sequence[str] = SERVICES, addr
 
 
 def _no_answer(service: str, address: str | None) -> str:
-    """Why a service has no answers; empty if it has."""
+    """Return why a service has no answers; empty if it has."""
     answer = _ask(service, address, CONTROL)
     if answer.not_run:
         return answer.not_run
@@ -67,7 +67,7 @@ def _no_answer(service: str, address: str | None) -> str:
 
 
 def _ask(service: str, address: str | None, asked: dict[str, str]) -> Listing:
-    """Ask one service. Hashes are left to the installer: a build of its own (+cpu) has ones that no service knows."""
+    """Ask one service. The installer checks hashes: those of a local build (+cpu) are unknown to any service."""
     with tempfile.TemporaryDirectory() as folder:
         requirements = Path(folder) / "requirements.txt"
         requirements.write_text("".join(f"{name}=={version}\n" for name, version in asked.items()), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""From options to what runs an image here; all that can be wrong is found before anything starts."""
+"""Finds the runtime for an image from the options; every possible error is found before anything starts."""
 
 import os
 import resource
@@ -29,8 +29,8 @@ ANSWER_SECONDS = 60.0
 def find_runtime(name: str, image: str, network: str) -> Runtime:
     """Return the runtime of that name with the image to run, which is a name in the lock or an image's own JSON.
 
-    Raises ConfigError, one line with the cure: for an unknown image, one of other code, one that the engine does not
-    have, an engine that does not answer, a network that is not to be had.
+    Raises ConfigError, one line with the cure: for an image that is unknown, built from other code or not in the
+    engine, an engine that does not answer, or a `network` that is not available.
     """
     entry, beside = _find_entry(image)
     build = _build(name, entry, image)
@@ -40,14 +40,14 @@ def find_runtime(name: str, image: str, network: str) -> Runtime:
     if sif is None:
         _check_engine(name, program, entry, build)
     elif network == "none":
-        with isolated():  # or it says why not
+        with isolated():  # or it raises with the reason
             pass
     return _make(name, program, entry, network, sif)
 
 
 def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, sif: Path | None) -> Runtime:
     uid, gid = os.getuid(), os.getgid()
-    # Without root, root in the container is the caller; podman can keep the number, as docker with root does.
+    # Without root, root in the container is the caller; podman can keep the user's number, as docker with root does.
     rootless = name == "docker" and "name=rootless" in _ask([*program, "info", "--format", "{{.SecurityOptions}}"])
     others = () if rootless or name != "docker" else tuple(sorted(set(os.getgroups()) - {gid}))
     unlimited = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY
@@ -68,9 +68,9 @@ def _make(name: str, program: tuple[str, ...], entry: ImageEntry, network: str, 
 
 
 def _check_content(entry: ImageEntry, build: str) -> None:
-    """Raise ConfigError if the code in an image, or what else it is built from, is not that of this checkout."""
+    """Raise ConfigError if an image's code, or anything else it is built from, differs from this checkout."""
     here = image_content(entry.name)
-    if entry.content not in (here, image_content(entry.name, entry.base)):  # the base is the default, or was given
+    if entry.content not in (here, image_content(entry.name, entry.base)):  # with the default base, or a given one
         raise ConfigError(
             f"image: {entry.name} holds other code, or was built from other files ({entry.content}), than there are in "
             f"this checkout ({here}); build it again: {build}"
@@ -78,7 +78,7 @@ def _check_content(entry: ImageEntry, build: str) -> None:
 
 
 def _find_entry(given: str) -> tuple[ImageEntry, Path]:
-    """An image by its file or its name, and where its SIF would be."""
+    """Return an image, found by its file or its name, and the path that its SIF would have."""
     if given.endswith(".json"):
         return ImageEntry.load(Path(given)), Path(given).with_suffix(".sif")
     images = read_images()
@@ -111,7 +111,7 @@ def is_whole(sif: Path) -> bool:
 
 
 def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build: str) -> None:
-    """Raise ConfigError if the engine does not answer, or has not, or no longer, the image of this digest."""
+    """Raise ConfigError if the engine does not answer, or does not have the image of this digest."""
     try:
         found = _ask([*program, "image", "inspect", "--format", "{{.Id}}", entry.digest])
     except ConfigError as error:
@@ -125,9 +125,9 @@ def _check_engine(name: str, program: tuple[str, ...], entry: ImageEntry, build:
 
 
 def _build(name: str, entry: ImageEntry, given: str) -> str:
-    """The command that builds an image for a runtime, and writes the file that it is known by, if it is by one.
+    """Return the command that builds an image for a runtime, and writes its file if it was given by one.
 
-    Apptainer's are exported from an engine.
+    Images for apptainer are exported from an engine.
     """
     engine = " --engine podman" if name == "podman" else ""
     return f"python -m benchmarks image build {entry.name}{engine}{_own_file(given)}"
@@ -138,7 +138,7 @@ def _own_file(given: str) -> str:
 
 
 def _ask(line: list[str]) -> str:
-    """What a program answers. Raises ConfigError with the last line of what it says otherwise."""
+    """Return a program's output. Raises ConfigError with the last line of its error stream if it fails."""
     try:
         done = subprocess.run(line, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except subprocess.TimeoutExpired:
@@ -149,7 +149,7 @@ def _ask(line: list[str]) -> str:
 
 
 def sif_hash(sif: Path) -> str:
-    """Return the SHA-256 of a SIF; it is gigabytes, so it is kept beside it for as long as the file is the same."""
+    """Return the SHA-256 of a SIF. As SIFs have gigabytes, it is cached beside the file while that is unchanged."""
     cached, now = sif.with_suffix(".sif.sha256.json"), sif.stat()
     state = {"size_bytes": now.st_size, "modified_ns": now.st_mtime_ns}
     found = try_json(cached)
@@ -157,6 +157,6 @@ def sif_hash(sif: Path) -> str:
         return str(found["sha256"])
     print(f"Hashing {sif.name} ({now.st_size / 2**30:.1f} GiB), once ...", file=sys.stderr, flush=True)
     digest = file_hash(sif)
-    with suppress(OSError):  # a folder of somebody else's: hashed each time
+    with suppress(OSError):  # another user's folder: hashed each time
         save_json({**state, "sha256": digest}, cached)
     return digest

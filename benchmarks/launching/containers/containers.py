@@ -1,4 +1,4 @@
-"""Starts the containers of one launch, each as the process of its client, and leaves none behind."""
+"""Starts the containers of one launch, each by a client process of its own, and leaves none behind."""
 
 import os
 import secrets
@@ -15,22 +15,24 @@ from benchmarks.launching.containers.runtime import HOSTS, Container, Runtime
 from benchmarks.launching.processes import Logged, Start, die_with_parent
 
 ENGINE_FAILED = (125, 126, 127, 255)
-"""Exit statuses by which docker and podman, or apptainer (the last), say that they could not start the command."""
+"""Exit statuses with which docker and podman, or apptainer (the last), report that they could not start the command."""
 SAID = ("docker: ", "Error: ", "FATAL: ", "OCI runtime")
-"""How the line begins that says why; advice may come after it."""
+"""Beginnings of the line that says why; advice may come after it."""
 
 
 class Client(Logged):
-    """Signals go through a pipe to `benchmarks.launching.supervise`, which no killed client and no late start can lose.
+    """The client process of one container.
+
+    Signals go through a pipe to `benchmarks.launching.supervise`; neither a killed client nor a late start loses them.
 
     Args:
         command: the whole command line.
         environment: all variables of the client.
-        log: file for what it and the container say; it comes out on this process's error stream when it is polled.
+        log: file for its output and the container's, which is copied to this process's error stream when it is polled.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path):
-        # In a session of its own, so that Ctrl-C on a terminal reaches the launcher only.
+        # It has a session of its own, so that Ctrl-C on a terminal reaches the launcher only.
         super().__init__(
             command,
             log,
@@ -41,7 +43,7 @@ class Client(Logged):
         )
 
     def send_signal(self, sig: int) -> None:
-        """Have the command in the container get a signal. SIGKILL ends this client, and with it the container."""
+        """Send a signal to the command in the container. SIGKILL ends this client, and with it the container."""
         if sig == signal.SIGKILL:
             super().send_signal(sig)
         elif self.stdin is not None:
@@ -49,7 +51,7 @@ class Client(Logged):
                 os.write(self.stdin.fileno(), bytes([sig]))
 
     def complaint(self) -> str | None:
-        """What the engine said if it could not start the command."""
+        """Return the engine's message if it could not start the command."""
         if self.poll() not in ENGINE_FAILED:
             return None
         lines = self.said()
@@ -57,7 +59,7 @@ class Client(Logged):
         return told[-1]
 
     def close(self) -> None:
-        """As `Logged`'s, and its standard input."""
+        """Close as `Logged` does, and close the standard input."""
         super().close()
         if self.stdin is not None:
             self.stdin.close()
@@ -73,7 +75,7 @@ REMOVE_SECONDS = 60.0
 def containers(
     runtime: Runtime, folder: Path, writable: Sequence[Path | None] = (), readable: Sequence[Path | None] = ()
 ) -> Iterator[Start]:
-    """Within it commands of the image's python can be started, each in a container of its own; they share a network.
+    """Yield a function that starts commands of the image's python, each in its own container; all share a network.
 
     Args:
         runtime: what runs the image.
@@ -82,7 +84,7 @@ def containers(
         readable: paths that they only read.
 
     Raises:
-        ConfigError: for paths that cannot be bound; for a network that is not to be had.
+        ConfigError: for paths that cannot be bound; for a network that is not available.
     """
     binds, token = bind_all([folder, *writable], readable, os.environ), f"resireduce-{secrets.token_hex(6)}"
     started: list[Client] = []
@@ -108,14 +110,14 @@ def containers(
 
 
 def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
-    """Until a container runs, so that others can join it; or has ended, or takes too long: then they say so."""
+    """Wait until a container runs, so that others can join it, or has ended, or takes too long: joining then fails."""
     if runtime.name == "apptainer":
         return
     command = [*runtime.program, "container", "inspect", "--format", "{{.State.Running}}", name]
     deadline = time.monotonic() + START_SECONDS
     while client.poll() is None and time.monotonic() < deadline:
         left = max(LOOK_SECONDS, deadline - time.monotonic())
-        with suppress(subprocess.TimeoutExpired):  # an engine that hangs
+        with suppress(subprocess.TimeoutExpired):  # the engine hangs
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=left)
             if done.stdout.strip() == "true":
                 return
@@ -123,14 +125,14 @@ def _wait_for(runtime: Runtime, client: Client, name: str) -> None:
 
 
 def _clear_away(runtime: Runtime, token: str, started: Sequence[Client]) -> None:
-    """End what is still there. A client that is killed leaves its container running until that notices."""
+    """End all containers. The container of a killed client runs on until it notices."""
     for client in started:
         client.kill()
         client.wait()
         client.close()
     if runtime.name == "apptainer" or not started:
         return
-    # They remove themselves when they end, so most are gone: of that docker complains, and podman does nothing at all.
+    # Containers remove themselves when they end; for missing ones docker complains, and podman would do nothing at all.
     options = ["--force", "--ignore"] if runtime.name == "podman" else ["--force"]
     command = [*runtime.program, "rm", *options, *(f"{token}-{rank}" for rank in reversed(range(len(started))))]
     with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""What is known of a built image, and `containers/images.lock.json`, which lists all. Imports no torch."""
+"""The entry of a built image, and `containers/images.lock.json`, which lists all entries. Imports no torch."""
 
 import fcntl
 import os
@@ -20,21 +20,21 @@ CURE = f"delete the file and {BUILD}"
 
 @dataclass(frozen=True, kw_only=True)
 class ImageEntry:
-    """One built image, as its build left it."""
+    """One built image, as recorded by its build."""
 
     name: str
     digest: str
     """sha256:..., the engine's ID of the image: the hash of its configuration, which holds the hashes of all layers."""
     content: str
-    """12 hex digits over all that it is built from: Containerfile, lock files, source code, base."""
+    """12 hex digits over everything that it is built from: Containerfile, lock files, source code, base."""
     base: str
     base_digest: str
     """sha256:...; of the registry's manifest, or the ID of a base made from packages."""
     versions: dict[str, str | None] = field(default_factory=dict)
-    """Versions of python, torch, cuda, nccl, horovod, mpi and others, read inside the image; None: it is not in it."""
+    """Versions of python, torch, cuda, nccl, horovod, mpi and others, read inside the image; None: not installed."""
     size_bytes: int
     engine: str
-    """What built it, with its version."""
+    """The program that built it, with its version."""
     built_at: str
     """ISO 8601, UTC."""
 
@@ -66,12 +66,12 @@ class ImageEntry:
             return cls.from_dict(values)
 
     def save(self, path: Path) -> None:
-        """Write it to a file of its own."""
+        """Write the entry to a file of its own."""
         save_json(asdict(self), path)
 
 
 def read_images(path: Path = LOCK) -> dict[str, ImageEntry]:
-    """Return all entries of a lock by name, none where there is no lock yet. Raises ConfigError, one line."""
+    """Return all entries of a lock by name, none if there is no lock yet. Raises ConfigError, one line."""
     if not path.exists():
         return {}
     values = _read(path)
@@ -90,7 +90,7 @@ def read_images(path: Path = LOCK) -> dict[str, ImageEntry]:
 
 
 def add_image(entry: ImageEntry, path: Path = LOCK) -> None:
-    """Put an entry into a lock, in the place of an earlier one of its name. One process does so at a time."""
+    """Put an entry into a lock, replacing an earlier one of the same name. Processes take turns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(path.parent, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""What of the host a container has: folders and files under the same paths, and variables, of a list."""
+"""What a container gets from the host: folders and files under the same paths, and listed variables."""
 
 import csv
 import io
@@ -20,10 +20,10 @@ class Bind:
     """Absolute."""
     writable: bool = False
     target: Path | None = None
-    """Where in the container; None: where it is on the host."""
+    """Path in the container; None: the same as on the host."""
 
     def option(self) -> str:
-        """The value of --mount, which docker, podman and apptainer read as a line of CSV: colons mean nothing in it."""
+        """Return the value of --mount; docker, podman and apptainer read it as CSV, so colons have no meaning in it."""
         line = io.StringIO()
         fields = ["type=bind", f"source={self.path}", f"destination={self.target or self.path}"]
         csv.writer(line, lineterminator="").writerow(fields if self.writable else [*fields, "readonly"])
@@ -33,9 +33,9 @@ class Bind:
 def bind_all(
     writable: Iterable[Path | None], readable: Iterable[Path | None], variables: Mapping[str, str]
 ) -> tuple[Bind, ...]:
-    """Return the binds of these paths as far as they exist, and of the scratch folder TMPDIR, the outermost first.
+    """Return the binds of these paths, if they exist, and of the scratch folder TMPDIR, the outermost first.
 
-    /tmp itself stays the container's own. Raises ConfigError, one line, for a path that no runtime could be told of.
+    /tmp itself stays the container's own. Raises ConfigError, one line, for a path that cannot be bound.
     """
     scratch = [Path(variables["TMPDIR"])] if variables.get("TMPDIR") else []
     found: dict[Path, bool] = {}
@@ -74,24 +74,24 @@ NAMES = (
     "WORLD_SIZE",
 )
 PREFIXES = ("GLOO_", "HOROVOD_", "MALLOC_", "MASTER_", "NCCL_", "OMPI_", "PMIX_", "PMI_", "RESIREDUCE_", "SLURM_")
-"""Which rank this is, how ranks find each other, and what changes memory, speed or results."""
+"""Variables that say which rank this is and how ranks find each other, or that change memory, speed or results."""
 CLIENT_NAMES = ("HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "TERM", "USER", "XDG_RUNTIME_DIR")
 CLIENT_PREFIXES = ("APPTAINER_", "http_", "https_")
-"""What apptainer itself needs. It gives HOME and PATH of the host to no container."""
+"""Variables that apptainer itself needs. It passes the host's HOME and PATH to no container."""
 
 
 def passed(variables: Mapping[str, str]) -> list[str]:
     """Return the names of these variables that a container gets. PATH, PYTHONPATH and LD_LIBRARY_PATH never are.
 
-    TMPDIR is, if the folder is bound: `Bind` of `benchmarks.launching.containers.environment`.
+    TMPDIR is one of them; `bind_all` binds its folder.
     """
     return sorted(name for name in variables if name in NAMES or name.startswith(PREFIXES))
 
 
 def for_apptainer(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment to call apptainer in: it passes all of it on, so it must not be more than is meant.
+    """Return the environment to call apptainer in: apptainer passes all of it on, so it holds only what is meant.
 
-    --cleanenv would pass nothing, not even what srun and mpirun say to each rank: each would take itself for rank 0.
+    --cleanenv would pass nothing, not even the variables that srun and mpirun set: each rank would take itself for 0.
     """
     own = {name for name in variables if name in CLIENT_NAMES or name.startswith(CLIENT_PREFIXES)}
     return {name: variables[name] for name in sorted(own | set(passed(variables)))}

@@ -1,4 +1,4 @@
-"""What an image is built from: which files, a hash of what they hold, and the archive that an engine is given."""
+"""The content of an image: the files it is built from, their hash, and the archive that an engine is given."""
 
 import tarfile
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,11 @@ IMAGES = ("cpu", "cuda12")
 SHARED = ("build_horovod.sh", "build-tools.lock", "horovod.lock", "check_image.py")
 """Files of `containers` that every image is built with."""
 SUITE = ("pyproject.toml", "README.md", "LICENSE", "resireduce", "benchmarks")
-"""What the suite is installed from."""
+"""Files that the suite is installed from."""
 PROJECTS = ("pyproject.toml", "benchmarks/pyproject.toml")
 """Project files of the library and of the suite."""
 RUN_INSIDE = (*LIBRARY, *TRAINING, "benchmarks/doctor", "benchmarks/images/image_facts.py")
-"""What runs in images: the library, the training, and what looks at them there."""
+"""Code that runs in images: the library, the training, and the checks of both."""
 LEFT_OUT = ("__pycache__", ".pytest_cache")
 
 
@@ -28,7 +28,7 @@ def containerfile(name: str) -> str:
 
 
 def check_locks(name: str, root: Path = ROOT) -> None:
-    """Raise ConfigError, one line, if a lock file that an image is built with does not hold its packages fast."""
+    """Raise ConfigError, one line, if a lock file that an image is built with does not pin its packages."""
     shared = [root / "containers" / file for file in SHARED if file.endswith(".lock")]
     own = {root / f"containers/{name}/requirements.lock", *root.glob(f"containers/{name}/*.lock")}
     for lock in (*shared, *sorted(own)):
@@ -36,9 +36,9 @@ def check_locks(name: str, root: Path = ROOT) -> None:
 
 
 def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
-    """Return 12 hex digits over all that an image is built from: another Containerfile, lock or code, another image.
+    """Return 12 hex digits over everything that an image is built from, such as Containerfile, locks and code.
 
-    Not over README and what only the host runs. Raises ConfigError for an unknown name, and for files that are missing.
+    README and code that only the host runs are left out. Raises ConfigError for an unknown name or missing files.
     """
     folder = (root / containerfile(name)).parent
     _text(folder / "Containerfile")
@@ -50,7 +50,7 @@ def image_content(name: str, base: str | None = None, root: Path = ROOT) -> str:
 
 
 def _text(file: Path) -> str:
-    """What is in a file of the project. Raises ConfigError, one line."""
+    """Return the text of a file of the project. Raises ConfigError, one line."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -71,7 +71,7 @@ def write_context(name: str, extra: Iterable[tuple[str, Path]], file: BinaryIO, 
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Add a file, or a folder's files; with owner, rights and time settled, as layers are cached by those too."""
+    """Add a file, or a folder's files, with fixed owner, rights and time, since layers are cached by those too."""
     for file, inside in _files(path, name):
         info = archive.gettarinfo(str(file), inside)
         info.uid = info.gid = info.mtime = 0
@@ -86,6 +86,6 @@ def _files(path: Path, name: str) -> Iterator[tuple[Path, str]]:
         yield path, name
         return
     for file in sorted(path.rglob("*")):
-        # Hidden ones are an editor's; they are not in the content either.
+        # Hidden files belong to an editor; they are not in the content either.
         if file.is_file() and not file.name.startswith(".") and not set(file.parts) & set(LEFT_OUT):
             yield file, f"{name}/{file.relative_to(path).as_posix()}"

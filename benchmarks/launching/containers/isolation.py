@@ -1,7 +1,7 @@
-"""A network of its own, with nothing but a loopback device, for the ranks of one launch under apptainer.
+"""A network with nothing but a loopback device, for the ranks of one launch under apptainer.
 
-Apptainer's own `--net --network none` makes one for each rank, and ranks could not reach each other. So a process of
-ours holds one, and each rank's apptainer enters it. Linux only; no rights are needed where user namespaces are allowed.
+Apptainer's own `--net --network none` makes a network for each rank, and ranks could not reach each other. Here one of
+our processes holds one, and each rank's apptainer enters it. Linux only; needs no rights where user namespaces work.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ UP = b"up\n"
 
 @contextmanager
 def isolated() -> Iterator[list[str]]:
-    """Within it there is such a network; what comes before a command line to run it there. Raises ConfigError."""
+    """Hold such a network; yield the beginning of a command line that runs in it. Raises ConfigError."""
     holder = subprocess.Popen(
         [*command("unshare"), "--user", "--map-root-user", "--net", sys.executable, "-m", __name__],
         stdin=subprocess.PIPE,
@@ -37,7 +37,7 @@ def isolated() -> Iterator[list[str]]:
         if holder.stdout.readline() != UP:
             said = holder.stderr.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
             raise ConfigError(f"network: 'none' is not to be had under apptainer here ({said[-1]}); set --network host")
-        # The caller keeps its number, which is root's in there: whoever else it may be has none.
+        # The caller keeps its ID, which is mapped to root in there; no other ID is mapped.
         yield [*command("nsenter"), f"--target={holder.pid}", "--user", "--net", "--preserve-credentials"]
 
 

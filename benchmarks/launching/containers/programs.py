@@ -1,4 +1,4 @@
-"""Programs that images need beside Python: those of this machine, or what the rig has for a machine without them."""
+"""Programs that images need beside Python: this machine's own, or those that the rig fetches."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from resireduce.scheme import load
 def command(name: str, wrapped: bool = True) -> list[str]:
     """Return how to call a program, as the beginning of a command line. Raises ConfigError, one line with the cure.
 
-    What the rig knows is fetched once if the machine has none: about 10 s. Unwrapped, apptainer can build images as
-    root, and not run them where this root is not a full one.
+    A program that the rig knows is fetched once if the machine lacks it, in about 10 s. Not `wrapped`, apptainer can
+    build images as root, but not run them if root lacks capabilities.
     """
     wrapper = _wrapper(name) if wrapped else []
     if (found := shutil.which(name)) is not None:
@@ -23,7 +23,7 @@ def command(name: str, wrapped: bool = True) -> list[str]:
 
 
 def _wrapper(name: str) -> list[str]:
-    """A root that lacks a capability, as in many containers, can run apptainer as a user with a namespace can."""
+    """Return the wrapper by which a root without all capabilities, as in many containers, runs apptainer as a user."""
     if name == "apptainer" and os.geteuid() == 0 and not _is_full_root():
         return [*command("unshare"), "--user", "--map-root-user"]
     return []

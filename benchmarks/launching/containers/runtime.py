@@ -1,4 +1,4 @@
-"""The command line of one rank in a container, which is inside the ranks' launch: one for each. Pure functions."""
+"""The command line of one rank in a container of its own. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from benchmarks.launching.containers.entry import ImageEntry
 from benchmarks.launching.containers.environment import TMP, Bind, for_apptainer, passed
 
 SHARED_MEMORY = "1g"
-"""Shared memory of a cell's ranks together, for NCCL and for loaders of data; an engine's default is 64 MiB."""
+"""Shared memory of all ranks of a cell together, for NCCL and data loaders; an engine's default is 64 MiB."""
 SUPERVISED = ("python", "-m", "benchmarks.launching.supervise")
 HOSTS = "hosts"
 DIGEST_VARIABLE = "RESIREDUCE_IMAGE_DIGEST"
@@ -24,7 +24,7 @@ class Container:
     leader: str | None = None
     """Name of the container whose network and shared memory it joins; None for the first."""
     folder: Path = TMP
-    """Folder of the launch, bound and writable: HOME under apptainer, where /tmp is that of all the machine's users."""
+    """Folder of the launch, bound and writable; HOME under apptainer, where all users of the machine share /tmp."""
     binds: tuple[Bind, ...] = ()
     supervised: bool = True
     """Whether its standard input is a pipe from the launcher: `benchmarks.launching.supervise`."""
@@ -32,12 +32,12 @@ class Container:
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """What runs images on this machine, and the image that it runs."""
+    """The program that runs images on this machine, and the image that it runs."""
 
     name: str
     image: ImageEntry
     program: tuple[str, ...]
-    """How it is called: the beginning of its command line."""
+    """The beginning of its command line."""
     network: str = "none"
     sif: Path | None = None
     """The image as apptainer reads it."""
@@ -46,26 +46,26 @@ class Runtime:
     gpus: bool = False
     """Whether ranks train on NVIDIA devices."""
     infiniband: bool = False
-    """Whether they may reach each other by it."""
+    """Whether ranks may reach each other by InfiniBand."""
     user: str = "0:0"
-    """Numbers of user and group, as the container sees them, that are the caller on the host."""
+    """User and group IDs in the container that stand for the caller on the host."""
     groups: tuple[int, ...] = ()
-    """The caller's other groups, which the data may belong to."""
+    """The caller's other groups, to which the data may belong."""
     host: str = "localhost"
     """The name of this machine, which ranks have too."""
     keeps_id: bool = False
-    """Whether the caller must be mapped to the same number in the container: podman without root."""
+    """Whether the caller must be mapped to the same ID in the container: podman without root."""
 
     def command(self, arguments: Sequence[str], container: Container, variables: Mapping[str, str]) -> list[str]:
         """Return the command line that runs `arguments` in a container.
 
-        Values of variables are not in it but in the environment that it is called in, `environment`: srun and mpirun
+        It passes `variables` by name only; their values come from `environment`, in which it is called: srun and mpirun
         set them for each rank.
         """
         last = ["--last"] if self.name == "podman" and container.leader is None else []
         inside = [*SUPERVISED, *last, *arguments] if container.supervised else list(arguments)
         if self.name == "apptainer":
-            # It refuses to set HOME itself.
+            # Apptainer refuses to set HOME itself.
             settings = [f"{name}={value}" for name, value in self._fixed(container.folder).items()]
             options = [*self._apptainer_options(container), str(self.sif), "env", *settings]
             return [*self.program, "exec", *options, *inside]
@@ -77,23 +77,23 @@ class Runtime:
         return [*self.program, "run", *options, self.image.digest, *inside]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the environment to call the command line in, from that of the host and what ranks are told."""
+        """Return the environment to call the command line in, from `variables`: the host's and those set for ranks."""
         return for_apptainer(variables) if self.name == "apptainer" else dict(variables)
 
     def facts(self) -> dict[str, Any]:
-        """Return what records say of it."""
+        """Return the facts of the image and its runtime for records."""
         entry = self.image
         facts = {"name": entry.name, "digest": entry.digest, "runtime": self.name, "network": self.network}
         return {**facts, "versions": entry.versions, "sif_sha256": self.sif_hash}
 
     def _fixed(self, home: Path) -> dict[str, str]:
-        """Variables that are the same for every container, whatever the host's are."""
-        # The caller's number has no name in the image, and torch asks for one. No code but the image's own is found.
+        """Return the variables that are the same for every container, whatever the host's are."""
+        # The caller's ID has no name in the image, and torch asks for one. No code but the image's own is found.
         own = {"HOME": str(home), "USER": "resireduce", "PYTHONNOUSERSITE": "1", "PYTHONSAFEPATH": "1"}
         return own | {DIGEST_VARIABLE: self.image.digest}
 
     def _engine_options(self, container: Container) -> list[str]:
-        # Compiled kernels are loaded from /tmp, which may therefore hold programs.
+        # Compiled kernels are loaded from /tmp, so programs there must be executable.
         options = ["--rm", "--interactive", "--name", container.name, "--pull=never", "--sig-proxy=false"]
         options += ["--read-only", f"--tmpfs={TMP}:exec,mode=1777", f"--workdir={TMP}", "--log-driver=none"]
         options += ["--cap-drop=ALL", "--security-opt=no-new-privileges", "--security-opt=label=disable"]
@@ -101,9 +101,9 @@ class Runtime:
         return options + [f"--group-add={group}" for group in self.groups]
 
     def _joined(self, container: Container) -> list[str]:
-        """Who shares what: ranks of a cell meet over the loopback device and /dev/shm of the first one's container.
+        """Return the options for sharing: all ranks of a cell use loopback device and /dev/shm of the first container.
 
-        All have the host's name, by which NCCL finds out who is on the same machine.
+        All have the host's name, by which NCCL finds out which ranks are on the same machine.
         """
         if container.leader is None:
             memory = ["--ipc=shareable", f"--shm-size={SHARED_MEMORY}"]
@@ -112,24 +112,24 @@ class Runtime:
         if self.network == "none" and container.leader is not None:
             network = [f"--network=container:{container.leader}"]
         else:
-            # Horovod crashes where nobody can tell it the address of its own name.
+            # Horovod crashes if it cannot look up the address of its own name.
             named = [f"--add-host={self.host}:127.0.0.1"] if self.network == "none" else []
             network = [f"--network={self.network}", *named]
         return ["--uts=host", *memory, *network]
 
     def _devices(self) -> list[str]:
-        """GPUs with the host's numbers of processes, by which NVML tells whose memory it is; InfiniBand."""
+        """Return the options for GPUs, with the host's process IDs, which NVML reports, and for InfiniBand."""
         gpus = ["--gpus=all"] if self.name == "docker" else ["--device=nvidia.com/gpu=all"]
         options = [*gpus, "--pid=host"] if self.gpus else []
         return options + (["--device=/dev/infiniband", "--ulimit=memlock=-1:-1"] if self.infiniband else [])
 
     def _apptainer_options(self, container: Container) -> list[str]:
-        # Numbers of processes, /dev/shm, the host's name and /tmp are the host's by default; the root is read-only.
+        # Process IDs, /dev/shm, the host name and /tmp are the host's by default; the root file system is read-only.
         options = ["--no-home", "--no-mount", "home,cwd", "--pwd", str(TMP), *(["--nv"] if self.gpus else [])]
         if self.network == "none":
             options += ["--mount", Bind(container.folder / HOSTS, target=Path("/etc/hosts")).option()]
         return options + [word for bind in container.binds for word in ("--mount", bind.option())]
 
     def hosts(self) -> str:
-        """Return what apptainer's containers are to find in /etc/hosts if they have no network: HOSTS in the folder."""
+        """Return the content of /etc/hosts for apptainer's containers without a network: HOSTS in the folder."""
         return f"127.0.0.1 localhost {self.host}\n"

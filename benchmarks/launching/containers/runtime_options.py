@@ -1,4 +1,4 @@
-"""The options that choose what runs an image. What finds it is only imported where one is wanted."""
+"""The options that choose a runtime and an image. The code that finds them is imported only when it is needed."""
 
 import argparse
 
@@ -8,7 +8,7 @@ from resireduce.errors import ConfigError, choose
 RUNTIMES = ("none", "docker", "podman", "apptainer")
 """none: this machine's own python."""
 NETWORKS = ("none", "host")
-"""none: ranks reach each other and nobody else."""
+"""none: ranks can reach each other and nothing else."""
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,10 +20,10 @@ def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def asked_runtime(args: argparse.Namespace) -> Runtime | None:
-    """Return what the options ask for; None: this machine's own python.
+    """Return the runtime that the options ask for; None: this machine's own python.
 
-    Raises ConfigError, one line with the cure, for options that contradict each other and for whatever is in the way of
-    using them here: `benchmarks.launching.containers.choose.find_runtime`.
+    Raises ConfigError, one line with the cure, for options that contradict each other or cannot be used here:
+    `benchmarks.launching.containers.choose.find_runtime`.
     """
     name = choose("runtime", args.runtime, RUNTIMES)
     if name == "none":

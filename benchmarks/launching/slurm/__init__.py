@@ -1,1 +1,1 @@
-"""Ranks on the nodes of a Slurm job, as a site's file has it."""
+"""Runs ranks on the nodes of a Slurm job, as configured in a site's file."""

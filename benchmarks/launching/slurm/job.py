@@ -1,4 +1,4 @@
-"""What the Slurm job that this process runs in knows of itself. Raises ConfigError where there is no such job."""
+"""Facts about the Slurm job that this process runs in. Raises ConfigError outside of a job."""
 
 import math
 import os
@@ -23,9 +23,9 @@ def job_id(environment: Mapping[str, str] | None = None) -> str:
 
 
 def seconds_left(said: str | None = None) -> float:
-    """Return the time until the job's limit, infinite without one; `said` is squeue's answer, which is asked otherwise.
+    """Return the time until the job's limit, infinite without one; `said` is squeue's answer; None: ask squeue.
 
-    squeue and not a variable: Snakemake takes most of Slurm's variables out of the environment of its jobs.
+    It asks squeue instead of reading a variable, since Snakemake removes most of Slurm's variables from its jobs.
     """
     text = (said if said is not None else ask(["squeue", "--noheader", "--jobs", job_id(), "--format", "%L"])).strip()
     if (found := TIME.fullmatch(text)) is None:
@@ -40,9 +40,9 @@ def host_names(nodes: str) -> list[str]:
 
 
 def ask(command: Sequence[str]) -> str:
-    """Return what one of Slurm's programs answers. Raises ConfigError, one line, if it does not.
+    """Return the output of one of Slurm's programs. Raises ConfigError, one line, if it fails.
 
-    Without the user's own defaults (SQUEUE_STATES, SCANCEL_INTERACTIVE ...), which would hide jobs or ask questions.
+    The user's own defaults (SQUEUE_STATES, SCANCEL_INTERACTIVE ...), which could hide jobs or ask questions, are unset.
     """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(DEFAULTS)}
     try:

@@ -1,4 +1,4 @@
-"""On how many nodes a cell's ranks are, and what its job asks Slurm for."""
+"""The number of nodes for a cell's ranks, and the resources that its job requests from Slurm."""
 
 import shlex
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class Placement:
 
 
 def place(cell: Cell, site: Site) -> Placement:
-    """Return where a cell's ranks are: on as many nodes as the cell says, else on as few as hold them.
+    """Return the placement of a cell's ranks: on as many nodes as the cell says, else on as few as can hold them.
 
-    Raises ConfigError if a node cannot hold so many, or the ranks cannot be divided evenly.
+    Raises ConfigError if a node cannot hold its ranks, or the ranks cannot be divided evenly.
     """
     most = site.gpus_per_node or site.ranks_per_node
     if cell.nodes is not None:
@@ -34,10 +34,10 @@ def place(cell: Cell, site: Site) -> Placement:
 
 
 def job_resources(cell: Cell, site: Site, attempt: int = 1) -> dict[str, Any]:
-    """Return what the cell's job asks for, by the names of Snakemake's resources.
+    """Return the resources that the cell's job requests in its `attempt`, by the names of Snakemake's resources.
 
-    GPUs are asked for by node: a total may be split unevenly over nodes. `mpi` is there and empty: the job's command is
-    then not put within a srun of one task, within which no other could have more.
+    GPUs are requested per node: a total may be split unevenly over nodes. `mpi` is set and empty, so that the job's
+    command is not wrapped in a srun of one task, which would limit every srun within it.
     """
     placement = place(cell, site)
     found: dict[str, Any] = {
@@ -56,7 +56,7 @@ def job_resources(cell: Cell, site: Site, attempt: int = 1) -> dict[str, Any]:
 def account_option(site: Site | None) -> str:
     """Return the option of sbatch that names the account; nothing if the site names none.
 
-    Not Snakemake's resource slurm_account: each job would look it up in the accounting data base, which may be down. In
-    this form, without a blank, the executor lets it pass, and it comes after the account that the executor guesses.
+    Snakemake's resource slurm_account is not used: each job would look it up in the accounting database, which may be
+    down. The executor accepts this form, without a blank, and it comes after the account that the executor guesses.
     """
     return f"-A{shlex.quote(site.account)}" if site is not None and site.account else ""

@@ -15,7 +15,7 @@ from benchmarks.launching.slurm.site import Site
 from benchmarks.launching.slurm.step import StepRank, Task, step
 
 MARGIN_SECONDS = 15.0
-"""A cell has ended so long before its job's time is over: records are written, and Snakemake ends twice."""
+"""A cell must end this long before its job's limit: records are still written, and Snakemake ends twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,18 +26,18 @@ class Job:
     placement: Placement
     site: Site
     seconds: float
-    """Until its time limit, from when this was made."""
+    """Time until its limit, counted from when this was made."""
     image: str | None = None
-    """What ranks run in, as `--image` names it."""
+    """The image that ranks run in, as `--image` names it."""
 
     @classmethod
     def find(cls, cell: Cell, site: Site, image: str | None = None) -> "Job":
-        """Return the job that this process runs in. Raises ConfigError outside of one, and for what it cannot hold."""
+        """Return the job that this process runs in. Raises ConfigError outside of one, or if the cell does not fit."""
         number = job_id()
         return cls(number=number, placement=place(cell, site), site=site, seconds=seconds_left(), image=image)
 
     def facts(self) -> dict[str, Any]:
-        """Return what records say of it."""
+        """Return the job's facts for records."""
         return {
             "job_id": self.number,
             **asdict(self.placement),
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def deadline_seconds(self) -> float | None:
-        """Return the time that the cell has, as `--deadline` would say it; None without a limit."""
+        """Return the time that the cell has, as `--deadline` would give it; None without a limit."""
         return self.seconds - MARGIN_SECONDS if math.isfinite(self.seconds) else None
 
     def start(

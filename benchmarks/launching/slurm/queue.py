@@ -1,4 +1,4 @@
-"""What Slurm still has of a run whose Snakemake has ended: its jobs, and nodes that failed, which later jobs avoid."""
+"""The jobs of a run that Slurm still has after its Snakemake ended, and failed nodes, which later jobs avoid."""
 
 import os
 import time
@@ -14,17 +14,17 @@ from benchmarks.launching.slurm.working import WORKING
 from resireduce.errors import ConfigError
 
 WEIGHTS = ("rule_pretrained_wildcards_", "rule_pretrained_in_image_wildcards_")
-"""How comments of jobs begin that train weights, which are of no run: all that need them start from the same."""
+"""Beginning of the comments of jobs that train weights; these belong to no single run, since runs share weights."""
 GONE_SECONDS = 300.0
-"""How long jobs may take to end once they are cancelled: Slurm gives them KillWait, usually 30 s, then cleans up."""
+"""How long cancelled jobs may take to end: Slurm gives them KillWait, usually 30 s, then cleans up."""
 LOOK_SECONDS = 2.0
 AT_ONCE = 500
-"""Numbers of jobs on one command line."""
+"""Largest number of job IDs on one command line."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job that is pending, running, or not quite at its end."""
+    """A job that is pending, running, or completing."""
 
     number: str
     state: str
@@ -34,26 +34,26 @@ class QueuedJob:
 
     @property
     def trains_weights(self) -> bool:
-        """Whether it makes weights that cells start from, and not a cell."""
+        """Return whether it trains weights that cells start from, and not a cell."""
         return self.comment.startswith(WEIGHTS)
 
 
 def cell_comment(run: str, cell: str) -> str:
-    """Return the comment of the jobs of a cell: the rule, and its wildcards in their order in the output's name."""
+    """Return the comment of a cell's jobs: the rule and its wildcards, in the order of the output's name."""
     return f"rule_cell_wildcards_{run}_{cell}"
 
 
 def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
     """Return this user's jobs, submitted from `folder`, that have one of `comments` or train weights.
 
-    By number, hidden partitions included. Raises ConfigError, one line, where squeue does not answer.
+    Sorted by number, hidden partitions included. Raises ConfigError, one line, if squeue does not answer.
     """
     line = ["squeue", "--noheader", "--all", f"--user={os.getuid()}", "--format=%i|%T|%k|%Z"]
     found, here = [], os.path.realpath(folder)
     for said in ask(line).splitlines():
         if said.count("|") < 3:
             continue
-        number, state, comment, place = said.split("|", 3)  # a folder's name may hold the sign, a cell's does not
+        number, state, comment, place = said.split("|", 3)  # a folder's name may contain the sign, a cell's does not
         job = QueuedJob(number, state, comment)
         if os.path.realpath(place) == here and (comment in comments or job.trains_weights):
             found.append(job)
@@ -61,9 +61,9 @@ def find_jobs(comments: Collection[str], folder: Path) -> list[QueuedJob]:
 
 
 def cancel(jobs: Sequence[QueuedJob]) -> None:
-    """Ask Slurm to end jobs: those that run get SIGTERM and may save what they have.
+    """Ask Slurm to end jobs: those that run get SIGTERM and may save their state.
 
-    That one of them has ended meanwhile is no error, and whether they end is for `wait_until_gone`.
+    It is no error if one has ended meanwhile; `wait_until_gone` checks that they end.
     """
     for start in range(0, len(jobs), AT_ONCE):
         with suppress(ConfigError):
@@ -71,9 +71,9 @@ def cancel(jobs: Sequence[QueuedJob]) -> None:
 
 
 def wait_until_gone(find: Callable[[], Sequence[QueuedJob]], limit_seconds: float = GONE_SECONDS) -> float:
-    """Return after how many seconds `find` found nothing any more: a job that is completing is not gone.
+    """Wait until `find` finds no jobs, and return the seconds that this took: a job that is completing is not gone.
 
-    Raises ConfigError, one line with the jobs, if some are there for longer than the limit.
+    Raises ConfigError, one line with the jobs, if some are there for longer than `limit_seconds`.
     """
     start = time.monotonic()
     while jobs := find():
@@ -96,14 +96,14 @@ def name_jobs(jobs: Sequence[QueuedJob], most: int = 8) -> str:
 
 LOST = "lost-nodes.json"
 FAILED = ("DOWN", "FAIL", "NOT_RESPONDING", "*")
-"""In the state that Slurm gives a node."""
+"""Words in the state of a node that Slurm counts as failed."""
 
 
 def lost_nodes(run: Path, cell: str, needed: int) -> list[str]:
-    """Return nodes that jobs of a run are to avoid, and note those that an earlier try of this cell was lost with.
+    """Return the nodes that jobs of a run are to avoid, and note those that failed under an earlier try of this cell.
 
-    A job whose node fails is killed, so that what it worked with is left. Of the nodes that it was on those have failed
-    which are down, or which were started after it. Nothing if fewer than `needed` nodes were left to the cell.
+    A job whose node fails is killed, so its working files are left. Of its nodes, those have failed that are down or
+    were started after it. Returns nothing if that would leave the cell fewer than `needed` nodes.
     """
     known = set(try_json(run / LOST) or ())
     places = {file: load_json(file)["host"] for file in (run / WORKING / cell).glob("rank*.place.json")}
@@ -119,7 +119,7 @@ def has_failed(node: str, since: float, said: str | None = None) -> bool:
     try:
         text = said if said is not None else ask(["scontrol", "--oneliner", "show", "node", node])
     except ConfigError:
-        return False  # nobody knows
+        return False  # it cannot be known
     fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
     if any(word in fields.get("State", "") for word in FAILED):
         return True

@@ -1,4 +1,4 @@
-"""What differs from one cluster to the next, read from one file: `slurm/partitions.default.yaml` explains its lines."""
+"""Settings that differ between clusters, read from one file: `slurm/partitions.default.yaml` explains its lines."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from benchmarks.launching.containers.runtime_options import NETWORKS, RUNTIMES
 from resireduce.errors import ConfigError, choose, is_count
 
 SITE_FILE = Path("slurm/partitions.yaml")
-"""A site's own, which git does not track."""
+"""A site's own file, which git does not track."""
 DEFAULT_FILE = Path("slurm/partitions.default.yaml")
-"""What holds where a site has none."""
+"""The file that is used if a site has none."""
 MOST = 10**8
-"""No number in the file is greater: minutes, and megabytes of a node."""
+"""Largest number allowed in the file: minutes, or megabytes of a node."""
 GRES = re.compile(r"[A-Za-z0-9_]+(:[A-Za-z0-9_.-]+)?")
 LIMITS = tuple(
     f"max_{name}"
@@ -27,42 +27,42 @@ LIMITS = tuple(
     )
 )
 OTHER_LIMITS = ("available_gpu_models", "supports_mpi", "available_constraints", "slurm_cluster", "cluster", "clusters")
-"""What the executor plugin for Slurm reads of a partition: numbers, and the rest."""
+"""Keys of a partition that the executor plugin for Slurm reads: numbers (LIMITS), and the rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """One cluster, as jobs of this suite use it. The defaults are those of a site that says nothing."""
+    """One cluster, as jobs of this suite use it. The defaults apply to a site that sets nothing."""
 
     account: str | None = None
-    """What jobs are charged to; None: as the user's last job, or Slurm's default."""
+    """Account that jobs are charged to; None: that of the user's last job, or Slurm's default."""
     gres: str = "gpu"
-    """Name of GPUs in --gres, with their type if one is wanted: gpu, gpu:a100."""
+    """Name of GPUs in --gres, with their type if wanted: gpu, gpu:a100."""
     gpus_per_node: int = 8
     """0: ranks train on CPUs."""
     ranks_per_node: int = 8
-    """At most, where there are no GPUs: with GPUs each rank has one."""
+    """Most ranks of a node without GPUs; with GPUs each rank has one."""
     cpus_per_rank: int = 2
     memory_mb_per_rank: int = 16_000
-    """Memory of the host. A job that is tried again asks for as many times as much as it is the try."""
+    """Host memory. The n-th try of a job asks for n times as much."""
     most_memory_mb: int | None = None
-    """Memory of a node: no try asks for more; None: there is no such limit."""
+    """Memory of a node: no try asks for more; None: no limit."""
     minutes: int = 60
-    """Time limit of a job. A cell that needs more saves what it has before, and goes on in the next try."""
+    """Time limit of a job. A cell that needs more saves its state before the limit, and resumes in the next try."""
     longest_minutes: int = 1440
     """No try asks for more."""
     checkpoint_minutes: float = 10.0
-    """How often a cell saves what it can go on from if it is killed."""
+    """How often a cell saves a checkpoint, from which it resumes if it is killed."""
     runtime: str = "none"
     image: str | None = None
     network: str = "host"
-    """Network of containers. Ranks are each in their own, so that without the host's network none reaches another."""
+    """Network of containers. Each rank has its own container: without the host's network, none reaches another."""
     modules: tuple[str, ...] = ()
     """Environment modules that are loaded before a cell starts."""
     scratch: str | None = None
-    """Folder for temporary files on each node, as TMPDIR; variables such as $SLURM_JOB_ID in it are filled in there."""
+    """Folder for temporary files on each node, as TMPDIR; variables such as $SLURM_JOB_ID in it are expanded there."""
     interface: str | None = None
-    """Network device over which nodes reach each other, for gloo and NCCL; None: that of the route to the others."""
+    """Network device over which nodes reach each other, for gloo and NCCL; None: the device of the route to them."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for the first field that is not allowed."""
@@ -93,12 +93,12 @@ class Site:
 
 
 def site_file(folder: Path = Path()) -> Path:
-    """Return the site's file in a project's folder, or the default one where the site has none."""
+    """Return the site's file in a project's folder, or the default one if the site has none."""
     return folder / (SITE_FILE if (folder / SITE_FILE).exists() else DEFAULT_FILE)
 
 
 def check_partitions(partitions: Mapping[Any, Any], site: Site) -> None:
-    """Raise ConfigError for limits of partitions that Snakemake's executor does not know, or by which no cell fits."""
+    """Raise ConfigError for limits of partitions that Snakemake's executor does not know, or that no cell can meet."""
     for name, limits in partitions.items():
         where = f"partitions: {name}"
         allow(where, limits, _text(name) and isinstance(limits, Mapping), "limits by name, or {}")
@@ -140,4 +140,4 @@ ALLOWED: dict[str, tuple[str, Check]] = {
     "scratch": _TEXT_OR_NONE,
     "interface": _TEXT_OR_NONE,
 }
-"""For each field what is allowed, in words and as a check."""
+"""For each field: the allowed values in words, and their check."""

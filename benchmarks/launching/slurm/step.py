@@ -1,4 +1,4 @@
-"""A cell's ranks as one step of the Slurm job that this process runs in: `srun` starts a task for each."""
+"""Runs a cell's ranks as one step of the Slurm job that this process is in: `srun` starts a task for each."""
 
 import signal
 import subprocess
@@ -16,18 +16,18 @@ from benchmarks.launching.slurm.job import job_id
 from benchmarks.launching.slurm.job_resources import Placement
 
 TASK = "task.json"
-"""What every task is told: `Task`."""
+"""File that tells every task its `Task`."""
 CANCEL_SECONDS = 10.0
 END_SECONDS = 20.0
 """How long srun may take to collect tasks that were killed."""
 NODE_LOST = ("Node failure", "NODE FAIL", "Communication connection failure", "Unable to contact")
 MEMORY_FULL = ("oom_kill", "oom-kill", "Out Of Memory", "exceeded memory limit", "memory limit")
-"""What srun and slurmstepd say when a node is lost, and when a limit of memory was reached."""
+"""Words of srun and slurmstepd when a node is lost (NODE_LOST), and when a memory limit is reached."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a task needs to know, beside what Slurm tells it, to become a rank. Plain values."""
+    """What a task must know to become a rank, beside what Slurm tells it. Plain values."""
 
     weights: str | None
     root: str
@@ -44,9 +44,9 @@ class Task:
 
 @contextmanager
 def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> Iterator[list["StepRank"]]:
-    """Start a task for each rank; at the end of it none is left.
+    """Start a task for each rank; at the end of the block none is left.
 
-    folder: of the launch, empty but for the files of the cell, on a disk that all nodes see.
+    folder: of the launch, empty except for the files of the cell, on a disk that all nodes see.
     """
     save_json(asdict(task), folder / TASK)
     process = Logged(command(folder, placement, cpus_per_rank), folder / "srun.log", preexec_fn=die_with_parent)
@@ -61,7 +61,7 @@ def step(folder: Path, placement: Placement, cpus_per_rank: int, task: Task) -> 
 
 
 def _end(process: Logged) -> None:
-    """Until srun has collected its tasks, which have all ended, or does not."""
+    """Wait until srun has collected its tasks, which have all ended; kill it if it does not."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(END_SECONDS)
     process.kill()
@@ -71,10 +71,10 @@ def _end(process: Logged) -> None:
 def command(
     folder: Path, placement: Placement, cpus_per_rank: int, module: str = "benchmarks.launching.slurm.step_task"
 ) -> list[str]:
-    """Return the command line of srun, each of whose tasks runs a module with the folder as its argument.
+    """Return the command line of a srun whose tasks each run a module with the folder as its argument.
 
-    Ranks find each other through a folder, so that no MPI is asked for. A rank that fails does not end the others: they
-    have their own outcome to write.
+    Ranks find each other through a folder, so no MPI is requested. A rank that fails does not end the others: they
+    still write their own outcomes.
     """
     options = [f"--nodes={placement.nodes}", f"--ntasks-per-node={placement.ranks_per_node}", "--distribution=block"]
     options += [f"--ntasks={placement.nodes * placement.ranks_per_node}", f"--cpus-per-task={cpus_per_rank}"]
@@ -83,24 +83,24 @@ def command(
 
 
 def exit_file(folder: Path, rank: int) -> Path:
-    """Return the file in which a task leaves its rank's exit status: srun ends when all have ended."""
+    """Return the file for the exit status of a task's rank, since srun itself ends only when all have ended."""
     return folder / f"rank{rank}.exit.json"
 
 
 def place_file(folder: Path, rank: int) -> Path:
-    """Return the file in which a task says where it runs, as soon as it does."""
+    """Return the file in which a task says where it runs, as soon as it starts."""
     return folder / f"rank{rank}.place.json"
 
 
 class StepRank:
-    """One rank of a step, by the files that its task leaves, and by what srun says."""
+    """One rank of a step, known by the files of its task and the output of srun."""
 
     def __init__(self, process: Logged, folder: Path, rank: int):
         self._process, self._folder, self._rank = process, folder, rank
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return its exit status if it has ended, negative if it was killed; the step's if its task says nothing."""
+        """Return its exit status if it has ended, negative if it was killed; the step's if its task left none."""
         ended = self._process.poll()
         if self.returncode is None:
             with suppress(OSError, ValueError, KeyError):
@@ -128,7 +128,7 @@ class StepRank:
     def send_signal(self, sig: int) -> None:
         """Send a signal to all tasks of the step, once: rank 0 stands for all.
 
-        By scancel and not through srun, which takes some signals as meant for itself.
+        It uses scancel, since srun takes some signals as meant for itself.
         """
         if self._process.poll() is not None or (self._rank != 0 and sig != signal.SIGKILL):
             return
@@ -140,19 +140,19 @@ class StepRank:
             self._process.send_signal(sig)
 
     def complaint(self) -> str | None:
-        """Return why the step was not started, if no task of it was."""
+        """Return why the step was not started, if none of its tasks was."""
         if self.poll() is None or place_file(self._folder, self._rank).exists():
             return None
         errors = [line for line in self._process.said() if "error:" in line]
         return (errors or self._process.said() or ["srun said nothing"])[-1]
 
     def verdict(self) -> Outcome | None:
-        """Return what srun knows of a step that ended badly."""
+        """Return the outcome of a step that ended badly, from srun's output."""
         return judge(self._process.said())
 
 
 def judge(lines: Sequence[str]) -> Outcome | None:
-    """Return how a rank ended, from what srun and slurmstepd said; None if they name no such cause."""
+    """Return how a rank ended, from the output of srun and slurmstepd; None if they name no known cause."""
     for status, words in (("node-fail", NODE_LOST), ("oom", MEMORY_FULL)):
         for line in lines:
             if any(word.lower() in line.lower() for word in words):

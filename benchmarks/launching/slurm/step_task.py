@@ -25,9 +25,9 @@ LOOPBACK = "lo"
 
 
 def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]:
-    """Return what tells a rank which it is, and by which device it reaches the others, from what Slurm tells its task.
+    """Return the variables that tell a rank its number and its network device, from what Slurm tells its task.
 
-    Raises ConfigError if the step is not as it was asked for, or if there is no way to the other nodes.
+    Raises ConfigError if the step is not as requested, or if there is no route to the other nodes.
     """
     local_rank, on_each = int(environment["SLURM_LOCALID"]), task.ranks_per_node
     if local_rank >= on_each:
@@ -44,14 +44,14 @@ def rank_variables(environment: Mapping[str, str], task: Task) -> dict[str, str]
 
 
 def _interface(environment: Mapping[str, str]) -> str:
-    """The device of the route to another node of the step; of one node the loopback."""
+    """Return the device of the route to another node of the step; the loopback for a single node."""
     own = environment.get("SLURMD_NODENAME", socket.gethostname())
     others = [host for host in host_names(environment["SLURM_STEP_NODELIST"]) if host != own]
     return interface_to(others[0]) if others else LOOPBACK
 
 
 def run(folder: Path) -> int:
-    """Run this task's rank to its end, and pass signals on to it. The exit status."""
+    """Run this task's rank until it ends, pass signals on to it, and return its exit status."""
     came: list[int] = []
     started: list[RankProcess] = []
 
@@ -86,7 +86,7 @@ def _run_rank(folder: Path, rank: int, task: Task, came: list[int], started: lis
     with starting(_runtime(task), folder, [Path(task.checkpoints) if task.checkpoints else None], read) as start:
         process = start(arguments, variables | cell_variables(cell))
         started.append(process)
-        for number in came:  # before it was there
+        for number in came:  # signals from before it was started
             process.send_signal(number)
         while process.poll() is None:
             time.sleep(POLL_SECONDS)

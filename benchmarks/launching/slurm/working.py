@@ -1,4 +1,4 @@
-"""Where a cell works, held by one process at a time, and its record until it was seen that the cell is finished."""
+"""A cell's working folder, held by one process at a time, and a copy of its record until it counts as finished."""
 
 import errno
 import fcntl
@@ -19,19 +19,19 @@ from benchmarks.core.record import CellResult, try_load
 from resireduce.errors import ConfigError
 
 WORKING = "working"
-"""Folder of a run for the cells that are running, beside that of its records."""
+"""Folder of a run for its running cells, beside the folder of its records."""
 WAIT_SECONDS = 120.0
-"""How long to wait for another process that runs the cell: one on a node that was lost is noticed after a while."""
+"""How long to wait for another process that runs the cell: the loss of its node is noticed only after a while."""
 LOOK_SECONDS = 1.0
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @contextmanager
 def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
-    """Within it a cell has an empty folder for its launch, which goes with it.
+    """Yield an empty folder for the launch of a cell, which is deleted at the end.
 
-    With `shared` it lies beside the folder of the record, where all nodes see it, and nobody else runs the cell there.
-    Raises ConfigError, one line, if another process does and does not end soon.
+    With `shared` it lies beside the folder of the record, where all nodes see it, and no other process may run the
+    cell. Raises ConfigError, one line, if one does and does not end soon.
     """
     if not shared:
         with tempfile.TemporaryDirectory(prefix="resireduce-cell-") as name:
@@ -42,7 +42,7 @@ def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a+", encoding="utf-8") as file:
         _lock(file, cell)
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process
         folder.mkdir()
         try:
             yield folder
@@ -51,7 +51,7 @@ def working_folder(cell: Cell, output: Path, shared: bool) -> Iterator[Path]:
 
 
 def _lock(file: TextIO, cell: Cell) -> None:
-    """Lock the file, which the kernel does as long as this process lives, and write into it who this is."""
+    """Lock the file for as long as this process lives, and write into it which process this is."""
     deadline = time.monotonic() + WAIT_SECONDS
     while True:
         try:
@@ -74,24 +74,24 @@ def _lock(file: TextIO, cell: Cell) -> None:
 
 
 def keep(result: CellResult, path: Path) -> None:
-    """Save a copy of a record where Snakemake, which deletes what a failed job leaves, does not know it.
+    """Save a copy of a record where Snakemake, which deletes the output of failed jobs, does not find it.
 
-    A disk that has become full does not matter: the record itself will be there, or will say so.
+    A full disk is ignored here: writing the record itself will succeed or report it.
     """
     with suppress(OSError):
         result.save(path)
 
 
 def find_kept(path: Path | None, content: Mapping[str, Any]) -> CellResult | None:
-    """Return the record that `keep` has saved, if it is of the very same cell, code, packages and weights."""
+    """Return the record that `keep` has saved, if its cell, code, packages and weights are exactly the same."""
     found = try_load(path) if path is not None else None
-    # As JSON has it: what was saved has texts where there were numbers as keys.
+    # Compare in JSON's form, in which numeric keys have become texts.
     same = found and found.provenance.get("content") == json.loads(json.dumps(finite(content)))
     return found if same else None
 
 
 def forget(paths: Iterable[Path]) -> None:
-    """Delete copies of records, of cells that count as finished: without it a deleted record would come back."""
+    """Delete the copies of finished cells' records: otherwise a record that the user deletes would come back."""
     for path in paths:
         with suppress(OSError):
             path.unlink(missing_ok=True)

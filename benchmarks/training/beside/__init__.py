@@ -1,1 +1,1 @@
-"""One rank of this library beside other ways to train in parallel."""
+"""Compares this library with other ways to train in parallel, one rank at a time."""

@@ -24,17 +24,17 @@ from benchmarks.training.beside.plain_models import MODELS, WARM_UP, Forward
 from benchmarks.training.measure.tracker import peak_resident_bytes, reset_peak_resident, status_bytes
 
 WARM_UP_STEPS = 3
-"""Optimizer states are there after one, PowerSGD compresses from the third."""
+"""Optimizer states exist after one step; PowerSGD compresses from the third."""
 MEASURED_STEPS = 2
 
 
 def own_pages_bytes() -> int:
-    """Return what is resident of this process and is no file's: what malloc has, and the interpreter."""
+    """Return this process's resident bytes that belong to no file: malloc's memory, and the interpreter's."""
     return status_bytes("RssAnon")
 
 
 def measure(way: str, model: str) -> dict[str, Any]:
-    """Train in this way, and return the bytes of the fuller of the measured steps."""
+    """Train in this `way`, and return the bytes of the fullest measured step."""
     _train(way, WARM_UP.get(model, model))
     gc.collect()
     torch.manual_seed(0)
@@ -58,7 +58,7 @@ def _train(way: str, model: str) -> None:
 
 
 def _step(loop: Loop, forward: Forward, before: int) -> dict[str, int]:
-    """One step, begun by all ranks together. What is left of its gradients is measured with them, and without."""
+    """Take one step, begun by all ranks together, and measure memory with gradients and without."""
     dist.barrier()
     loop.zero_grad()
     without_gradients, sent = own_pages_bytes(), sent_bytes()
@@ -79,7 +79,7 @@ def _step(loop: Loop, forward: Forward, before: int) -> dict[str, int]:
 
 
 def _followed(loop: Loop, forward: Forward) -> dict[str, Any]:
-    """What is known tensor by tensor, of a way that can tell: the states, and the fullest moment of a step."""
+    """Return sums over tensors, if the way can tell them: the states, and the fullest moment of a step."""
     if loop.held is None or loop.follow is None:
         return {}
     states = {kind: sum(tensor.nbytes for tensor in tensors) for kind, tensors in loop.held().items()}
@@ -92,7 +92,7 @@ def _followed(loop: Loop, forward: Forward) -> dict[str, Any]:
 
 
 def main() -> None:
-    """One rank: RANK and WORLD_SIZE say which."""
+    """Run one rank; RANK and WORLD_SIZE say which."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--way", required=True)
     parser.add_argument("--model", required=True)
@@ -107,11 +107,11 @@ def main() -> None:
 
 
 BYTES_SENT_AT = 200
-"""Offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`; it is there since Linux 4.19."""
+"""Offset of `tcpi_bytes_sent` in the kernel's `struct tcp_info`; available since Linux 4.19."""
 
 
 def sent_bytes() -> int:
-    """Return the payload sent over TCP through the connections that are open now, without headers, as Linux counts."""
+    """Return the payload sent through the TCP connections that are open now, without headers, as counted by Linux."""
     return sum(_sent(connection) for connection in _connections())
 
 

@@ -1,4 +1,4 @@
-"""How each way makes a model ready: as its own documentation says, nothing tuned. torch.distributed is set up."""
+"""Sets up a model for each way, as its own documentation says, without tuning. Needs torch.distributed initialised."""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -22,39 +22,39 @@ from resireduce.planning.memory import LiveBytes, held_tensors, track_states
 
 @dataclass(frozen=True)
 class Loop:
-    """A model made ready, and the two calls beside its backward pass."""
+    """A model that is set up, and the two calls beside its backward pass."""
 
     model: nn.Module
-    """What the batch is given to: the model, or what it has been wrapped in."""
+    """The module that takes the batch: the model, or its wrapper."""
     step: Callable[[], object]
     zero_grad: Callable[[], object]
     held: Callable[[], Mapping[str, list[Tensor]]] | None = None
-    """The model states as tensors, by kind, where the way can tell."""
+    """Returns the model states as tensors, by kind, if the way can tell."""
     follow: Callable[[], LiveBytes] | None = None
-    """A tracker of all that lives in a step, activations left out, where the way has one."""
+    """Makes a tracker of all live tensors in a step except activations, if the way has one."""
 
     def train(self, forward: Forward) -> None:
-        """One step, as in torch's tutorials."""
+        """Take one step, as in torch's tutorials."""
         self.zero_grad()
         forward(self.model).backward()
         self.step()
 
 
 def adamw(parameters: Iterable[nn.Parameter], eight_bit: bool = False) -> Optimizer:
-    """Return the optimizer of all ways. ImportError if there is no bitsandbytes."""
+    """Return the optimizer of all ways. Raises ImportError if bitsandbytes is missing."""
     if not eight_bit:
         return torch.optim.AdamW(parameters, lr=1e-4)
-    sys.path.append(f"{sys.prefix}/optimizers")  # where make puts those of others
+    sys.path.append(f"{sys.prefix}/optimizers")  # where make installs other libraries' optimizers
     optimizer: Optimizer = import_module("bitsandbytes.optim").AdamW8bit(parameters, lr=1e-4)
     return optimizer
 
 
 POWER_SGD_FROM = 2
-"""The least that torch allows with error feedback."""
+"""The smallest value that torch allows with error feedback."""
 
 
 def build(name: str, model: nn.Module) -> Loop:
-    """Make a model ready for a way or a form, by its name."""
+    """Set up a model for a way or a form, by its name."""
     found = way(name)
     module, _, function = found.builder.rpartition(":")
     loop: Loop = getattr(import_module(module or __name__), function)(model, **found.settings)
@@ -62,7 +62,7 @@ def build(name: str, model: nn.Module) -> Loop:
 
 
 def ddp(model: nn.Module, bucket_view: bool = False, hook: str = "", eight_bit: bool = False) -> Loop:
-    """DistributedDataParallel, perhaps with torch's hook for PowerSGD, or with ours."""
+    """Set up DistributedDataParallel, perhaps with torch's hook for PowerSGD, or with ours."""
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=bucket_view)
     if hook == "power_sgd":
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=POWER_SGD_FROM)
@@ -74,10 +74,10 @@ def ddp(model: nn.Module, bucket_view: bool = False, hook: str = "", eight_bit: 
 
 
 def _one_by_one(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> Future[Tensor]:
-    """torch's hook, each bucket waited for.
+    """Call torch's hook, and wait for each bucket.
 
-    It sends its second and third messages from gloo's threads, so that those of two buckets may come in another order
-    on another rank: "Received data size doesn't match expected size".
+    The hook sends its second and third messages from gloo's threads, so those of two buckets may arrive in different
+    orders on different ranks: "Received data size doesn't match expected size".
     """
     sent: Future[Tensor] = powerSGD_hook.powerSGD_hook(state, bucket)
     sent.wait()
@@ -85,7 +85,7 @@ def _one_by_one(state: powerSGD_hook.PowerSGDState, bucket: dist.GradBucket) -> 
 
 
 def in_backward(model: nn.Module) -> Loop:
-    """PyTorch's recipe (tutorial "How to save memory by fusing the optimizer step into the backward pass"), averaged.
+    """Set up PyTorch's recipe "How to save memory by fusing the optimizer step into the backward pass" (tutorial).
 
     The recipe is for one process; here each gradient is averaged over the ranks before it is used.
     """
@@ -105,7 +105,7 @@ def in_backward(model: nn.Module) -> Loop:
 
 
 def fsdp2(model: nn.Module) -> Loop:
-    """Parameters, gradients and optimizer states cut over the ranks; layers are gathered one by one."""
+    """Shard parameters, gradients and optimizer states over the ranks; layers are gathered one by one."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -119,7 +119,7 @@ def fsdp2(model: nn.Module) -> Loop:
 
 
 def distributed(model: nn.Module, eight_bit: bool = False, sgd: bool = False, **settings: Any) -> Loop:
-    """Ours."""
+    """Set up this library."""
     plain = torch.optim.SGD(model.parameters(), lr=0.1) if sgd else adamw(model.parameters(), eight_bit)
     optimizer = resireduce.distribute(model, plain, **settings)
     return Loop(

@@ -1,8 +1,8 @@
-"""Error feedback with top-k as GRACE (Xu et al., ICDCS 2021) and the paper's released code form it, tensor by tensor.
+"""Error feedback with top-k as in GRACE (Xu et al., ICDCS 2021) and in the paper's released code, tensor by tensor.
 
-Written anew, from what is computed and what is alive meanwhile; nothing is taken from either. Gradients stay in
-`.grad`, each is compressed as soon as it is there, and `step()` makes averages of what all ranks have sent. The same
-tensors are compressed as by the library: not 1-D, of 10,000 elements or more.
+These are new implementations of the same computations with the same live tensors; no code is taken from either.
+Gradients stay in `.grad`, each is compressed as soon as it is ready, and `step()` averages the payloads of all ranks.
+The same tensors are compressed as by the library: not 1-D, of 10,000 elements or more.
 """
 
 import sys
@@ -22,19 +22,19 @@ BETA = GAMMA = 1.0
 
 
 class Form:
-    """GRACE's: a full residual for each tensor, a dense copy for each rank's message."""
+    """GRACE's form: a full residual for each tensor, a dense copy of each rank's message."""
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter]):
         self.model, self.parameters = model, parameters
         self.names = {parameter: name for name, parameter in parameters.items()}
         self.stored: dict[str, list[Tensor]] = {}
-        """What is kept until the next step, by tensor or by group."""
+        """Residuals kept until the next step, by tensor or by group."""
         self._sent: dict[str, tuple[Tensor, Tensor]] = {}
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self.take)
 
     def take(self, parameter: nn.Parameter) -> None:
-        """A gradient is there."""
+        """Compress a gradient that is ready, or average it if it is sent dense."""
         name, gradient = self.names.get(parameter), parameter.grad
         assert gradient is not None
         if name is None:
@@ -46,15 +46,15 @@ class Form:
         self.update(name, compensated, _dense(compensated, values, places))
 
     def compensate(self, name: str, gradient: Tensor) -> Tensor:
-        """Two scaled temporaries, and their sum."""
+        """Add residual and gradient: this makes two scaled temporaries and their sum."""
         return BETA * self.stored[name][0] + GAMMA * gradient if name in self.stored else gradient.clone()
 
     def update(self, name: str, compensated: Tensor, sent: Tensor) -> None:
-        """The new residual is there before the old one goes."""
+        """Store the new residual; the old one is still alive while it is made."""
         self.stored[name] = [compensated - sent]
 
     def average(self, parameter: nn.Parameter, messages: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Each message made dense, then their sum, then the quotient."""
+        """Average the messages: make each dense, then form their sum, then the quotient."""
         dense = [_dense(parameter, values, places) for values, places in messages]
         total = dense[0]
         for other in dense[1:]:
@@ -62,13 +62,13 @@ class Form:
         return total / dist.get_world_size()
 
     def synchronise(self) -> None:
-        """Exchange messages, and put averages in place of gradients."""
+        """Exchange messages, and replace gradients by averages."""
         for name, parameter in self.parameters.items():
             parameter.grad = self.average(parameter, _gather(*self._sent.pop(name)))
 
 
 class Released(Form):
-    """The paper's: one average for each group, a quarter of the largest tensor, averages by one dense tensor."""
+    """The paper's form: one averaged residual per group, a quarter of the largest, averages by one dense tensor."""
 
     def __init__(self, model: nn.Module, parameters: dict[str, nn.Parameter], grouping: Grouping):
         super().__init__(model, parameters)
@@ -77,7 +77,7 @@ class Released(Form):
         self._running: dict[str, tuple[Tensor, Tensor]] = {}
 
     def compensate(self, name: str, gradient: Tensor) -> Tensor:
-        """In place where a quarter is stored; a member's residual is its group's."""
+        """Add the residual, in place where a quarter is stored; a member uses its group's residual."""
         if name in self.specific:
             if name in self.stored:
                 block, rows, columns = self.stored[name]
@@ -86,7 +86,7 @@ class Released(Form):
         return super().compensate(self._key(name), gradient)
 
     def update(self, name: str, compensated: Tensor, sent: Tensor) -> None:
-        """By the paper's norms, of the residual; the running sum of a group lives from its first member to its last."""
+        """Store the residual, chosen or weighted by its norms; a group's running sum lives from first to last."""
         residual = compensated - sent
         if name in self.specific:
             norms = (residual.abs().sum(dim=dim) for dim in (1, 0))
@@ -98,7 +98,7 @@ class Released(Form):
             self.stored[name] = [residual]
 
     def average(self, parameter: nn.Parameter, messages: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """All messages added to zeros at once, out of place, then the quotient."""
+        """Average the messages: add all to zeros at once, out of place, then form the quotient."""
         values, places = (torch.cat(parts) for parts in zip(*messages, strict=True))
         total = torch.zeros(parameter.numel()).scatter_add(0, places, values)
         return (total / dist.get_world_size()).view_as(parameter)
@@ -139,12 +139,12 @@ def _gather(values: Tensor, places: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def grace(model: nn.Module) -> Loop:
-    """GRACE's form, and SGD."""
+    """Set up GRACE's form, and SGD."""
     return _loop(model, Form(model, compressible(model)))
 
 
 def released(model: nn.Module) -> Loop:
-    """The paper's form with the groups that the library finds, and SGD."""
+    """Set up the paper's form with the groups that the library finds, and SGD."""
     return _loop(model, Released(model, compressible(model), find_groups(model)))
 
 
@@ -174,7 +174,7 @@ def _squeezed(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _made_here() -> bool:
-    """Whether this module is among the callers: then it is no activation."""
+    """Return whether this module is among the callers: then the new tensor is not an activation."""
     frame: FrameType | None = sys._getframe(2)  # the caller asks from within a function of this module
     while frame is not None:
         if frame.f_globals.get("__name__") == __name__:

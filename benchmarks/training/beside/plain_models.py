@@ -1,4 +1,4 @@
-"""The models that ways are compared on, and a batch small enough that activations hardly count."""
+"""The models on which ways are compared, and a batch so small that activations hardly count."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ TOKENS = 16
 CLASSES = 16
 
 Forward = Callable[[nn.Module], Tensor]
-"""The loss of the one batch, of a model or of what has been wrapped around it."""
+"""Returns the loss of the one batch, for a model or its wrapper."""
 
 
 class Block(nn.Module):
@@ -24,7 +24,7 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x`, of any leading shape, plus what two layers make of it."""
+        """Return `x`, of any leading shape, plus the output of two layers."""
         out: Tensor = x + self.down(functional.relu(self.up(self.norm(x))))
         return out
 
@@ -39,7 +39,7 @@ class Stack(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits of (samples, tokens, classes)."""
+        """Return logits (samples, tokens, classes) for `tokens`."""
         x = self.words(tokens)
         for block in self.blocks:
             x = block(x)
@@ -68,5 +68,5 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
     "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
     "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
 }
-"""How each model is made, and its batch: the large ones are measured, small ones load all libraries before."""
+"""Each model's constructor and batch: large models are measured; small ones load all libraries beforehand."""
 WARM_UP = {"bert-base": "bert-questions", "stack": "small-stack"}

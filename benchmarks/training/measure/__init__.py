@@ -1,1 +1,1 @@
-"""What is measured in a cell: context managers and functions that return dataclasses with units in the names."""
+"""Measurements of a cell: context managers and functions that return dataclasses with units in the names."""

@@ -1,4 +1,4 @@
-"""The memory of one step over time: what each kind of tensor holds after each that is made or freed."""
+"""The memory of one step over time: the bytes of each kind of tensor after each tensor is made or freed."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -14,10 +14,10 @@ class BandTracker(LiveBytes):
     """Follows the same tensors as `resireduce.planning.memory.track_states`, and remembers each that is made or freed.
 
     Args:
-        counts: which new tensors are followed.
-        held: those that are followed from the start, by the band of BANDS.
-        shapes: of the parameters: what has one of these is a gradient or an average, and so are their slices, which
-            are of two dimensions or more.
+        counts: says which new tensors are followed.
+        held: tensors that are followed from the start, by their band of BANDS.
+        shapes: of the parameters: tensors with one of these shapes, or with two or more dimensions (as slices have),
+            count as gradients or averages.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class BandTracker(LiveBytes):
     ):
         super().__init__(counts)
         self._shapes = set(shapes)
-        self._numbers: dict[int, int] = {}  # of those that are alive, by the key of their storage
+        self._numbers: dict[int, int] = {}  # of live tensors, by the key of their storage
         self._bands: list[str] = []
         self._changes: list[tuple[int, int]] = []
         for tensors in held.values():
@@ -35,7 +35,7 @@ class BandTracker(LiveBytes):
         self.name(held)
 
     def name(self, held: Mapping[str, Iterable[Tensor]]) -> None:
-        """Put tensors that are alive into the bands that `held` has them in: what a step leaves as a state is one."""
+        """Move live tensors to their bands in `held`: a tensor that a step leaves as a state counts as one."""
         for band, tensors in held.items():
             for tensor in tensors:
                 key = tensor.untyped_storage()._cdata
@@ -66,6 +66,6 @@ class BandTracker(LiveBytes):
 
 
 def track_bands(optimizer: DistributedOptimizer) -> BandTracker:
-    """Return a tracker of all that `optimizer` and a step of it hold, by band, which counts as `track_states` does."""
+    """Return a tracker, by band, of all that `optimizer` and a step of it hold; it counts as `track_states` does."""
     held = held_tensors(optimizer)
     return BandTracker(counted_states(held["parameters"]), held, [tensor.shape for tensor in held["parameters"]])

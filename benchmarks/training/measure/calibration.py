@@ -32,18 +32,18 @@ SMALLEST, LARGEST = 64, 1 << 20
 
 @dataclass(frozen=True)
 class Reading:
-    """What one rung says of the known allocation."""
+    """One rung's reading of the known allocation."""
 
     rung: str
     expected_bytes: int
     measured_bytes: int | None
-    """The rung less what was there just before; None with a reason."""
+    """The rung minus its level just before; None with a reason."""
     reason: str | None
     flags: tuple[str, ...]
 
     @property
     def error(self) -> float | None:
-        """Relative."""
+        """Relative error."""
         return None if self.measured_bytes is None else self.measured_bytes / self.expected_bytes - 1
 
 
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Return 0 if every rung that this machine has is right to within 1 %, else 1."""
+    """Return 0 if every rung that this machine has is correct to within 1 %, else 1."""
     mebibytes = integer("mebibytes", args.mebibytes, SMALLEST, LARGEST)
     allow("mebibytes", mebibytes, mebibytes % 2 == 0, "an even number, which allocators do not round")
     if args.device is not None:
@@ -85,7 +85,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     """Allocate `nbytes`, a whole number of mebibytes, as the one parameter of a model, and read all rungs."""
     place = choose_place()
     before_cuda = look_before_cuda(place)
-    _train_nothing(place.device, 16 << 20)  # what is loaded with the first kernels is there before
+    _train_nothing(place.device, 16 << 20)  # so that what the first kernels load is already there
     gc.collect()  # hooks and optimizer refer to each other
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -94,7 +94,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     levels = _nvml_levels(meter)
     meter.start()
     optimizer = _train_nothing(place.device, nbytes)
-    # On a GPU as much in the host's memory, too, for the rungs that measure that.
+    # On a GPU, allocate as much host memory too, for the rungs that measure that.
     on_host = torch.ones(nbytes, dtype=torch.uint8) if place.device.type != "cpu" else None
     meter.at_boundary(held_tensors(optimizer))
     meter.stop()
@@ -112,7 +112,7 @@ def _train_nothing(device: torch.device, nbytes: int) -> DistributedOptimizer:
 
 
 def _nvml_levels(meter: Meter) -> dict[str, int]:
-    """Return what NVML says just before, by rung; NVML's own baseline is older: the idle device's."""
+    """Return NVML's levels just before, by rung; the rungs' own baseline is older: the idle device."""
     if isinstance(meter.nvml, str):
         return {}
     now = meter.nvml.read()

@@ -1,4 +1,4 @@
-"""Reads what the rungs of one rank are made of, torch's CUDA allocator included, while it trains."""
+"""Reads the data for one rank's rungs while it trains, including torch's CUDA allocator."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,17 +15,17 @@ from benchmarks.training.measure.tracker import peak_resident_bytes, resident_by
 
 @dataclass(frozen=True)
 class AllocatorNow:
-    """What is held at one moment, in bytes."""
+    """The allocator's bytes at one moment."""
 
     allocated_bytes: int
     reserved_bytes: int
     requested_bytes: int
-    """Before rounding; 0 where the allocator does not count it (cudaMallocAsync)."""
+    """Bytes before rounding; 0 if the allocator does not count them (cudaMallocAsync)."""
 
 
 @dataclass
 class Allocator:
-    """The counters of one device; `cuda` is torch.cuda, or what behaves like it."""
+    """The counters of one device; `cuda` is torch.cuda, or a stand-in for it."""
 
     cuda: Any
     device: torch.device
@@ -33,7 +33,7 @@ class Allocator:
     allocated_bytes: dict[str, int] = field(default_factory=dict)
     """Most allocated, by window."""
     reserved_bytes: dict[str, int] = field(default_factory=dict)
-    """Most reserved, by window: what one window leaves cached the next one has from its start."""
+    """Most reserved, by window; memory that one window leaves cached counts in the next one from its start."""
 
     def now(self) -> AllocatorNow:
         """Wait for the device, and read what is held."""
@@ -52,7 +52,7 @@ class Allocator:
         self.window = window
 
     def flags(self) -> list[str]:
-        """What makes the figures compare less well: memory ran out, and the cache was emptied to go on."""
+        """Return conditions that make the figures less comparable: memory ran out, and the cache had to be emptied."""
         stats = self.cuda.memory_stats(self.device)
         return [
             flag
@@ -62,7 +62,7 @@ class Allocator:
 
 
 def release_workspaces() -> bool:
-    """Free cuBLAS's workspaces, which torch's allocator holds until the end. Whether this torch can."""
+    """Free cuBLAS's workspaces, which torch's allocator holds until the end; return whether this torch can."""
     release = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if release is None:
         return False
@@ -75,7 +75,7 @@ NO_CUDA = "no CUDA device"
 
 @dataclass(frozen=True)
 class Boundary:
-    """What was held at a step boundary with gradients, by the tensors and by the allocator."""
+    """Bytes at a step boundary with gradients, by the tensors and by the allocator."""
 
     states_bytes: int
     on_device_bytes: int
@@ -85,16 +85,16 @@ class Boundary:
 
 
 class Meter:
-    """Make it before the model is built: what is there then is the baseline.
+    """The measurements of one rank. Make it before the model is built, since memory used then is the baseline.
 
     Time is cut into windows: warmup, steady (training steps after it), evaluation.
 
     Args:
-        device: what is trained on.
-        nvml: this device's; or why it cannot be asked, in one line.
+        device: the device that is trained on.
+        nvml: its NVML device, or in one line why NVML cannot be used.
         idle: the device before CUDA began.
         ranks_on_device: how many ranks share it, this one included.
-        cuda: `torch.cuda`, or what behaves like it.
+        cuda: `torch.cuda`, or a stand-in for it.
     """
 
     def __init__(
@@ -120,12 +120,12 @@ class Meter:
         self.window = WARMUP
 
     def start(self) -> None:
-        """Begin to sample; the allocator's first window began with the meter."""
+        """Begin sampling; the allocator's first window has begun with the meter."""
         if self.sampler:
             self.sampler.start()
 
     def enter(self, window: str) -> None:
-        """Go on to a window of this name; peaks of all windows of one name count together."""
+        """Begin a window of this name; peaks of all windows of one name count together."""
         self.peak_resident_bytes[self.window] = peak_resident_bytes()
         if self.allocator:
             self.allocator.enter(window)
@@ -139,18 +139,18 @@ class Meter:
             self.sampler.ask()
 
     def stop(self) -> None:
-        """End the last window. No harm if it has ended already."""
+        """End the last window. Calling it again is harmless."""
         if self.sampler:
             self.sampler.stop()
         if self.window != "over":
             self.enter("over")
 
     def at_boundary(self, held: Mapping[str, Iterable[Tensor]], buffers: Iterable[Tensor] = ()) -> None:
-        """Read after a step and before `zero_grad`.
+        """Read memory after a step and before `zero_grad`.
 
         Args:
-            held: the tensors of the model states, by kind, as resireduce.planning.memory.held_tensors has them.
-            buffers: the model's.
+            held: the tensors of the model states, by kind, as resireduce.planning.memory.held_tensors returns them.
+            buffers: the model's buffers.
         """
         tensors = {id(tensor): tensor for kind in held.values() for tensor in kind}.values()
         self.boundary = Boundary(
@@ -162,7 +162,7 @@ class Meter:
         )
 
     def without_gradients(self) -> None:
-        """Read at the same or another step boundary, after `zero_grad(set_to_none=True)`."""
+        """Read memory at the same or another step boundary, after `zero_grad(set_to_none=True)`."""
         if self.allocator:
             with_workspaces = self.allocator.now().allocated_bytes
             self.without_gradients_bytes = with_workspaces

@@ -16,30 +16,29 @@ from resireduce.timeline import PHASES
 
 OTHER = "other"
 NAMES = ("data", "forward_backward", *PHASES, OTHER)
-"""Their sum is the step. data: making the batch, and its way to the device. forward_backward: zero_grad, loss and
-backward pass, without the library's work in it. other: what no phase covers. The rest: `resireduce.timeline`."""
+"""The phases, whose sum is the step. data: making the batch and moving it to the device. forward_backward: zero_grad,
+loss and backward pass, without the library's work in it. other: not in any phase. The rest: `resireduce.timeline`."""
 
 
 class Marks:
-    """A way of remembering moments: by the host's clock."""
+    """Marks moments by the host's clock."""
 
     def mark(self) -> Any:
-        """Remember this moment."""
+        """Return a mark of this moment."""
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Return the time between two moments; both have passed for the device."""
+        """Return the time between two marks that the device has passed."""
         return float(end - start)
 
     def wait(self) -> None:
-        """Return once all moments have passed for the device: the host's have."""
+        """Return once the device has passed all marks; on the host's clock, at once."""
 
 
 class CudaMarks(Marks):
-    """Events in the current stream of the device: nothing waits for them while training.
+    """Marks moments by events in the device's current stream, for which nothing waits during training.
 
-    Time in which the stream is idle, because the host is late or waits for another rank, belongs to the phase that the
-    host is in.
+    If the stream is idle because the host is late or waits for another rank, the time counts to the host's phase.
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda):
@@ -52,16 +51,16 @@ class CudaMarks(Marks):
         return event
 
     def seconds(self, start: Any, end: Any) -> float:
-        """From one event to the other."""
+        """Return the time from one event to the other."""
         return float(start.elapsed_time(end)) / 1000
 
     def wait(self) -> None:
-        """For the device."""
+        """Wait for the device."""
         self._cuda.synchronize(self._device)
 
 
 class PhaseClock:
-    """A `resireduce.timeline.Timeline`: each moment of a step belongs to the innermost phase it lies in."""
+    """A `resireduce.timeline.Timeline`: each moment of a step belongs to its innermost phase."""
 
     def __init__(self, marks: Marks | None = None):
         self._marks: Marks = marks or Marks()
@@ -70,7 +69,7 @@ class PhaseClock:
 
     @contextmanager
     def step(self, feedback: ErrorFeedback | None = None) -> Iterator[None]:
-        """Observe one step; `feedback` tells of its own phases within it."""
+        """Observe one step; `feedback` reports its own phases within it."""
         self._active, step = [OTHER], [(OTHER, self._marks.mark())]
         self._steps.append(step)
         if feedback is not None:
@@ -88,7 +87,7 @@ class PhaseClock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count what is done within as phase `name`, but for the phases within it; outside of `step` nothing is."""
+        """Count the block as phase `name`, except for phases within it; outside of `step` nothing is counted."""
         if not self._active:
             yield
             return
@@ -126,12 +125,12 @@ class StepClock:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Time what happens within as one step."""
+        """Time the block as one step."""
         start = time.perf_counter()
         yield
         self.step_seconds.append(time.perf_counter() - start)
 
     @property
     def steps_per_second(self) -> float:
-        """Rate of the median step after warm-up."""
+        """Return the rate of the median step after warm-up."""
         return steps_per_second(self.step_seconds)

@@ -1,4 +1,4 @@
-"""All that watches one rank's training: memory by the meter, phases by their clock, and what precedes CUDA."""
+"""Observes one rank's training: memory by the meter, phases by their clock, and GPUs before CUDA begins."""
 
 import os
 from collections.abc import Iterator
@@ -23,14 +23,14 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import held_tensors
 
 OBSERVED_STEPS = 50
-"""Steps after warm-up of which phases are timed, at most; of the others nothing is but the whole."""
+"""Most steps after warm-up whose phases are timed; the others are only timed as a whole."""
 OBSERVED_SHARE = 4
-"""At most one in so many steps after warm-up, so that the median step is one that was not slowed by being observed."""
+"""At most one in this many steps after warm-up, so that the median step is not slowed by being observed."""
 
 
 @dataclass
 class Probe:
-    """Watches training from `start` to `stop`; the steps that it counts are those of this process."""
+    """Observes training from `start` to `stop`; it counts only the steps of this process."""
 
     meter: Meter = field(default_factory=Meter)
     phases: PhaseClock = field(default_factory=PhaseClock)
@@ -39,14 +39,14 @@ class Probe:
     steps_done: int = 0
 
     def start(self, steps: int) -> None:
-        """Begin to watch a run of so many steps; the first half of a short one is warm-up."""
+        """Begin to observe a run of `steps` steps; the first half of a short one is warm-up."""
         self.warmup_steps = min(WARMUP_STEPS, steps // 2)
         self.observed_steps = min(OBSERVED_STEPS, max(1, (steps - self.warmup_steps) // OBSERVED_SHARE))
         self.meter.start()
 
     @contextmanager
     def step(self, feedback: ErrorFeedback) -> Iterator[None]:
-        """Watch one training step."""
+        """Observe one training step."""
         after_warmup = self.steps_done - self.warmup_steps
         if after_warmup == 0:
             self.meter.enter(STEADY)
@@ -56,7 +56,7 @@ class Probe:
         self.meter.step_done()
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """Say which phase of a step this is; one of `phases.NAMES`."""
+        """Mark the block as a phase of a step; `name` is one of `phases.NAMES`."""
         return self.phases.phase(name)
 
     @contextmanager
@@ -67,11 +67,11 @@ class Probe:
         self.meter.enter(STEADY if self.steps_done > self.warmup_steps else WARMUP)
 
     def stop(self) -> None:
-        """End all watching; call it before anything that is not training."""
+        """Stop observing; call it before anything that is not training."""
         self.meter.stop()
 
     def at_boundary(self, optimizer: DistributedOptimizer, model: nn.Module) -> None:
-        """Read what is held after a step and before `zero_grad`."""
+        """Read memory after a step and before `zero_grad`."""
         self.meter.at_boundary(held_tensors(optimizer), model.buffers())
 
     def result(self, optimizer: DistributedOptimizer) -> dict[str, Any]:
@@ -83,13 +83,13 @@ class Probe:
 
 @dataclass(frozen=True)
 class Before:
-    """All GPUs as they were before this process used any; which of them it will have, CUDA alone can say."""
+    """All GPUs as they were before this process used any; only CUDA knows which of them it will use."""
 
     nvml: Nvml | None
     reason: str
-    """Why NVML cannot be asked, where it cannot."""
+    """Why NVML cannot be used, if so."""
     idle: dict[str, Idle] = field(default_factory=dict)
-    """By UUID."""
+    """State of each GPU, by UUID."""
 
     @property
     def driver(self) -> str | None:
@@ -98,10 +98,10 @@ class Before:
 
 
 def look_before_cuda(place: Place, nvml: Nvml | None = None) -> Before:
-    """Look at all GPUs, if this rank will train on one. The group of ranks must not have been joined yet.
+    """Look at all GPUs, if this rank will train on one. Call it before joining the group of ranks.
 
-    Joining waits for all ranks, so that none of them sees what another has begun to use. `nvml`: not that of this
-    machine.
+    Joining waits for all ranks, so no rank sees memory that another has already begun to use. `nvml` replaces this
+    machine's NVML.
     """
     if place.device.type != "cuda":
         chosen = wanted_device() == "cpu"
@@ -114,7 +114,7 @@ def look_before_cuda(place: Place, nvml: Nvml | None = None) -> Before:
 
 
 def make_meter(place: Place, before: Before) -> Meter:
-    """Make the meter of this rank. On a GPU CUDA begins here, at the latest; make the model afterwards."""
+    """Make the meter of this rank. On a GPU, CUDA begins here at the latest; make the model afterwards."""
     device = place.device
     if device.type != "cuda":
         return Meter(device, before.reason)
@@ -125,12 +125,12 @@ def make_meter(place: Place, before: Before) -> Meter:
             found = before.nvml.device(str(gpu_uuid(device)), device.index or 0, visible)
         except NvmlUnavailable as error:
             found = str(error)
-    torch.zeros(1, device=device)  # the context is there before anything is measured
+    torch.zeros(1, device=device)  # makes the context before anything is measured
     idle = None if isinstance(found, str) else before.idle.get(found.uuid)
     return Meter(device, found, idle, place.ranks_on_device)
 
 
 def make_probe(place: Place, before: Before) -> Probe:
-    """Make what watches this rank: its meter, and a clock of phases that suits the device."""
+    """Make the probe of this rank: its meter, and a phase clock that suits the device."""
     marks = CudaMarks(place.device) if place.device.type == "cuda" else None
     return Probe(make_meter(place, before), PhaseClock(marks))

@@ -1,4 +1,4 @@
-"""What one rank knows of the device, the libraries and the settings it runs with; what cannot be found out is None."""
+"""One rank's facts: the device, libraries and settings that it runs with; what cannot be found out is None."""
 
 import os
 import socket
@@ -30,7 +30,7 @@ PREFIXES = ("MALLOC_", "NCCL_")
 
 
 def rank_facts(device: torch.device, process_group: str | None, driver: str | None = None) -> dict[str, Any]:
-    """Return the facts of a rank that trains on `device`; `driver` is NVML's word."""
+    """Return the facts of a rank that trains on `device`; `driver` is the version that NVML reports."""
     on_gpu = device.type == "cuda"
     properties = torch.cuda.get_device_properties(device) if on_gpu else None
     return {
@@ -60,7 +60,7 @@ def rank_facts(device: torch.device, process_group: str | None, driver: str | No
 
 
 def gpu_uuid(device: torch.device) -> str | None:
-    """Return the UUID of a GPU as CUDA has it, with GPU- before it; of a slice (MIG), its own or its GPU's."""
+    """Return CUDA's UUID of a GPU, with the prefix GPU-; for a slice (MIG), its own or its GPU's."""
     if device.type != "cuda":
         return None
     found = str(torch.cuda.get_device_properties(device).uuid)
@@ -68,7 +68,7 @@ def gpu_uuid(device: torch.device) -> str | None:
 
 
 def nccl_version() -> str | None:
-    """Return the version of NCCL that torch was built with; None where it was built without."""
+    """Return the version of NCCL that torch was built with; None if it was built without."""
     try:
         return ".".join(map(str, torch.cuda.nccl.version()))
     except (AttributeError, RuntimeError):  # a torch built without NCCL
@@ -76,6 +76,6 @@ def nccl_version() -> str | None:
 
 
 def relevant_environment() -> dict[str, str]:
-    """Return the variables that change memory, speed or results, as far as they are set."""
+    """Return those variables that are set and change memory, speed or results."""
     names = sorted(name for name in os.environ if name in VARIABLES or name.startswith(PREFIXES))
     return {name: os.environ[name] for name in names}

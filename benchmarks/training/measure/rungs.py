@@ -1,4 +1,4 @@
-"""Makes the ladder of one rank from what its meter has read."""
+"""Makes the ladder of one rank from the readings of its meter."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -49,7 +49,7 @@ def _nvml_rungs(meter: Meter) -> list[Rung]:
 
 
 def _subtracted(meter: Meter, device: Rung, reason: str | None) -> Rung:
-    """Return what the device holds more than when it was idle, if nobody but this rank can hold it."""
+    """Return the device's memory minus that of the idle device, if only this rank can hold the difference."""
     flags, before = (*device.flags, "pid-namespace"), device.baseline_bytes
     if meter.ranks_on_device > 1 or "foreign-process" in flags or device.bytes is None or before is None:
         return _rung("nvml_process", None, reason=reason, flags=flags)
@@ -94,7 +94,7 @@ def _difference(meter: Meter) -> Difference | None:
         return None
     held = boundary.allocator
     added = held.allocated_bytes - before.allocated_bytes
-    # Zero where the allocator does not count requests.
+    # It is zero if the allocator does not count requests.
     rounding = added - (held.requested_bytes - before.requested_bytes) if held.requested_bytes else 0
     known = boundary.on_device_bytes + boundary.buffers_bytes + meter.workspaces_bytes + rounding
     return Difference(
@@ -117,6 +117,6 @@ def _rung(name: str, found: int | None, reason: str | None = None, **more: Any) 
 def _peak(
     name: str, most: Mapping[str, int], before: int | None, flags: tuple[str, ...], reason: str | None = None
 ) -> Rung:
-    """Return a rung of peaks by window; of a run too short for steady steps, the warm-up's."""
+    """Return a rung of peaks by window; for a run too short for steady steps, the warm-up's peak."""
     windows = {"warmup_bytes": most.get(WARMUP), "evaluation_bytes": most.get(EVALUATION)}
     return _rung(name, most.get(STEADY, most.get(WARMUP)), reason, baseline_bytes=before, flags=flags, **windows)

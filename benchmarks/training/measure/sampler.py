@@ -1,4 +1,4 @@
-"""A thread that looks at a GPU through NVML, which keeps no peaks of its own."""
+"""A thread that samples a GPU's memory through NVML, which keeps no peaks of its own."""
 
 import threading
 import time
@@ -8,11 +8,11 @@ from benchmarks.core.ladder import WARMUP, Sampling
 from benchmarks.core.nvml import Reading
 
 INTERVAL_SECONDS = 0.02
-"""Enough: torch's allocator holds on to what it has once reserved."""
+"""Interval of samples; it is short enough, since torch's allocator keeps what it has once reserved."""
 
 
 class Sampler:
-    """Calls `read` every `interval_seconds` and when asked, and keeps the most of each window of time.
+    """Calls `read` every `interval_seconds` and when asked, and keeps the maximum of each window of time.
 
     Args:
         read: must not raise.
@@ -28,18 +28,18 @@ class Sampler:
         self.most_processes = 0
         """How many processes have been on the device at once."""
         self.last = Reading(device_reason="NVML was not read", process_reason="NVML was not read")
-        self._times: tuple[float, float] | None = None  # of the first sample and of the last
+        self._times: tuple[float, float] | None = None  # of the first and the last sample
         self._count, self._largest_gap = 0, 0.0
         self._wanted, self._lock, self._ended = threading.Event(), threading.Lock(), False
         self._thread = threading.Thread(target=self._run, name="nvml-sampler", daemon=True)
 
     def start(self) -> None:
-        """Take the first sample, and begin to take others."""
+        """Take the first sample, and start the thread that takes others."""
         self.sample()
         self._thread.start()
 
     def ask(self) -> None:
-        """Have a sample taken soon, without waiting for it."""
+        """Request a sample soon, without waiting for it."""
         self._wanted.set()
 
     def enter(self, window: str) -> None:
@@ -59,7 +59,7 @@ class Sampler:
         self.sample()
 
     def sample(self) -> None:
-        """Look once."""
+        """Take one sample."""
         with self._lock:
             reading, now = self._read(), time.monotonic()
             if self._times is not None:
@@ -80,7 +80,7 @@ class Sampler:
 
     @property
     def sampling(self) -> Sampling:
-        """How closely it has looked so far."""
+        """Return how closely it has sampled so far."""
         return Sampling(
             interval_seconds=self.interval_seconds, count=self._count, largest_gap_seconds=self._largest_gap
         )

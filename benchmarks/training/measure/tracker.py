@@ -19,7 +19,7 @@ from resireduce.planning.memory import held_tensors
 
 
 def resident_bytes() -> int | None:
-    """Memory of this process that is resident now; None where the system has no /proc."""
+    """Return the resident memory of this process; None on a system without /proc."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
     except OSError:
@@ -27,10 +27,10 @@ def resident_bytes() -> int | None:
 
 
 def peak_resident_bytes() -> int:
-    """Most memory of this process that was resident at once, so far, as the kernel counts it.
+    """Return the peak resident memory of this process so far, as the kernel counts it.
 
-    Where there is a /proc its VmHWM: ru_maxrss counts what the process had before it became this program, too, that is
-    all that the one which started it held.
+    This is VmHWM if there is a /proc: ru_maxrss also counts memory from before exec, that is, everything that the
+    starting process held.
     """
     try:
         return status_bytes("VmHWM")
@@ -40,13 +40,13 @@ def peak_resident_bytes() -> int:
 
 
 def status_bytes(name: str) -> int:
-    """Return an entry of /proc/self/status. Raises OSError or StopIteration where the system does not have it."""
+    """Return an entry of /proc/self/status in bytes. Raises OSError or StopIteration if the system lacks it."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
 def reset_peak_resident() -> None:
-    """Let `peak_resident_bytes` begin anew from what is resident now, where the kernel allows it (Linux)."""
+    """Reset `peak_resident_bytes` to the memory that is resident now, if the kernel allows it (Linux)."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
@@ -54,12 +54,12 @@ def reset_peak_resident() -> None:
 def measure_memory(
     optimizer: DistributedOptimizer, forward: Callable[[], Tensor], model: nn.Module | None = None
 ) -> dict[str, Any]:
-    """Measure at a step boundary, then run one more step, of which every tensor is followed: this rank's bytes.
+    """Return this rank's bytes: measured at a step boundary, and in one more step in which every tensor is followed.
 
     Call it after a step and before `zero_grad`, when all else is done: the extra step changes the model.
     `forward` returns the loss of a batch; `model` names parameters that are not trained. The names returned are those
-    of CellResult; `items` is what the model states are the sums of, as `benchmarks.core.items.pack` has it, and
-    `moments` that step's memory over time, as `benchmarks.core.moments.pack_moments` has it.
+    of CellResult; `items` are the terms of the model states, as `benchmarks.core.items.pack` returns them, and
+    `moments` is that step's memory over time, as `benchmarks.core.moments.pack_moments` returns it.
     """
     resident = peak_resident_bytes()
     items = itemise_states(optimizer, model)

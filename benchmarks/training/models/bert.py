@@ -10,7 +10,7 @@ ANSWERING, PRETRAINING = "QuestionAnswering", "PreTraining"
 
 
 def _bert(head: str, vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
-    """With the head of a task; that for question answering has no pooler, which would get no gradient."""
+    """Build a BERT with the head of a task; for question answering it has no pooler, which would get no gradient."""
     import transformers
 
     config = transformers.BertConfig(

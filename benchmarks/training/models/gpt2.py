@@ -4,7 +4,7 @@ from torch import nn
 
 
 def _gpt2(vocabulary: int, positions: int, width: int, layers: int, heads: int, dropout: float) -> nn.Module:
-    """With tied embedding; without a cache of keys and values, which only generating text needs."""
+    """Build a GPT-2 with tied embedding and without a cache of keys and values, which only text generation needs."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(

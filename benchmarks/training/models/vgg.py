@@ -22,8 +22,8 @@ def _features(layers: Sequence[int | str], channels: int) -> nn.Sequential:
 class GridPool(nn.AdaptiveAvgPool2d):
     """Adaptive average pooling that copies where there is nothing to average: to the same size, and from one pixel.
 
-    The backward pass of torch's own adds up with atomics on a GPU, in no fixed order. Images of 224 pixels bring a map
-    of the grid's size, those of CIFAR a single pixel.
+    On a GPU the backward pass of torch's own pooling adds with atomics, in no fixed order. Images of 224 pixels give a
+    map of the grid's size, those of CIFAR a single pixel.
     """
 
     def __init__(self, grid: int) -> None:
@@ -49,7 +49,7 @@ class VGG(nn.Module):
         classes: number of logits.
         channels: channels of the images.
         dropout: probability of zeroing a hidden unit of the classifier.
-        linear_std: standard deviation of fully connected weights at the start, 0.01 in torchvision; None: Kaiming's.
+        linear_std: initial standard deviation of fully connected weights, 0.01 in torchvision; None: Kaiming's.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ def vgg16_imagenet() -> VGG:
 
 
 def _imagenet(convolutions: Sequence[int]) -> VGG:
-    """With this many convolutions before each pooling layer."""
+    """Build a VGG with this many convolutions before each pooling layer."""
     widths = (64, 128, 256, 512, 512)
     layers: list[int | str] = []
     for width, count in zip(widths, convolutions, strict=True):

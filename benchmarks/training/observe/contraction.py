@@ -1,9 +1,9 @@
-"""What compression does to gradients along training: how much of each is left, which way the rest points, what is sent.
+"""What compression does to gradients during training: the contraction, the cosine, and the share that is sent.
 
-Of the compensated gradient x of a tensor, and what is sent of it, Q(x), the contraction is |x - Q(x)|^2 / |x|^2 (Stich,
-Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018, definition 2.1): 0 where all is sent, 1 where nothing.
-Beside it their cosine, and the share of elements of which anything was sent. All are of the tensors of one step that
-are compressed, taken for one vector.
+For the compensated gradient x of a tensor and its sent part Q(x), the contraction is |x - Q(x)|^2 / |x|^2 (Stich,
+Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018, definition 2.1): 0 if all is sent, 1 if nothing is.
+The other two are the cosine of x and Q(x), and the share of elements of which anything is sent. All compressed tensors
+of a step count as one vector.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ from resireduce.blocks import pieces
 from resireduce.optimizer import DistributedOptimizer
 
 POINTS = 40
-"""About so many steps are looked at."""
+"""Approximate number of steps that are looked at."""
 LEAST = 4
-"""At most one step of so many, so that the median step is one that nobody looked at."""
+"""At most one in this many steps is looked at, so that the median step is not affected."""
 
 
 class Contraction:
-    """Looks at the steps of this rank, from its making to `end`: one in `every`, beginning with the first.
+    """Looks at one in `every` steps of this rank, beginning with the first, until `end`.
 
-    In these a copy of each compensated gradient is held while it is compressed, and what is left is computed even if
-    the scheme drops it. Nothing that is trained changes.
+    In these steps a copy of each compensated gradient is held while it is compressed, and the error is computed even if
+    the scheme drops it. The training itself does not change.
 
     Args:
-        optimizer: made by `resireduce.distribute`; its residual and its communicator are looked at in their places.
+        optimizer: made by `resireduce.distribute`; its residual and its communicator are wrapped to be looked at.
         steps: of the whole training.
     """
 
@@ -48,18 +48,18 @@ class Contraction:
         self._queue.world = _Communicator(world, self)  # type: ignore[assignment]
 
     def begin_step(self, step: int) -> None:
-        """Look at step number `step`, counted from 0, if it is one of those; the one before it is over."""
+        """End the previous step, and look at step number `step`, counted from 0, if it is one of those."""
         self._note()
         self._looks = step % self.every == 0
         if self._looks:
             self._step, self._sums, self._bytes = step, torch.zeros(5, dtype=torch.float64), 0
 
     def end(self) -> dict[str, Any]:
-        """Look no more; return what was seen: `every`, `dense_bytes`, and `points`, a mapping for each step seen.
+        """Stop looking; return the results: `every`, `dense_bytes`, and `points`, a mapping for each step seen.
 
-        Of each: `step`, from 1; `bytes` that this rank handed to collectives; `elements` that were compressed; and
-        `contraction`, `cosine` and `density`, None where there is nothing to divide by. dense_bytes: how many of the
-        bytes are of tensors that are sent as they are.
+        Each point has `step`, from 1; `bytes` that this rank handed to collectives; `elements` that were compressed;
+        and `contraction`, `cosine` and `density`, None where there is nothing to divide by. dense_bytes: how many of
+        the bytes belong to tensors that are sent uncompressed.
         """
         self._note()
         self._looks = False
@@ -81,7 +81,7 @@ class Contraction:
 
     @property
     def looks(self) -> bool:
-        """Whether the step under way is looked at."""
+        """Whether the current step is looked at."""
         return self._looks
 
     def _note(self) -> None:
@@ -102,7 +102,7 @@ class Contraction:
 
 
 class _InPlaceOf:
-    """Stands in the place of an object, and does what it does."""
+    """Replaces an object, and forwards everything to it."""
 
     def __init__(self, inner: Any, watch: Contraction):
         self._inner, self._watch = inner, watch
@@ -125,7 +125,7 @@ class _Residual(_InPlaceOf):
         return whole
 
     def addends(self, grad: Tensor, name: str) -> tuple[Tensor, Any] | None:
-        """None in a step that is looked at: `compensate_` is to be called, which sees the sum."""
+        """Return None in a step that is looked at, so that `compensate_` is called, which sees the sum."""
         found: tuple[Tensor, Any] | None = None if self._watch.looks else self._inner.addends(grad, name)
         return found
 

@@ -1,8 +1,8 @@
-"""How alike the residuals of a reusable group are (paper, section 4.1, Fig. 4): densities and distances.
+"""How similar the residuals of a reusable group are (paper, section 4.1, Fig. 4): densities and distances.
 
-Of each member of each group: the density of its values, in units of the group's standard deviation. Of each two members
-of all groups: how far apart their distributions are. Both values of a pair are divided by the pair's standard deviation
-s = sqrt((var a + var b) / 2), so a difference in scale counts as one in shape does, and then
+For each member of each group: the density of its values, in units of the group's standard deviation. For each pair of
+members of all groups: the distance of their distributions. The values of a pair are divided by the pair's standard
+deviation s = sqrt((var a + var b) / 2), so a difference in scale counts like one in shape. Then:
 
 - Wasserstein: the 1-Wasserstein distance, the integral of |F_a^-1(u) - F_b^-1(u)| over u in (0, 1) (Vallender,
   "Calculation of the Wasserstein distance between probability distributions on the line", 1974): how far, on average, a
@@ -10,8 +10,8 @@ s = sqrt((var a + var b) / 2), so a difference in scale counts as one in shape d
 - Jensen-Shannon: the divergence of the two histograms, in bits (Lin, "Divergence measures based on the Shannon
   entropy", 1991): 0 for equal ones, 1 for those without overlap.
 
-Distributions are compared by their quantiles at (i + 1/2) / QUANTILES: tensors of all sizes alike, and none is compared
-with another element by element.
+Distributions are compared by their quantiles at (i + 1/2) / QUANTILES, the same for tensors of all sizes, and never
+element by element.
 """
 
 from collections.abc import Mapping
@@ -26,22 +26,22 @@ from resireduce.optimizer import DistributedOptimizer
 
 QUANTILES = 4096
 LIMIT = 4.0
-"""Histograms reach from -LIMIT to LIMIT standard deviations; what lies outside is counted in the outermost bins."""
+"""Histograms reach from -LIMIT to LIMIT standard deviations; values outside are counted in the outermost bins."""
 BINS = 65
-"""An odd number: values that were sent are zeros, and belong into the middle."""
+"""An odd number: values that were sent are zeros, and belong in the middle bin."""
 PREFIX = "full."
-"""What the names of the baseline's residuals begin with in a residual state."""
+"""Prefix of the names of the baseline's residuals in a residual state."""
 
 
 def distributions(model: nn.Module, optimizer: DistributedOptimizer) -> dict[str, Any]:
-    """Observe the residuals that this rank holds after the last step; scheme baseline, in the gradients' own dtype."""
+    """Observe this rank's residuals after the last step; requires scheme baseline, in the gradients' own dtype."""
     state = optimizer.residual_state_dict()
     residuals = {name.removeprefix(PREFIX): tensor for name, tensor in state.items() if name.startswith(PREFIX)}
     return describe(residuals, find_groups(model, compressible(model)))
 
 
 def describe(residuals: Mapping[str, Tensor], grouping: Grouping) -> dict[str, Any]:
-    """Return densities by group, and mean distances of members of one group and of different groups.
+    """Return densities by group, and mean distances between members of the same and of different groups.
 
     Args:
         residuals: by the names in `grouping`, of any shape, in floating point.
@@ -49,7 +49,7 @@ def describe(residuals: Mapping[str, Tensor], grouping: Grouping) -> dict[str, A
 
     Returns:
         `bins` (low, high, count), `quantiles`, `groups` (members, shape, standard_deviation, densities, within,
-        between), `within` and `between`: mean `wasserstein` and `jensen_shannon` over so many `pairs`.
+        between), `within` and `between`: mean `wasserstein` and `jensen_shannon` over a number of `pairs`.
     """
     members = [(number, name) for number, group in enumerate(grouping.groups) for name in group]
     sketches = [quantiles(residuals[name]) for _, name in members]
@@ -90,14 +90,14 @@ def distances(one: Tensor, other: Tensor) -> tuple[float, float]:
 
 
 def _histogram(values: Tensor) -> Tensor:
-    """Counts of values in BINS bins, float64 on the CPU."""
+    """Return counts of values in BINS bins, float64 on the CPU."""
     inside = values.flatten().clamp(-LIMIT, LIMIT)
     return torch.histc(inside, BINS, -LIMIT, LIMIT).double().cpu()
 
 
 def _densities(members: list[Tensor]) -> dict[str, Any]:
-    """Shape, and the densities of the members' values in units of the group's standard deviation."""
-    # Of all values together, from each member's own mean and variance: no copy of the group.
+    """Return the shape, and the densities of the members' values in units of the group's standard deviation."""
+    # The variance of all values together, from each member's mean and variance, without a copy of the group.
     means = torch.stack([member.double().mean() for member in members])
     variances = torch.stack([member.double().var(correction=0) for member in members])
     deviation = float((variances.mean() + means.var(correction=0)).sqrt())
@@ -111,7 +111,7 @@ def _densities(members: list[Tensor]) -> dict[str, Any]:
 
 
 def _within_and_between(pairs: list[tuple[set[int], float, float]]) -> dict[str, Any]:
-    """Means over pairs of members of one group, and of two groups; None where there are none."""
+    """Return means over pairs of members of one group, and of two groups; None without such pairs."""
     found = {}
     for kind, groups in (("within", 1), ("between", 2)):
         chosen = [pair for pair in pairs if len(pair[0]) == groups]

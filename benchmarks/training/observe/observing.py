@@ -1,4 +1,4 @@
-"""What a cell observes, from its first step to its last."""
+"""All observations of a cell, from its first step to its last."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -24,12 +24,12 @@ class Observing:
         self._watches = {name: load(WATCHES[name])(optimizer, steps) for name in self._names if name in WATCHES}
 
     def begin_step(self, step: int) -> None:
-        """Say that step number `step`, counted from 0, begins."""
+        """Announce that step number `step`, counted from 0, begins."""
         for watch in self._watches.values():
             watch.begin_step(step)
 
     def result(self, model: nn.Module) -> dict[str, Any]:
-        """End all watching, and return what was observed of the trained `model`, by name."""
+        """End all observations, and return their results for the trained `model`, by name."""
         seen = {name: watch.end() for name, watch in self._watches.items()}
         last = (name for name in self._names if name in OBSERVATIONS)
         return seen | {name: load(OBSERVATIONS[name])(model, self._optimizer) for name in last}

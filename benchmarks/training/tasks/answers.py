@@ -1,4 +1,4 @@
-"""What tasks share that answer questions by a span of the context: loss and official scores; metric: F1."""
+"""Loss and official scores of tasks that answer questions by a span of the context; metric: F1."""
 
 import torch
 from torch import Tensor, nn

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100 (Krizhevsky, 2009): 60,000 colour images of 32x32 pixels; metric: Top-1 accuracy.
 
-Augmentation of CIFAR-100 as in the paper's scripts: a crop of 32 from the image with 4 black pixels around it, a flip
-in half of the cases, a rotation by at most 15 degrees to the nearest pixel, black outside. CIFAR-10 has no rotation, as
-in DGC's. All three are one look-up of pixels here.
+CIFAR-100 is augmented as in the paper's scripts: a crop of 32 from the image with 4 black pixels around it, a flip in
+half of the cases, a rotation by at most 15 degrees to the nearest pixel, black outside. CIFAR-10 has no rotation, as in
+DGC's scripts. All three are combined into one look-up of pixels here.
 """
 
 from dataclasses import dataclass
@@ -101,7 +101,7 @@ def look_up(
     """
     y, x = np.mgrid[:SIZE, :SIZE] - CENTRE
     cosine, sine = (function(np.deg2rad(degrees))[:, None, None] for function in (np.cos, np.sin))
-    # Halves go down, as in Pillow: floor(v + 0.5) of the pixel's centre.
+    # Halves are rounded down, as in Pillow: floor(v + 0.5) of the pixel's centre.
     columns = np.floor(cosine * x - sine * y + CENTRE + 0.5).astype(np.int64)
     rows = np.floor(sine * x + cosine * y + CENTRE + 0.5).astype(np.int64)
     inside = _within(rows) & _within(columns)

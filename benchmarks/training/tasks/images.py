@@ -10,7 +10,7 @@ from benchmarks.training.tasks.task import Batch, Setting
 
 
 class ImageClassification(FromSource):
-    """Classify images of `source`. Under "batch-means" accuracy is what the released code prints.
+    """Classify images of `source`. With "batch-means" in `released`, accuracy is computed as in the released code.
 
     Batches have images (batch, channels, height, width), float32, normalised, and labels (batch,), int64.
     """
@@ -30,7 +30,7 @@ class ImageClassification(FromSource):
         return cross_entropy(model(batch["images"]), batch["labels"])
 
     def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """Right ones, and all."""
+        """Return the number of right answers, and of all."""
         right = (model(batch["images"]).argmax(1) == batch["labels"]).sum().item()
         count = len(batch["labels"])
         return (right / count, 1) if self.batch_means else (right, count)

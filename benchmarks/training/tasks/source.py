@@ -13,9 +13,9 @@ from benchmarks.training.tasks.task import Batch, Setting, chunks, evaluating, s
 from resireduce.errors import ConfigError
 
 SYNTHETIC_SAMPLES = 8192
-"""Training samples that a synthetic source offers: an epoch has some steps for any number of ranks."""
+"""Training samples of a synthetic source: enough that an epoch has some steps for any number of ranks."""
 SYNTHETIC_HELD_OUT = 2
-"""One evaluation costs little, so that it is not what is measured."""
+"""Held-out samples of a synthetic source: so few that evaluation hardly affects measurements."""
 
 
 class Source(ABC):
@@ -42,7 +42,7 @@ class Source(ABC):
 
 
 class FromSource(ABC):
-    """What tasks share whose samples all come from `source`, and whose metric is a quotient of two sums."""
+    """Base of tasks whose samples all come from `source`, and whose metric is a quotient of two sums."""
 
     evaluated_together: int
     """Held-out samples in a batch."""
@@ -100,7 +100,7 @@ def damaged(prepared: Prepared, file: str, error: object) -> ConfigError:
 
 
 def draws(*key: int) -> np.random.Generator:
-    """Random numbers that belong to a key of whole numbers, such as seed, step and index, and to nothing else."""
+    """Return a generator that depends only on a key of whole numbers, such as seed, step and index."""
     return np.random.default_rng(key)
 
 

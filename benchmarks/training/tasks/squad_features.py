@@ -1,7 +1,7 @@
-"""From SQuAD questions to what BERT reads: WordPiece tokens, windows of long contexts, and the way back to characters.
+"""Turns SQuAD questions into BERT's input: WordPiece tokens, windows of long contexts, and the way back to characters.
 
-As the BERT authors' script for SQuAD does it (Devlin et al., 2019): a context that is too long is cut into windows that
-overlap, and in each window only those tokens can be answers that have no more context in another one.
+As in the BERT authors' script for SQuAD (Devlin et al., 2019), a context that is too long is cut into overlapping
+windows, and in each window only tokens that do not have more context in another one can be answers.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 STRIDE = 128
 """Tokens from the start of one window to that of the next."""
 LONGEST_QUESTION = 64
-"""Tokens of a question that are read; fewer where less than half of the input would be left to the context."""
+"""Tokens of a question that are read; fewer if less than half of the input would be left for the context."""
 SPACES = " \t\r\n\u202f"
-"""What separates words to the script."""
+"""Characters that separate words in the script."""
 
 Tokens = NDArray[np.int32]
 
@@ -58,7 +58,7 @@ class Feature:
 
 
 def room(question: Tokens, length: int) -> tuple[Tokens, int]:
-    """Cut a question to what is read of it; return it with the number of tokens left to its context."""
+    """Cut a question to the tokens that are read; return it with the number of tokens left for its context."""
     question = question[: min(LONGEST_QUESTION, (length - 3) // 2)]
     return question, length - len(question) - 3
 
@@ -70,9 +70,9 @@ def windows(tokens: int, size: int, stride: int = STRIDE) -> list[range]:
 
 
 def most_context(parts: Sequence[range], tokens: int) -> NDArray[np.int64]:
-    """Return which window each token has most context in, (tokens,).
+    """Return for each token the window in which it has most context, (tokens,).
 
-    That is the smaller number of tokens to its left and right, plus 0.01 x the window's size; the first of equals.
+    Context is the smaller number of tokens to its left and right, plus 0.01 x the window's size; the first of equals.
     """
     place = np.arange(tokens)
     scores = [

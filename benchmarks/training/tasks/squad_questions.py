@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MANY = 10_000
-"""Questions whose tokens take some seconds to find: rank 0 says so."""
+"""Number of questions from which tokenising takes some seconds, so that rank 0 says so."""
 
 
 class Documents:
-    """The prepared documents: tokens are kept once for each context, windows are put together when asked for.
+    """The prepared documents: tokens are kept once for each context, windows are assembled on demand.
 
-    Questions to train on are asked for by window, those held out by question.
+    Training questions are accessed by window, held-out ones by question.
     """
 
     def __init__(self, setting: Setting, length: int) -> None:
@@ -70,7 +70,7 @@ class Documents:
         return np.array(places, dtype=np.int32)
 
     def data_hash(self) -> str:
-        """Return the SHA-256 of the documents' and the vocabulary's."""
+        """Return a SHA-256 over the hashes of the documents and the vocabulary."""
         return sha256([one.encode() for one in self._hashes])
 
     def __len__(self) -> int:

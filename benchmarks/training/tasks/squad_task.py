@@ -1,7 +1,7 @@
 """Answer the questions of SQuAD v1.1 (Rajpurkar et al., EMNLP 2016) by a span of the context; metric: F1, official.
 
-A training sample is one window of one question's context. Held-out questions count once each, whatever their windows:
-from the logits over them to one answer it goes as in the BERT authors' script for SQuAD.
+A training sample is one window of one question's context. Held-out questions count once each, regardless of their
+windows, whose logits are combined into one answer as in the BERT authors' script for SQuAD.
 """
 
 from collections.abc import Sequence

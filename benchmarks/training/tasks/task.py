@@ -1,4 +1,4 @@
-"""What every task promises, and the few things that all of them need: sharding, hashing, batches, evaluation mode."""
+"""The interface of tasks, and what all of them need: sharding, hashing, batches, evaluation mode."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ Phase = Literal["pretrain", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What a task's data depend on beside the task itself."""
+    """The settings that a task's data depend on."""
 
     phase: Phase = "train"
     """Chooses the part of the data that is trained on and held out."""
@@ -32,7 +32,7 @@ class Setting:
     seed: int = 0
     """Seed of augmentation and of synthetic inputs; the order of samples is the trainer's."""
     released: frozenset[str] = frozenset()
-    """Names of what the released code did otherwise, to be done here too."""
+    """Names of the released code's deviations that are to be reproduced."""
 
     def __post_init__(self) -> None:
         """Raise ValueError unless the phase is one that tasks know."""

@@ -1,8 +1,8 @@
 """WikiText-2 and -103 (Merity et al., ICLR 2017) in GPT-2's byte pairs; metric: perplexity, per token.
 
-As in the paper's script: the tokens of every 1000 rows are joined and cut into blocks, what is over is dropped; a block
-predicts all its tokens but the first. It trains on the training split and evaluates the validation split. Perplexity is
-the exponential of the mean loss over all predicted tokens of all ranks.
+As in the paper's script, the tokens of every 1000 rows are joined and cut into blocks, and the remainder is dropped; a
+block predicts all its tokens but the first. It trains on the training split and evaluates the validation split.
+Perplexity is the exponential of the mean loss over all predicted tokens of all ranks.
 """
 
 from itertools import pairwise
@@ -52,7 +52,7 @@ class WikiText(FromSource):
         return cross_entropy(logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten())
 
     def _sums(self, model: nn.Module, batch: Batch) -> tuple[float, int]:
-        """Losses in nats, and predicted tokens."""
+        """Return the sum of losses in nats, and the number of predicted tokens."""
         count = 1 if self.batch_means else batch["input_ids"][:, 1:].numel()
         return self.loss(model, batch).item() * count, count
 
@@ -81,7 +81,7 @@ class Blocks(Source):
 
     def _gather(self, tokens: NDArray[np.uint16], starts: NDArray[np.int64]) -> Batch:
         ids = tokens[starts[:, None] + np.arange(self.length)].astype(np.int64)
-        # Here, not at the start: to read all of the file would show in the memory that is measured.
+        # Checked here, not at the start: reading all of the file would show in the measured memory.
         if ids.max() >= VOCABULARY:
             raise damaged(self._prepared, "*_tokens.npy", f"token {ids.max()}, allowed are 0 to {VOCABULARY - 1}")
         return {"input_ids": torch.from_numpy(ids)}
