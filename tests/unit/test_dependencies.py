@@ -37,7 +37,7 @@ LAYERS = (
     ("step.slot",),
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
-    ("left_out", "slices.layers", "step.gather", "step.scatter", "wrapped_step"),
+    ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step"),
     ("step.receive",),
     ("step.launch",),
     ("slices.row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
