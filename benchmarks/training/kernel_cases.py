@@ -11,7 +11,7 @@ from resireduce.draw import generator
 from resireduce.finiteness import zero_unless_finite_
 from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out
 from resireduce.kernels.largest import PIECE, by_keys
-from resireduce.residuals.stored import Blocks
+from resireduce.residuals.few_bits import Blocks
 
 SIZES, TINY = (1 << 16, 1 << 20, 25 << 20, 100 << 20), (1500,)
 DTYPES = {"cuda": ("float32", "float16", "bfloat16"), "cpu": ("float32",)}

@@ -10,8 +10,9 @@ from resireduce.draw import generator
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.kernels.packed_largest import Addend
+from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.hosted import Hosted
-from resireduce.residuals.stored import Blocks, Plain, Stored
+from resireduce.residuals.stored import Plain, Stored
 
 
 def norm_dtype(tensor: Tensor) -> torch.dtype:

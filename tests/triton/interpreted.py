@@ -24,7 +24,7 @@ from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
 from resireduce.kernels.gpu.take_out import take_out_
-from resireduce.residuals.stored import Blocks
+from resireduce.residuals.few_bits import Blocks
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float32, torch.float16]

@@ -18,7 +18,7 @@ from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
 from resireduce.kernels.submatrix import add_crossing_, cut_crossing
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.stored import Blocks
+from resireduce.residuals.few_bits import Blocks
 
 CPU = torch.device("cpu")
 NAMES = ["candidates", "codes", "norms", "sent", "submatrix"]

@@ -13,7 +13,7 @@ from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.packed_largest import packed_largest
 from resireduce.kernels.submatrix import Crossing
 from resireduce.planning.memory import LiveBytes
-from resireduce.residuals.stored import Blocks
+from resireduce.residuals.few_bits import Blocks
 
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"]

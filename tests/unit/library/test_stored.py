@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from resireduce.draw import generator
-from resireduce.residuals.stored import BLOCK, Blocks, Plain, Stored
+from resireduce.residuals.few_bits import BLOCK, Blocks
+from resireduce.residuals.stored import Plain, Stored
 
 KINDS = ["float32", "bfloat16", "float16", *Blocks.LARGEST]
 

@@ -14,8 +14,8 @@ from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
+from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.full import FullResidual
-from resireduce.residuals.stored import Blocks
 from resireduce.residuals.weighted import WeightedResidual
 
 SHAPE = (300, 257)
