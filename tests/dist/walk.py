@@ -2,7 +2,7 @@
 
 A residual does not know which compressor left what is in it, so that not all pairs can tell anything new: compressors
 that are not in CROSSED go with the scheme that has one residual of each kind, and not with the others. With the
-environment's WALK=all they do, in half an hour.
+environment's WALK=all they do: 680 rows, in three minutes.
 """
 
 import hashlib
