@@ -45,7 +45,8 @@ def list_cases(density: float) -> Iterator[tuple[str, SparseCompressor]]:
 
     dgc, which also draws a sample, never sends more than the density, and topk sends exactly the density.
     """
-    yield "dgc-simple", DGCSimple(density)
+    for rounds in (2, 10):
+        yield f"dgc-simple, {rounds} rounds", DGCSimple(density, rounds=rounds)
     for rounds in (3, 4):
         yield f"gaussian, {rounds} rounds", GaussianK(density, rounds=rounds)
     yield "redsync", RedSync(density)

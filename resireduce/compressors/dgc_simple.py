@@ -9,13 +9,12 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.draw import generator
+from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.reaching import few_reaching, reaching
 from resireduce.share import share
 
 SAMPLE = 0.01
 """Share of the elements that the threshold is estimated from."""
-ROUNDS = 10
-"""How often it is adapted at most."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +22,22 @@ class DGCSimple(Selecting, SparseCompressor):
     """Sends what reaches a threshold estimated from a sample: about density x n elements.
 
     The sample is drawn with replacement. While more than 1.3 x density x n elements pass the threshold, it is raised by
-    30 per cent; while fewer than 0.7 x density x n pass, it is lowered by 30 per cent; at most ten times. All that then
-    pass are sent, however many: a step of 30 per cent may jump over the range, and where most magnitudes are equal,
-    most are sent. A plan assumes density x n. If nothing passes, the elements of the largest magnitude are sent; zeros
-    are never sent. Optimizer, momentum and residual work as with top-k.
+    30 per cent; while fewer than 0.7 x density x n pass, it is lowered by 30 per cent; at most `rounds` times. All that
+    then pass are sent, however many: a step of 30 per cent may jump over the range, and where most magnitudes are
+    equal, most are sent. A plan assumes density x n. If nothing passes, the elements of the largest magnitude are sent;
+    zeros are never sent. Optimizer, momentum and residual work as with top-k.
     """
 
     equal_sizes: ClassVar[bool] = False
+
+    rounds: int = 10
+    """How often the threshold is changed at most: 10 in GRACE, 2 in the code released with the ResiReduce paper."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for a setting that cannot be used."""
+        super().__post_init__()
+        if not is_count(self.rounds):
+            raise ConfigError(f"rounds: {self.rounds!r} is not allowed; give a number, 0 or more")
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the elements that reach the threshold: int64, ascending."""
@@ -38,7 +46,7 @@ class DGCSimple(Selecting, SparseCompressor):
             return torch.empty(share(self.density, n), dtype=torch.int64, device=flat.device)
         fewest, most = 0.7 * n * self.density, 1.3 * n * self.density
         candidates = few_reaching(flat, threshold, int(most))
-        for _ in range(ROUNDS):
+        for _ in range(self.rounds):
             if candidates is not None and len(candidates) >= fewest:
                 break
             threshold = threshold * (1.3 if candidates is None else 0.7)

@@ -9,6 +9,7 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
+from resireduce.compressors.dgc_simple import DGCSimple
 from resireduce.compressors.gaussian import GaussianK
 from resireduce.compressors.redsync import RedSync, RedSyncTrim
 from resireduce.compressors.sidco import FITS, SIDCo
@@ -274,6 +275,7 @@ def test_adapted_stages_come_near_the_density() -> None:
         (lambda: SIDCo(0.01, stages=0), "stages: 0 is not allowed; give a number, 1 or more, or None"),
         (lambda: SIDCo(0.01, first=0.0), "first: 0.0 is not allowed"),
         (lambda: GaussianK(0.01, rounds=-1), "rounds: -1 is not allowed"),
+        (lambda: DGCSimple(0.01, rounds=1.5), "rounds: 1.5 is not allowed"),  # type: ignore[arg-type]
         (lambda: RedSync(0.0), "density: 0.0 is not allowed"),
     ],
 )
