@@ -17,7 +17,7 @@ from resireduce.step.outdated import BeforeForward
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
-from resireduce.step.slot import Slot
+from resireduce.step.slot import Slot, part
 from resireduce.step.stage import Stage
 from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
@@ -175,6 +175,8 @@ class Exchange:
     def _send_rest(self) -> bool:
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # if anything ends it half-way
+        if not self.intake.overlap:
+            part(self.slots)
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -218,6 +220,8 @@ class Exchange:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
+        if not self.intake.streamed:
+            part(self.slots)
 
     def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""

@@ -71,6 +71,8 @@ class Intake(RowIntake):
             self.holds = True
             return
         slot.check_kind()
+        if self.scaler is not None:
+            grad = slot.own(grad, self.overlap)
         try:
             self.feedback.absorb(self._unscale_(grad), slot.name)
         except NonFiniteGradient as error:
@@ -154,7 +156,7 @@ class Intake(RowIntake):
             raise UsageError(DROPPED.format(name=slot.name))
         if grad.layout != torch.strided:
             raise UsageError(f"the gradient of {slot.name!r} is sparse: make its layer with sparse=False")
-        return grad if self._prepared else self._unscale_(slot.own(grad))
+        return grad if self._prepared else self._unscale_(slot.own(grad, self.overlap))
 
     def _unscale_and_clip(self, pending: Sequence[Slot]) -> None:
         norms = {}

@@ -1,6 +1,7 @@
 """Slots: the record of one parameter's gradient on its way through a step."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.parts import PartedMessage
+from resireduce.step.shared import is_shared, prepare
 from resireduce.step.stage import AFTER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
@@ -154,11 +156,25 @@ class Slot:
         grad = self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
-    def own(self, grad: Tensor) -> Tensor:
-        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it."""
-        if grad.data_ptr() != self.made and not grad.is_meta:
-            grad = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
-        return grad
+    def own(self, grad: Tensor, in_backward: bool) -> Tensor:
+        """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
+
+        in_backward: autograd is at work, and may still give to others what lies in that memory: then a copy, too.
+        """
+        if grad.is_meta:
+            return grad
+        if grad.data_ptr() != self.made:
+            return self.copy_grad(grad)
+        return self._copied(grad) if in_backward and is_shared(grad) else grad
+
+    def copy_grad(self, grad: Tensor) -> Tensor:
+        """Put a copy of `grad`, which lies in `.grad`, into its place; return it."""
+        copy = self.parameter.grad = self._copied(grad)
+        self.made = copy.data_ptr()
+        return copy
+
+    def _copied(self, grad: Tensor) -> Tensor:
+        return torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
 
     def check_kind(self) -> None:
         """Raise UsageError if the parameter's dtype, device or shape has changed since the start."""
@@ -175,6 +191,18 @@ class Slot:
         if isinstance(self.payload, Payload):
             own = self.payload.buffer if gathered else self.payload.buffer.clone()
             self.sent = replace(self.payload, buffer=own)
+
+
+def part(slots: Sequence[Slot]) -> None:
+    """Give gradients memory of their own, where autograd has left two in the same: each is to take its own average."""
+    found = [(slot, slot.parameter.grad) for slot in slots]
+    strided = [(slot, grad) for slot, grad in found if grad is not None and grad.layout == torch.strided]
+    places = Counter(grad.data_ptr() for _, grad in strided if not grad.is_meta)
+    if len(places) == len(strided):
+        return
+    for slot, grad in strided:
+        if places[grad.data_ptr()] > 1:
+            slot.copy_grad(grad)
 
 
 def laid_out(average: Tensor, like: Tensor) -> Tensor:
@@ -195,6 +223,7 @@ def make_slots(
     node: the ranks that share each gradient, each compressing its slice; None: this rank compresses all of it.
     shares: whether all dense tensors may share a message, and not only small ones.
     """
+    prepare()
     guard = guards(dict(parameters))
     slots = []
     for index, (name, parameter) in enumerate(parameters.items()):

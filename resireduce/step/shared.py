@@ -1,0 +1,39 @@
+"""Whether a gradient lies in memory that another tensor uses, too, so that it must not be changed there."""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+_count = getattr(torch._C, "_storage_Use_Count", None)
+
+
+def is_shared(grad: Tensor) -> bool:
+    """Return whether another tensor lies in the memory of `grad`, which a backward pass has just left in `.grad`.
+
+    Autograd leaves views there: with a batch of one, that of `position` in `h + position.unsqueeze(0)` is a view of the
+    gradient of `h`, which the layers before are still to be given; two positions that are added share one memory.
+    """
+    return _count is None or _uses(grad) > _of_one()  # a torch that does not say: it may be
+
+
+def _uses(tensor: Tensor) -> int:
+    assert _count is not None
+    return int(_count(tensor.untyped_storage()._cdata))
+
+
+@cache
+def _of_one() -> int:
+    """Return the count of a gradient's own memory within a hook, where torch may hold it too; a small pass tells."""
+    seen: list[int] = []
+    with torch.inference_mode(False), torch.enable_grad():
+        weight = torch.ones(1, device="cpu", requires_grad=True)
+        weight.register_post_accumulate_grad_hook(lambda one: seen.append(_uses(one.grad)))
+        (weight * weight).backward()
+    return seen[0]
+
+
+def prepare() -> None:
+    """Find out what `is_shared` needs to know, outside of any backward pass."""
+    if _count is not None:
+        _of_one()

@@ -1,0 +1,124 @@
+"""Gradients that autograd leaves in memory which other tensors use, too: no one else's are changed."""
+
+import copy
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
+from tests.worlds import same, seeded
+
+Join = Callable[[Tensor], Tensor]
+LIFETIMES = [{}, {"gradients": "kept"}, {"gradients": "kept", "overlap": True}]
+SETTINGS = [
+    {"compressor": "none", "scheme": "none"},
+    {"scheme": "none"},
+    {"scheme": "baseline"},
+    {"scheme": "w"},
+    {"scheme": "w+2d", "residual_dtype": "int8"},
+    {"scheme": "2d", "compressor": "fp16"},
+    {"scheme": "partial", "compressor": "randomk"},
+]
+
+
+class Places(nn.Module):
+    """Adds what it has learned of each place. `own`: in a way that gives its gradient memory of its own."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.weight, self.own = nn.Parameter(torch.randn(110, 100)), own
+
+    def forward(self, join: Join) -> Tensor:
+        return join(self.weight * 1.0 if self.own else self.weight)
+
+
+class Text(nn.Module):
+    """Two kinds of places, of which each gradient is a view: of the other's, and with a batch of one of all before."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.before = nn.ModuleList(nn.Linear(100, 100) for _ in range(2))
+        self.places, self.kinds = Places(own), Places(own)
+        self.after = nn.Linear(100, 100)
+
+    def forward(self, x: Tensor, join: Join) -> Tensor:
+        for layer in self.before:
+            x = layer(x)
+        return self.after(torch.tanh(x + (self.places(join) + self.kinds(join))))
+
+
+def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int, **options: object) -> nn.Module:
+    model = copy.deepcopy(model)
+    wrapped = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    optimizer = resireduce.distribute(model, wrapped, backend=communicator, **{"density": 0.05, **options})  # type: ignore[arg-type]
+    source = torch.Generator().manual_seed(communicator.rank)
+    for _ in range(4):
+        optimizer.zero_grad()
+        model(torch.randn(batch, 110, 100, generator=source), join).square().mean().backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("lifetime", LIFETIMES, ids=str)
+@pytest.mark.parametrize("options", SETTINGS, ids=str)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_views_of_others_gradients_are_not_changed(
+    batch: int, options: dict[str, object], lifetime: dict[str, object]
+) -> None:
+    """As where each gradient has memory of its own: parameters are equal bit for bit."""
+    starts = [seeded(partial(Text, own)) for own in (False, True)]
+    for join in (lambda one: one.unsqueeze(0), lambda one: one.view(1, 110, 100), lambda one: one.t().t()[None]):
+        for world_size in (1, 2):
+            act = partial(trained, join=join, batch=batch, **options, **lifetime)
+            found, wanted = (LocalWorld(world_size).run(partial(act, model=start)) for start in starts)
+            assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
+
+
+def test_a_workspace_that_several_layers_give_back_parts_of() -> None:
+    """As plain training has them while the workspace is that of one pass; the library holds gradients for longer."""
+    work = torch.empty(4, 110, 100)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor, weight: Tensor, place: int) -> Tensor:  # type: ignore[no-untyped-def]
+            ctx.save_for_backward(x, weight)
+            ctx.place = place
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[no-untyped-def]
+            x, weight = ctx.saved_tensors
+            part = work[ctx.place % 2] if ctx.place >= 0 else torch.empty_like(weight)
+            return grad * weight, torch.mul(grad, x, out=part).view(weight.shape), None
+
+    class Net(nn.Module):
+        def __init__(self, own: bool):
+            super().__init__()
+            self.parts, self.own = nn.ModuleList(Places(own=False) for _ in range(4)), own
+
+        def forward(self, x: Tensor, join: Join) -> Tensor:
+            for number, part in enumerate(self.parts):
+                x = Scaled.apply(x, part.weight, -1 if self.own else number)
+            return x
+
+    groups = resireduce.Grouping(groups=(tuple(f"parts.{i}.weight" for i in range(4)),))
+    for scheme in ("a", "w"):
+        act = partial(trained_on_rows, scheme=scheme, groups=groups)
+        found, wanted = (LocalWorld(1).run(partial(act, model=seeded(partial(Net, own))))[0] for own in (False, True))
+        assert same(found, wanted)
+
+
+def trained_on_rows(communicator: Communicator, model: nn.Module, scheme: str, groups: object) -> nn.Module:
+    wrapped = torch.optim.SGD(model.parameters(), 0.5)
+    optimizer = resireduce.distribute(model, wrapped, scheme, density=0.05, backend=communicator, groups=groups)  # type: ignore[arg-type]
+    source = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(110, 100, generator=source), lambda one: one).square().mean().backward()
+        optimizer.step()
+    return model
