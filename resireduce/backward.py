@@ -1,6 +1,6 @@
 """The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -30,6 +30,8 @@ class BackwardPasses:
         self.slots, self._exchange = exchange.slots, exchange
         self.passes_per_step = settings.backward_passes_per_step
         self._syncing = True
+        self.ended: Callable[[], None] | None = None
+        """What is called at the end of a backward pass that overlaps with the exchange, if anything is."""
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         for slot in self.slots:
@@ -136,6 +138,8 @@ class BackwardPasses:
         """End a backward pass; not called if the pass fails."""
         self.under_way = False
         self._exchange.end_backward()
+        if self.ended is not None:
+            self.ended()
 
 
 def _note_gradient(_: BackwardPasses, slot: Slot) -> None:

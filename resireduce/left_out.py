@@ -9,7 +9,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
 
-FIRST_STEPS, INTERVAL = 8, 61
+FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
 both phases of training that alternates."""
 
@@ -24,13 +24,13 @@ class Outside:
         self._model = weakref.ref(model)
         self._held = {id(one) for one in held.values()}
         self._told = WeakTensorKeyDictionary()
-        self._steps = 0
+        self._looks = 0
 
     def warn(self) -> None:
         """Warn once about each that has a gradient now, which no other optimizer of the library averages."""
-        self._steps += 1
+        self._looks += 1
         model = self._model()
-        if model is None or (self._steps > FIRST_STEPS and self._steps % INTERVAL):
+        if model is None or (self._looks > FIRST_LOOKS and self._looks % INTERVAL):
             return
         others = [(name, one) for name, one in model.named_parameters() if id(one) not in self._held]
         with_gradient = {name: one for name, one in others if one.grad is not None and not is_distributed(one)}

@@ -70,8 +70,9 @@ class DistributedOptimizer(OptimizerView):
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
-        self._outside, self._resumed = Outside(model, parameters), Resumed()
+        self._outside, self._resumed = Outside(model, parameters), Resumed(optimizer)
         self._backward = BackwardPasses(model, optimizer, self._exchange, settings)  # only now: nothing is refused
+        self._backward.ended = self._outside.warn  # before another optimizer's zero_grad()
         self._restart()
 
     def _restart(self) -> None:
@@ -98,7 +99,9 @@ class DistributedOptimizer(OptimizerView):
                 "zero_grad() between backward() and step(): the gradients are already under way. Call it before "
                 "backward(); to add up several passes use optimizer.no_sync() or backward_passes_per_step. If they "
                 "came from a loss of another model (a GAN's generator, through the discriminator): call "
-                "requires_grad_(False) on this one while that is computed. After a backward pass that failed: build "
+                "requires_grad_(False) on this one while that is computed. If the loss was for the gradient of an "
+                "input: use torch.autograd.grad(loss, input). To leave passes out that are added up already: take "
+                "the step. After a backward pass that failed: build "
                 "model and optimizer anew, on every rank, from a checkpoint"
             )
         self._restart()
@@ -198,6 +201,7 @@ class DistributedOptimizer(OptimizerView):
             self.flush()
         finally:
             self._backward.end()
+            self._resumed.end()
             self.levels.close()
             self._closed = True
             for name in FREED:

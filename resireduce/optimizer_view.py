@@ -10,6 +10,7 @@ from resireduce.errors import UsageError
 from resireduce.merging.costs import Costs
 from resireduce.optimizer_wrapper import OptimizerWrapper
 from resireduce.resumed import Resumed
+from resireduce.saved_state import check_apart
 from resireduce.step.exchange import Exchange
 from resireduce.step.launch import LaunchQueue
 
@@ -73,11 +74,6 @@ class OptimizerView(OptimizerWrapper):
         """With `slices`: the large parameters whose gradients are made twice, some rows at a time, and why."""
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load `state_dict` into the wrapped optimizer. Load residuals separately, or the next step warns."""
-        super().load_state_dict(state_dict)
-        self._resumed.optimizer(state_dict)
-
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
 
@@ -94,6 +90,7 @@ class OptimizerView(OptimizerWrapper):
         world size; for another world size use `resireduce.redistribute`.
         """
         self.refuse_within_step("load_residual_state_dict()")
+        check_apart(self.feedback.residual.tensors(), state, self.steps)
         self.start_at(self.feedback.load_state_dict(state))
 
     def start_at(self, step: int) -> None:

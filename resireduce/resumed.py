@@ -1,21 +1,37 @@
 """Whether training goes on from a checkpoint of which the residuals were forgotten."""
 
 import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from resireduce.residuals.base import Residual
 
 
 class Resumed:
-    """What has been loaded since the last step of an optimizer."""
+    """What has been loaded since the last step of a distributed optimizer, whose wrapped one is `optimizer`."""
 
-    def __init__(self) -> None:
-        self._optimizer = self._residuals = False
+    def __init__(self, optimizer: torch.optim.Optimizer):
+        self._optimizer, self._residuals = bool(_places(optimizer.state)), False
+        self._has_stepped = False
+        own = weakref.ref(self)
 
-    def optimizer(self, state_dict: Mapping[str, Any]) -> None:
-        """Note that the wrapped optimizer was given `state_dict`; without state it is one that took no steps."""
-        self._optimizer = bool(state_dict.get("state"))
+        def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+            if (here := own()) is not None:
+                here._note(optimizer, state_dict)
+
+        self._handle = optimizer.register_load_state_dict_pre_hook(note)
+        weakref.finalize(self, self._handle.remove)
+
+    def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Note that `state_dict` is loaded, unless it is that of no steps, or the optimizer's own state over again."""
+        given = state_dict.get("state") or {}
+        if given and _places(given) <= _places(optimizer.state):
+            return
+        self._optimizer |= bool(given) or self._has_stepped
 
     def residuals(self) -> None:
         """Note that residuals were loaded, or that a step was named from which to go on."""
@@ -24,12 +40,22 @@ class Resumed:
     def warn(self, residual: Residual) -> None:
         """At a step: warn if the optimizer's state was loaded, but not what `residual` stores, if it does."""
         forgotten = self._optimizer and not self._residuals
-        self._optimizer = self._residuals = False
+        self._optimizer, self._residuals, self._has_stepped = False, False, True
         if forgotten and residual.tensors():
             warnings.warn(
-                "the optimizer's state was loaded, but not the residuals: what was left unsent before is lost, and "
-                "random choices begin anew. Save residual_state_dict() of every rank, and load it by "
-                "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks; if "
-                "that state is of training without compression, call start_at(0)",
+                "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
+                "by steps that this state does not know. Save residual_state_dict() of every rank beside it, and load "
+                "it by load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. "
+                "If that state is of training without compression, call start_at(0), and nothing is missing",
                 stacklevel=3,
             )
+
+    def end(self) -> None:
+        """Look no longer at what is loaded."""
+        self._handle.remove()
+
+
+def _places(state: Mapping[Any, Any]) -> set[int]:
+    """Return where the tensors of an optimizer's `state` lie."""
+    held = [one for values in state.values() if isinstance(values, Mapping) for one in values.values()]
+    return {one.data_ptr() for one in held if isinstance(one, Tensor) and one.numel() and not one.is_meta}

@@ -2,6 +2,7 @@
 data-parallel DNN training", HPDC 2024, as its released code means it."""
 
 import math
+import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,6 +20,8 @@ from resireduce.share import share
 
 LAST = 0.75
 """Share of the training after which all-dimension top-k may be used."""
+UNKNOWN = sys.float_info.max
+"""The change of a threshold that has not changed yet: a finite number, as all that is saved must be."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class ADTopKThreshold(Selecting, SparseCompressor):
 
     def state(self, shape: torch.Size, like: Tensor) -> State:
         """Return the threshold, negative before the first, and its last relative change: float64, [2]."""
-        return {"threshold": torch.tensor([-1.0, math.inf], dtype=torch.float64, device=like.device)}
+        return {"threshold": torch.tensor([-1.0, UNKNOWN], dtype=torch.float64, device=like.device)}
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of the k largest without zeros, as at the start: int64, ascending."""
@@ -76,6 +79,6 @@ class ADTopKThreshold(Selecting, SparseCompressor):
         indices = self.select(flat, name, step)
         if len(indices):
             least = float(flat[indices].abs().min())
-            change = abs(least - threshold) / threshold if threshold > 0 else math.inf
+            change = abs(least - threshold) / threshold if threshold > 0 else UNKNOWN
             memory.copy_(torch.tensor([least, change], dtype=torch.float64, device="cpu"))
         return self.packed(grad, indices)

@@ -125,6 +125,8 @@ def _why_not_twice(slot: Slot, feedback: ErrorFeedback, passes: int) -> str | No
         return "it cannot be read and written some rows at a time, as those stored in a floating-point dtype can"
     if not feedback.compressor.selects_from_parts(slot.parameter):
         return f"{type(feedback.compressor).__name__} selects from the whole gradient, where topk can do without"
+    if not slot.parameter.is_contiguous():
+        return "the rows of the weight do not lie one after the other in memory: give it weight.contiguous()"
     if passes > 1:
         return "gradients of several passes are added up before they are compressed"
     return None

@@ -21,6 +21,7 @@ from resireduce.payload import Payload
 from resireduce.plan import plan
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import measure_states
+from resireduce.scheme import COMPRESSORS
 from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
 
@@ -180,3 +181,22 @@ def test_the_state_of_a_compressor_that_has_none_does_not_fit() -> None:
     for one, state in ((plain, other.residual_state_dict()), (other, plain.residual_state_dict())):
         with pytest.raises(ConfigError, match=r"residual state: 'compressor\..*\.stages' does not fit"):
             one.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_a_state_from_before_the_first_step_can_be_loaded(compressor: str) -> None:
+    one, other = (distributed(seeded(Net), compressor=compressor) for _ in range(2))
+    other.load_residual_state_dict(one.residual_state_dict())
+
+
+def test_a_state_that_is_the_residual_itself_cannot_take_back_steps() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, scheme="w+2d")
+    live, kept = optimizer.residual_state_dict(), copy.deepcopy(optimizer.residual_state_dict())
+    loss_of(model, torch.Generator().manual_seed(0)).backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"of step 0 is the residual itself, which 1 steps have changed"):
+        optimizer.load_residual_state_dict(live)
+    optimizer.load_residual_state_dict(optimizer.residual_state_dict())
+    optimizer.load_residual_state_dict(kept)
+    assert optimizer.steps == 0

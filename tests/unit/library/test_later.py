@@ -238,3 +238,14 @@ def test_a_step_that_calls_that_of_its_base_class(update: str) -> None:
             step(model, optimizer, seed)
         models.append(model)
     assert same(*models)
+
+
+def test_parameters_of_a_second_optimizer_that_lets_go_of_gradients_before_the_step() -> None:
+    model = nn.ModuleList([nn.Linear(120, 120), nn.Linear(120, 120)])
+    ours, theirs = (torch.optim.SGD(layer.parameters(), 0.1) for layer in model)
+    optimizer = resireduce.distribute(model, ours, backend="local")
+    with pytest.warns(UserWarning, match=r"'1\.weight' and 1 more: trained, but not by the optimizer given"):
+        model[1](model[0](torch.ones(2, 120))).square().mean().backward()
+    theirs.step()
+    theirs.zero_grad()
+    optimizer.step()
