@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,16 +15,20 @@ class Resumed:
     """What has been loaded since the last step of a distributed optimizer, whose wrapped one is `optimizer`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer, self._residuals = bool(_places(optimizer.state)), False
+        self._optimizer, self._residuals = bool(_places(getattr(optimizer, "state", {}))), False
         self._has_stepped = False
+        self._end: Callable[[], object] = bool  # does nothing
+        if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not all optimizers of others begin as torch's
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         own = weakref.ref(self)
 
         def note(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
             if (here := own()) is not None:
                 here._note(optimizer, state_dict)
 
-        self._handle = optimizer.register_load_state_dict_pre_hook(note)
-        weakref.finalize(self, self._handle.remove)
+        self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(note).remove)
 
     def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
         """Note that `state_dict` is loaded, unless it is that of no steps, or the optimizer's own state over again."""
@@ -52,7 +56,7 @@ class Resumed:
 
     def end(self) -> None:
         """Look no longer at what is loaded."""
-        self._handle.remove()
+        self._end()
 
 
 def _places(state: Mapping[Any, Any]) -> set[int]:
