@@ -26,10 +26,10 @@ READING = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     shares = ", ".join(map(str, DENSITIES))
-    parser.add_argument("--elements", type=int, default=ELEMENTS, help="of the tensor (default: %(default)s)")
+    parser.add_argument("--elements", type=int, help=f"of the tensor (default: {ELEMENTS})")
     parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
-    parser.add_argument("--draws", type=int, default=DRAWS, help="of each input (default: %(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="few elements in two draws, to try it out")
+    parser.add_argument("--draws", type=int, help=f"of each input (default: {DRAWS})")
+    parser.add_argument("--tiny", action="store_true", help="by default few elements in two draws, to try it out")
     place = Path("results/runs/counts/counts.json")
     parser.add_argument(
         "--output", type=Path, default=place, help="JSON file; a table (.md) lies beside it (default: %(default)s)"
@@ -38,10 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Count all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
+    elements, draws = (TINY_ELEMENTS, TINY_DRAWS) if args.tiny else (ELEMENTS, DRAWS)
     settings: dict[str, Any] = {
-        "elements": integer("elements", TINY_ELEMENTS if args.tiny else args.elements, 1, 1 << 27),
+        "elements": integer("elements", elements if args.elements is None else args.elements, 1, 1 << 27),
         "densities": sorted((check_share("densities", one) for one in args.densities or DENSITIES), reverse=True),
-        "draws": integer("draws", TINY_DRAWS if args.tiny else args.draws, 1, 1000),
+        "draws": integer("draws", draws if args.draws is None else args.draws, 1, 1000),
     }
     writable("output", args.output)
     rows = [described(row) for row in _counts(settings)]
