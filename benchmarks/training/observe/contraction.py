@@ -17,8 +17,9 @@ from resireduce.optimizer import DistributedOptimizer
 
 POINTS = 40
 """Approximate number of steps that are looked at."""
-LEAST = 4
-"""At most one in this many steps is looked at, so that the median step is not affected."""
+LEAST = 5
+"""At most one in this many steps is looked at, so that the median step is not affected. Always one in an odd number:
+compressors that alternate from step to step are seen in both of their states."""
 
 
 class Contraction:
@@ -33,7 +34,7 @@ class Contraction:
     """
 
     def __init__(self, optimizer: DistributedOptimizer, steps: int):
-        self.every = max(LEAST, steps // POINTS)
+        self.every = max(LEAST, steps // POINTS) | 1
         self._feedback = optimizer.feedback
         self._queue = optimizer.queue
         self._places = optimizer.feedback.residual, optimizer.feedback.communicator, optimizer.queue.world

@@ -105,8 +105,16 @@ def test_looking_changes_nothing(scheme: str, compressor: str) -> None:
 
 
 def test_a_cell_has_it_in_its_record(own_settings: None) -> None:
-    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=5, scheme="w+2d", observe=["contraction"])
+    cell = Cell(model="vgg-digits", backend="local", world_size=1, steps=6, scheme="w+2d", observe=["contraction"])
     outcome = run_rank(cell, LocalCommunicator(), None, Path("data"))
     assert outcome.status == "ok", outcome.reason
     points = outcome.observations["contraction"]["points"]
-    assert [point["step"] for point in points] == [1, 5] and all(0 < point["contraction"] < 1 for point in points)
+    assert [point["step"] for point in points] == [1, 6] and all(0 < point["contraction"] < 1 for point in points)
+
+
+@pytest.mark.parametrize("steps", [12, 160, 200, 840, 10_000])
+def test_both_states_of_what_alternates_are_seen(steps: int) -> None:
+    watch = Contraction(distributed(nn.Linear(110, 110)), steps)
+    looked_at = range(0, steps, watch.every)
+    assert watch.every >= LEAST and {step % 2 for step in looked_at} == {0, 1}
+    watch.end()
