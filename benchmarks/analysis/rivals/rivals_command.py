@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
     """Write the rows of all settings and print them as a table. Raises ConfigError if no cell has finished."""
     run = load_run(args.run)
     if run.notes:
-        raise ConfigError(f"run: {str(args.run)!r}: {run.notes[0]} Copy the run's config there, or leave it out")
+        raise ConfigError(f"run: {str(args.run)!r}: {run.notes[0]} Copy the run's config there, or measure anew")
     rows = rivals_rows(run)
     if not rows:
         raise ConfigError(f"run: {str(args.run)!r} has no finished cell; make some with: make run RUN=rivals")
