@@ -24,14 +24,20 @@ class BackwardPasses:
         wrapped: the optimizer that trains it.
         exchange: takes the gradients.
         settings: what `resireduce.distribute` was given, checked.
+        at_end: is called at the end of each backward pass that overlaps with the exchange.
     """
 
-    def __init__(self, model: nn.Module, wrapped: torch.optim.Optimizer, exchange: Exchange, settings: Settings):
-        self.slots, self._exchange = exchange.slots, exchange
+    def __init__(
+        self,
+        model: nn.Module,
+        wrapped: torch.optim.Optimizer,
+        exchange: Exchange,
+        settings: Settings,
+        at_end: Callable[[], None],
+    ):
+        self.slots, self._exchange, self._at_end = exchange.slots, exchange, at_end
         self.passes_per_step = settings.backward_passes_per_step
         self._syncing = True
-        self.ended: Callable[[], None] | None = None
-        """What is called at the end of a backward pass that overlaps with the exchange, if anything is."""
         self.under_way = False
         """Whether a backward pass has begun and not finished."""
         for slot in self.slots:
@@ -138,8 +144,7 @@ class BackwardPasses:
         """End a backward pass; not called if the pass fails."""
         self.under_way = False
         self._exchange.end_backward()
-        if self.ended is not None:
-            self.ended()
+        self._at_end()
 
 
 def _note_gradient(_: BackwardPasses, slot: Slot) -> None:

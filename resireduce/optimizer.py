@@ -71,8 +71,8 @@ class DistributedOptimizer(OptimizerView):
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
         self._outside, self._resumed = Outside(model, parameters), Resumed(optimizer)
-        self._backward = BackwardPasses(model, optimizer, self._exchange, settings)  # only now: nothing is refused
-        self._backward.ended = self._outside.warn  # before another optimizer's zero_grad()
+        # Only now: nothing is refused. It looks for gradients that nobody averages before another's zero_grad().
+        self._backward = BackwardPasses(model, optimizer, self._exchange, settings, self._outside.warn)
         self._restart()
 
     def _restart(self) -> None:

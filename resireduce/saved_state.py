@@ -41,19 +41,6 @@ def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
         )
 
 
-def check_apart(held: Mapping[str, Tensor], state: Mapping[str, Tensor], step: int) -> None:
-    """Raise ConfigError if `state`, which was saved at another step, holds the tensors `held` at `step` themselves."""
-    if not isinstance(state, Mapping) or not isinstance(state.get("steps"), Tensor) or int(state["steps"]) == step:
-        return
-    places = {tensor.data_ptr() for tensor in held.values() if tensor.numel()}
-    live = next((name for name, one in state.items() if isinstance(one, Tensor) and one.data_ptr() in places), None)
-    if live is not None:
-        raise ConfigError(
-            f"residual state: {live!r} of step {int(state['steps'])} is the residual itself, which {step} steps have "
-            "changed by now; to go back to it, keep copy.deepcopy(optimizer.residual_state_dict())"
-        )
-
-
 def check_levels(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `state` and `held` are of as many ranks a node: of slices of the same shapes."""
     if not isinstance(state, Mapping):

@@ -82,7 +82,7 @@ vocab.json 1_042_301 sha256:196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2
 merges.txt 456_318 sha256:1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5
 """
 OPENAI_FILES = GPT2_FILES.replace("vocab.json", "encoder.json").replace("merges.txt", "vocab.bpe")
-"""The same files under OpenAI's own names."""
+"""The vocabulary files of GPT-2 under the names that OpenAI published them with: sizes and checksums of GPT2_FILES."""
 
 BERT = WordPieces(
     title="BERT's vocabulary: 30,522 word pieces of English in lower case",

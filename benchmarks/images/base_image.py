@@ -34,9 +34,9 @@ class Base:
     """A base that the engine has."""
 
     name: str
-    """Its name for readers."""
+    """Name of the base in messages and tables."""
     reference: str
-    """Its name for the engine."""
+    """Name of the base that the engine is given."""
     digest: str
     """sha256:...; of the registry's manifest, or, for a base made here, of its root file system as tar."""
 

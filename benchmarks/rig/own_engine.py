@@ -43,7 +43,7 @@ class OwnEngine:
         self.processes = {self.pid_file: self.pid_file, containerd / "containerd.pid": containerd / "containerd.toml"}
         """Files with the process IDs of dockerd and its containerd, and an argument that identifies each."""
         self.log = folder / "log"
-        """Its output since it was last started."""
+        """File with what dockerd and containerd have printed since the engine was last started."""
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Rows:
     payload: Array
     """Bytes of each tensor sent in messages."""
     nbytes: Array
-    """The same plus the bytes of the bucket that ends with the tensor."""
+    """Bytes of each tensor sent in messages, with those of the bucket of small tensors that ends with it."""
     dense: Array
     """Seconds to send the tensor uncompressed in a message of its own."""
     copied: Array
@@ -75,9 +75,9 @@ class Rows:
     busy_latency: Array
     """Seconds by which a message with only this tensor delays concurrent computing, if processors are shared."""
     busy_transfer: Array
-    """The same for each tensor's bytes."""
+    """Seconds by which the bytes of each tensor delay concurrent computing, if processors are shared."""
     in_node_busy: Array
-    """The same for its sum within a node."""
+    """Seconds by which summing each tensor within a node delays concurrent computing, if processors are shared."""
     beside: Array
     """Seconds of the bucket of small tensors that ends with each tensor; included in its transfer."""
     sending: Curve | None

@@ -17,7 +17,7 @@ class Folded:
     """What the errors of some members of a group have been folded into."""
 
     total: Tensor
-    """Of the residual's shape. Lies in the memory of one of the errors, or in that of the residual."""
+    """The sum or choice so far, of the residual's shape; in the memory of one of the errors, or in the residual's."""
     weight: Tensor
     """What weighs it, 0-D."""
     is_one: bool = False

@@ -220,7 +220,7 @@ class Exchange:
                 slot.uncover()
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
-        if not self.intake.streamed:
+        if self.intake.overlap and not self.intake.streamed:
             part(self.slots)
 
     def _fail_or_put_back(self, step: int) -> None:

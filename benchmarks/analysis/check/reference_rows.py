@@ -61,7 +61,7 @@ class Row:
 
     @property
     def peak_saving(self) -> float | None:
-        """The same at the fullest moment of a step."""
+        """Share of the baseline's model states at a step boundary that even the fullest moment of a step saves."""
         return 1 - self.peak_states_bytes / self.baseline_total_bytes if self.baseline_total_bytes else None
 
     def to_dict(self) -> dict[str, Any]:

@@ -114,7 +114,8 @@ SHARES = ("accuracy", "top1", "f1", "exact_match")
 ROUNDING = 0.01
 """Largest relative difference between a speed and the times that it is computed from."""
 THINNED = 0.5
-"""The same if only means of stretches of steps are at hand, whose median is not that of the steps."""
+"""Largest relative difference between a speed and times that were kept as means of several steps: their median is not
+that of the steps."""
 ITEMISED = "model_state_itemised"
 
 
