@@ -65,7 +65,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise ConfigError(f"config: {path}: {error.strerror}") from None
+        raise ConfigError(
+            f"config: {path}: {error.strerror}; give one of benchmarks/config, or your own (what it extends is looked for "
+            "beside it)"
+        ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"config: {path} is no text: {error}") from None
     except (yaml.YAMLError, RecursionError) as error:
