@@ -66,8 +66,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(
-            f"config: {path}: {error.strerror}; give one of benchmarks/config, or your own (what it extends is looked for "
-            "beside it)"
+            f"config: {path}: {error.strerror}; give one of benchmarks/config, or your own (what it extends is looked "
+            "for beside it)"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"config: {path} is no text: {error}") from None
