@@ -1,6 +1,7 @@
 """Horovod: Gloo or MPI on CPUs, NCCL on GPUs."""
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,9 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.errors import ConfigError
+
+_POLL_SECONDS = 5e-5
+"""Horovod itself looks for messages once a millisecond."""
 
 
 class HorovodCommunicator(Communicator):
@@ -58,7 +62,16 @@ class HorovodCommunicator(Communicator):
         return self._deferred(self._hvd.reducescatter_async(tensor.float(), **how), lambda wide: wide.to(tensor.dtype))
 
     def _deferred(self, handle: int, finish: Callable[[Tensor], Tensor] = lambda result: result) -> Deferred[Tensor]:
-        return Deferred(lambda: finish(self._hvd.synchronize(handle)), lambda: self._hvd.poll(handle))
+        return Deferred(lambda: finish(self._wait(handle)), lambda: self._hvd.poll(handle))
+
+    def _wait(self, handle: int) -> Any:
+        """Return the result of `handle`, asleep until it is there.
+
+        `synchronize` alone keeps a core busy, which Horovod's own thread needs where there are as many ranks as cores.
+        """
+        while not self._hvd.poll(handle):
+            time.sleep(_POLL_SECONDS)
+        return self._hvd.synchronize(handle)
 
     def all_gather(self, tensor: Tensor, name: str, equal_sizes: bool = True) -> Handle[Sequence[Tensor]]:
         """Launch a gather of bytes, of whatever dtype. Unequal sizes cost a second, small message."""
@@ -69,9 +82,9 @@ class HorovodCommunicator(Communicator):
             numels = self._hvd.allgather_async(torch.tensor([tensor.nbytes]), name=sizes_name, process_set=self._set)
 
         def finish() -> Sequence[Tensor]:
-            whole = self._hvd.synchronize(data)
+            whole = self._wait(data)
             each = whole.numel() // self.world_size
-            sizes = [each] * self.world_size if numels is None else self._hvd.synchronize(numels).tolist()
+            sizes = [each] * self.world_size if numels is None else self._wait(numels).tolist()
             return [row.view(tensor.dtype) for row in whole.split(sizes)]
 
         return Deferred(finish)
@@ -79,7 +92,7 @@ class HorovodCommunicator(Communicator):
     def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
         """Launch a gather of tensors of one size into one, as bytes."""
         whole = self._hvd.allgather_async(tensor.view(torch.uint8), name=self._prefix + name, process_set=self._set)
-        return Deferred(lambda: self._hvd.synchronize(whole).view(tensor.dtype))
+        return Deferred(lambda: self._wait(whole).view(tensor.dtype))
 
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Launch an exchange of bytes, of whatever dtype; Horovod itself tells ranks how many come."""
@@ -88,7 +101,7 @@ class HorovodCommunicator(Communicator):
         handle = self._hvd.alltoall_async(data, splits, name=self._prefix + name, process_set=self._set)
 
         def finish() -> Sequence[Tensor]:
-            whole, counts = self._hvd.synchronize(handle)
+            whole, counts = self._wait(handle)
             return [row.view(tensor.dtype) for row in whole.split(counts.tolist())]
 
         return Deferred(finish)
@@ -96,7 +109,7 @@ class HorovodCommunicator(Communicator):
     def broadcast_(self, tensor: Tensor, name: str) -> Tensor:
         """Overwrite `tensor` with its bytes on rank 0, of whatever dtype; return it."""
         how = {"root_rank": self._first, "name": self._prefix + name, "process_set": self._set}
-        self._hvd.broadcast_(tensor.view(-1).view(torch.uint8), **how)
+        self._wait(self._hvd.broadcast_async_(tensor.view(-1).view(torch.uint8), **how))
         return tensor
 
 

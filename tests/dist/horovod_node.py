@@ -3,7 +3,6 @@
 And the same over torch.distributed, bit for bit: of two ranks a level nothing is summed in another order.
 """
 
-import os
 import sys
 
 import horovod.torch as hvd
@@ -73,7 +72,6 @@ CHECKS = (
 
 def main(meeting_place: str) -> None:
     torch.set_num_threads(1)
-    os.environ["HOROVOD_CYCLE_TIME"] = "20"  # ms: two cores cannot look after five process sets of four ranks faster
     hvd.init(process_sets=[hvd.ProcessSet(ranks) for ranks in SETS])
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
