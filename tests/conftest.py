@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import gc
+import os
 import sys
 
 import pytest
@@ -22,6 +23,34 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
+
+
+@pytest.fixture(scope="module")
+def quick_garbage():
+    """Full collections of garbage look at nothing that was there before this module."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ranks_on_one_core():
+    """Ranks that are threads share Python's lock: on two cores a third of their time would go into passing it on."""
+    from resireduce.comm.local import LocalWorld
+
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    cores, worker = sorted(os.sched_getaffinity(0)), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    core = {cores[int(worker.removeprefix("gw")) % len(cores)]}
+    guard = LocalWorld._guard
+
+    def guard_on_core(self, work, rank):
+        os.sched_setaffinity(0, core)  # of this thread alone
+        return guard(self, work, rank)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalWorld, "_guard", guard_on_core)
+        yield
 
 
 @pytest.fixture

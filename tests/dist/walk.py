@@ -3,6 +3,9 @@
 A residual does not know which compressor left what is in it, so that not all pairs can tell anything new: compressors
 that are not in CROSSED go with the scheme that has one residual of each kind, and not with the others. With the
 environment's WALK=all they do: 680 rows, in three minutes.
+
+Over Horovod each pair has one of the two lifetimes, in turn, as over torch.distributed both are found to be the same;
+with WALK=all it has both.
 """
 
 import hashlib
@@ -27,6 +30,12 @@ ROWS = [
     " ".join(row)
     for row in itertools.product(SCHEMES, COMPRESSORS, GRADIENTS)
     if row[1] in CROSSED or row[0] == ONE or os.environ.get("WALK") == "all"
+]
+
+OVER_HOROVOD = [
+    row
+    for number, row in enumerate(ROWS)
+    if os.environ.get("WALK") == "all" or number // len(GRADIENTS) % len(GRADIENTS) == number % len(GRADIENTS)
 ]
 
 
@@ -55,9 +64,9 @@ def outcome(communicator: Communicator, row: str) -> dict[str, str]:
     return {"trained": digest(model)}
 
 
-def walk(folder: Path, communicator: Communicator) -> None:
-    """Leave this rank's outcomes of all rows in `folder`."""
-    outcomes = {row: outcome(communicator, row) for row in ROWS}
+def walk(folder: Path, rows: list[str], communicator: Communicator) -> None:
+    """Leave this rank's outcomes of these rows in `folder`."""
+    outcomes = {row: outcome(communicator, row) for row in rows}
     (folder / f"rank{communicator.rank}.json").write_text(json.dumps(outcomes))
 
 
@@ -69,7 +78,7 @@ def main(folder: str) -> None:
 
     torch.set_num_threads(1)
     hvd.init()
-    walk(Path(folder), HorovodCommunicator())
+    walk(Path(folder), OVER_HOROVOD, HorovodCommunicator())
     hvd.shutdown()
 
 
