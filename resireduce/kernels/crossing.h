@@ -1,8 +1,8 @@
-/* Values that lie in a float32 matrix where some of its rows cross some of its columns: how they are added. */
+/* Values that lie in a float32 matrix where some of its rows cross some of its columns: how they are added and cut out. */
 
 #include <stdint.h>
 
-enum { TILE = 256 };
+enum { TILE = 256, LANES_WIDE = 16, WIDEST = 1 << 16 };
 
 struct crossing {
     const float *values;           /* of each row, those of its columns */
@@ -73,14 +73,80 @@ static inline __attribute__((always_inline)) int64_t add_tile(const struct cross
     return j;
 }
 
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <immintrin.h>
+
+/* Whether sixteen columns at a time pay: the processor can spread values over some of them, and these are many. */
+static int goes_wide(const struct crossing *at)
+{
+    return at->n_columns >= at->width / LANES_WIDE && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("popcnt");
+}
+
+/* The first `count` of sixteen; all, if there are more. */
+static inline __attribute__((always_inline)) __mmask16 first_lanes(int64_t count)
+{
+    return count < LANES_WIDE ? (__mmask16)((1u << count) - 1) : 0xffff;
+}
+
+/* Do as add_tile for any number n of columns: `places` says which are kept, by numbers that are not negative. */
+__attribute__((target("avx512f,popcnt"))) static void add_wide(const int32_t *places, const float *values, int64_t n,
+                                                               float *x)
+{
+    for (int64_t c = 0; c < n; c += LANES_WIDE) {
+        const __mmask16 here = first_lanes(n - c);
+        const __m512i of = _mm512_maskz_loadu_epi32(here, places + c);
+        const __mmask16 kept = _mm512_mask_cmpge_epi32_mask(here, of, _mm512_setzero_si512());
+        const int count = __builtin_popcount(kept);
+        const __m512 next = _mm512_maskz_loadu_ps(first_lanes(count), values);
+        const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(here, x + c), _mm512_maskz_expand_ps(kept, next));
+        _mm512_mask_storeu_ps(x + c, here, sum);
+        values += count;
+    }
+}
+
+/* Copy those of row[0..width) to `cut` that `kept` has a bit for, sixteen bits a number. */
+__attribute__((target("avx512f,popcnt"))) static void cut_wide(const float *row, const float *next, int64_t width,
+                                                               const uint16_t *kept, float *cut)
+{
+    for (int64_t c = 0; c < width; c += LANES_WIDE) {
+        const __mmask16 some = kept[c / LANES_WIDE];
+        const int count = __builtin_popcount(some);
+        __builtin_prefetch(next + c);
+        const __m512 packed = _mm512_maskz_compress_ps(some, _mm512_maskz_loadu_ps(first_lanes(width - c), row + c));
+        _mm512_mask_storeu_ps(cut, first_lanes(count), packed);
+        cut += count;
+    }
+}
+#else
+static int goes_wide(const struct crossing *at)
+{
+    return 0;
+}
+
+static void add_wide(const int32_t *places, const float *values, int64_t n, float *x)
+{
+}
+
+static void cut_wide(const float *row, const float *next, int64_t width, const uint16_t *kept, float *cut)
+{
+}
+#endif
+
 /* Add to x[0..stop - first), the elements from number `first` to before `stop` of the matrix. */
 static inline __attribute__((always_inline)) void add_crossing(const struct crossing *at, int64_t first, int64_t stop,
                                                                float *x)
 {
+    const int wide = goes_wide(at);
     for (int64_t row = first / at->width; row * at->width < stop; row++) {
         const int64_t base = row * at->width, r = at->places[row];
         const int64_t end = stop - base < at->width ? stop - base : at->width;
         int64_t start = first > base ? first - base : 0, j = r < 0 ? 0 : first_from(at, start);
+        if (wide && r >= 0) {
+            const float *values = at->values + r * at->n_columns + j;
+            add_wide(at->places + at->height + start, values, end - start, x + base + start - first);
+            continue;
+        }
         for (; r >= 0 && start < end; start += TILE)
             j = add_tile(at, r, j, start, end - start < TILE ? end : start + TILE, x + base + start - first);
     }

@@ -4,6 +4,7 @@ On a CPU two looks at the elements are enough in nearly all cases: at a sample, 
 and at all, of which only those that reach it are candidates (as in DGC, Lin et al., ICLR 2018, but exact).
 """
 
+import ctypes
 from functools import cache
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from resireduce.blocks import slices
 from resireduce.kernels.candidates import Candidates, candidates_of, magnitudes_into, room_for
+from resireduce.kernels.native import addresses, library
 from resireduce.kernels.norms import refuse_non_finite
 from resireduce.kernels.on_gpu import in_triton
 
@@ -167,6 +169,20 @@ def by_keys(flat: Tensor, k: int, piece: int) -> Tensor:
         keys = torch.cat((best, _keys(flat[part], part.start)))
         best = torch.topk(keys, min(k, keys.numel()), sorted=False).values
     return best.bitwise_and_((1 << KEY_BITS) - 1).sort().values
+
+
+def largest_norms(norms: Tensor, count: int) -> Tensor:
+    """Return which `count` of the 1-D `norms`, none of them negative, are the largest: int32, ascending.
+
+    Of equal ones those of the highest numbers, as `largest_magnitudes` has them, on every device.
+    """
+    compiled = library("norms") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
+    if compiled is None:
+        return by_keys(norms, count, max(1, norms.numel())).to(torch.int32)
+    chosen = norms.new_empty(count, dtype=torch.int32)
+    place, into = addresses(norms, chosen)
+    compiled.resireduce_largest_norms(place, ctypes.c_int64(norms.numel()), ctypes.c_int64(count), into)
+    return chosen
 
 
 def _keys(values: Tensor, first: int) -> Tensor:

@@ -206,3 +206,36 @@ float resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, fl
     const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
     return of_l1 + of_l2;
 }
+
+static inline __attribute__((always_inline)) uint32_t key_of(float norm)
+{
+    uint32_t key;
+    memcpy(&key, &norm, sizeof key); /* of numbers that are not negative, in their order */
+    return key;
+}
+
+/* Write which k of n norms, 0 to n, are the largest: ascending numbers. None of the norms is negative or NaN. Of equal ones
+ * those of the highest numbers are chosen. The smallest that is chosen is found byte by byte, from the highest. */
+void resireduce_largest_norms(const float *norms, int64_t n, int64_t k, int32_t *chosen)
+{
+    uint32_t border = 0, known = 0;
+    int64_t left = k, equal = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int64_t count[256] = {0};
+        for (int64_t i = 0; i < n; i++)
+            count[key_of(norms[i]) >> shift & 255] += (key_of(norms[i]) & known) == border;
+        int digit = 255;
+        while (digit > 0 && left > count[digit])
+            left -= count[digit--];
+        border |= (uint32_t)digit << shift;
+        known |= 255u << shift;
+        equal = count[digit];
+    }
+    for (int64_t i = 0, j = 0; i < n && j < k; i++) {
+        const uint32_t key = key_of(norms[i]);
+        const int at_border = key == border;
+        chosen[j] = (int32_t)i; /* is overwritten, if it is not */
+        j += (key > border) | (at_border & (equal <= left));
+        equal -= at_border;
+    }
+}

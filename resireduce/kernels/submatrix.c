@@ -1,6 +1,7 @@
 /* The elements of a float32 matrix where some rows cross some columns, with the bits of whole rows in torch. */
 
 #include <stdint.h>
+#include <string.h>
 
 #include "crossing.h"
 #include "threads.h"
@@ -34,20 +35,37 @@ static void add_rows(const void *given, int64_t first, int64_t last)
     }
 }
 
+/* Copy the elements of a row one by one, and have those of the next at hand. */
+static inline __attribute__((always_inline)) void cut_columns(const struct crossing *at, const float *row,
+                                                              const float *next, float *restrict cut)
+{
+    const int32_t *restrict columns = at->columns;
+    for (int64_t j = 0; j < at->n_columns; j++) {
+        __builtin_prefetch(next + columns[j]);
+        cut[j] = row[columns[j]];
+    }
+}
+
 FOR_EACH_PROCESSOR
 static void cut_rows(const void *given, int64_t first, int64_t last)
 {
     const struct task *task = given;
     const struct crossing *at = &task->at;
-    const int32_t *restrict columns = at->columns;
+    const int wide = at->width <= WIDEST && goes_wide(at);
+    uint16_t kept[WIDEST / LANES_WIDE];
+    if (wide) {
+        memset(kept, 0, (at->width + LANES_WIDE - 1) / LANES_WIDE * sizeof kept[0]);
+        for (int64_t j = 0; j < at->n_columns; j++)
+            kept[at->columns[j] / LANES_WIDE] |= 1 << at->columns[j] % LANES_WIDE;
+    }
     for (int64_t r = first; r < last; r++) {
         const float *row = task->matrix + at->rows[r] * at->width;
         const float *next = task->matrix + at->rows[r + 1 < last ? r + 1 : r] * at->width;
-        float *restrict cut = task->cut + r * at->n_columns;
-        for (int64_t j = 0; j < at->n_columns; j++) {
-            __builtin_prefetch(next + columns[j]);
-            cut[j] = row[columns[j]];
-        }
+        float *cut = task->cut + r * at->n_columns;
+        if (wide)
+            cut_wide(row, next, at->width, kept, cut);
+        else
+            cut_columns(at, row, next, cut);
     }
 }
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.errors import ConfigError, check_share
+from resireduce.kernels.largest import largest_norms
 
 NORMS = ("residual", "compensated")
 """What the norms are of: what is left after sending (the paper), or what was compressed (the released code)."""
@@ -39,13 +40,14 @@ class Ratio:
 def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:
     """Return which `count` of the 1-D `norms` to keep: int32, ascending.
 
-    choice: "largest"; or "softmax", drawn from `source` without replacement with the softmax of the norms as
-    probabilities. The draw takes the largest of norm + Gumbel noise, which is the same and works where probabilities
-    underflow.
+    choice: "largest", of equal norms those of the highest numbers; or "softmax", drawn from `source` without
+    replacement with the softmax of the norms as probabilities. The draw takes the largest of norm + Gumbel noise, which
+    is the same and works where probabilities underflow.
     """
-    if choice == "softmax":
-        uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
-        norms = norms - uniform.clamp(min=1e-300).log().neg().log()
+    if choice == "largest":
+        return largest_norms(norms, count)
+    uniform = torch.rand(norms.shape, dtype=torch.float64, device=norms.device, generator=source)
+    norms = norms - uniform.clamp(min=1e-300).log().neg().log()
     return torch.topk(norms, count, sorted=False).indices.sort().values.to(torch.int32)
 
 

@@ -13,7 +13,7 @@ from resireduce.compressors.sparse import SparseCompressor
 from resireduce.compressors.threshold import Threshold
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.grouping import Grouping
-from resireduce.kernels.largest import largest_magnitudes
+from resireduce.kernels.largest import largest_magnitudes, largest_norms
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
 from resireduce.sending.message import Round
 from resireduce.share import share
@@ -119,6 +119,12 @@ def test_topk_is_the_same_in_pieces_of_any_size(grad: Tensor, density: float, pi
     expected = flat.abs().sort(stable=True).indices[-k:].sort().values
     assert torch.equal(largest_magnitudes(flat, k), expected)
     assert torch.equal(largest_magnitudes(flat, k, piece), expected)
+
+
+@given(norms=tensors(rows=1, columns=300), density=densities, dtype=st.sampled_from([torch.float32, torch.float64]))
+def test_the_largest_norms_are_those_of_a_stable_sort(norms: Tensor, density: float, dtype: torch.dtype) -> None:
+    flat, k = norms.view(-1).abs().to(dtype), share(density, norms.numel())
+    assert largest_norms(flat, k).tolist() == flat.sort(stable=True).indices[-k:].sort().values.tolist()
 
 
 @given(grads=st.tuples(tensors(), st.integers(0, 5)), density=densities)

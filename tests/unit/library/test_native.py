@@ -165,13 +165,16 @@ def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("kind", ["normal", "denormal", "negative zero"])
-@pytest.mark.parametrize("shape", [(2, 2), (17, 257), (40, 1024), (33, 2500)])
+@pytest.mark.parametrize(
+    ("shape", "of"), [((2, 2), 2), ((17, 257), 2), ((40, 1024), 2), ((40, 1024), 50), ((33, 2500), 2), ((2, 70_000), 3)]
+)
 def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], kind: str, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], of: int, kind: str, dtype: torch.dtype
 ) -> None:
+    """One of so many rows and columns: many columns go sixteen at a time, few one by one."""
     matrix, block = (values(shape[0] * shape[1], one).view(shape).to(dtype) for one in (kind, "normal"))
     source = torch.Generator().manual_seed(1)
-    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // 2)].sort().values for size in shape)
+    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // of)].sort().values for size in shape)
     monkeypatch.setattr(native, "SMALLEST", 1)
     added, expected = block[rows][:, columns], matrix.clone()
     expected[rows] += torch.zeros_like(expected).index_copy_(1, columns, block[:, columns])[rows]
