@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes, shares = (", ".join(map(str, given)) for given in (SIZES, DENSITIES))
     parser.add_argument("--sizes", type=int, nargs="+", metavar="N", help=f"elements of a gradient (default: {sizes})")
     parser.add_argument("--densities", type=float, nargs="+", metavar="D", help=f"default: {shares}")
+    text = "names of cases, or patterns such as 'topk, *'; a copy and the naive form are always there (default: all)"
+    parser.add_argument("--cases", nargs="+", metavar="NAME", default=["*"], help=text)
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     text = "threads of each case, plain torch's too (default: the cores that this process may use, as torch has them)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
@@ -56,6 +58,7 @@ def main(args: argparse.Namespace) -> int:
         "rounds": integer("rounds", 2 if args.tiny else args.rounds, 1, 10**4),
         "device": choose("device", args.device, DEVICES),
         "row": ROW,
+        "cases": args.cases,
         "threads": integer("threads", _cores() if args.threads is None else args.threads, 1, MOST_THREADS),
     }
     writable("output", args.output)
@@ -99,8 +102,14 @@ def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         save_json(settings, Path(name) / "settings.json")
         line = ["-m", "benchmarks.training.compress_speed", name]
         with start_here(line, {**MALLOC_THAT_KEEPS, "OMP_NUM_THREADS": str(settings["threads"])}) as process:
-            if process.wait():
-                raise ConfigError("micro: the cases could not be timed; the lines above say why")
+            ended = process.wait()
+        if ended < 0:
+            raise ConfigError(
+                f"micro: the process that times the cases was killed by signal {-ended}, 9 where memory ran out: all "
+                "cases of a size are held at once; give fewer of them, such as --cases 'topk, *', or smaller --sizes"
+            )
+        if ended:
+            raise ConfigError("micro: the cases could not be timed; the lines above say why")
         found: dict[str, list[dict[str, Any]]] = load_json(Path(name) / "rows.json")
         return found
 

@@ -5,6 +5,8 @@
 """
 
 import sys
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import torch
 
 from benchmarks.core.files import load_json, save_json
 from benchmarks.training.average_speed import average_times
-from benchmarks.training.compress_cases import Case, list_cases, now
+from benchmarks.training.compress_cases import COPY, NAIVE, Case, list_cases, now
 
 WARM_UP_ROUNDS = 1
 
@@ -21,15 +23,31 @@ def main() -> None:
     """Time all cases at each size and density that the settings name, and report progress."""
     folder = Path(sys.argv[1])
     settings = load_json(folder / "settings.json")
+    cases = chosen(settings["cases"])
     torch.set_num_threads(settings["threads"])
     device, rows, averages = torch.device(settings["device"]), list[dict[str, Any]](), list[dict[str, Any]]()
     for elements in settings["sizes"]:
         for density in settings["densities"]:
             shape = elements // settings["row"], settings["row"]
-            rows += timed(list_cases(), shape, density, settings["rounds"], device)
+            rows += timed(cases, shape, density, settings["rounds"], device)
             averages += average_times(torch.zeros(shape, device=device), density, settings["rounds"])
             print(f"{elements:,} elements, density {density:g}: timed", flush=True)
     save_json({"rows": rows, "averages": averages}, folder / "rows.json")
+
+
+def chosen(patterns: Sequence[str]) -> list[Case]:
+    """Return the cases that `patterns` name, and those that all others are compared with.
+
+    Ends the process with status 2, and says why, if there is none for one of them.
+    """
+    cases = list_cases()
+    for pattern in patterns:
+        if not any(fnmatchcase(case.name, pattern) for case in cases):
+            names = "; ".join(case.name for case in cases)
+            print(f"error: cases: {pattern!r} is not known; there are: {names}", file=sys.stderr)
+            sys.exit(2)
+    wanted = {*patterns, COPY, NAIVE}
+    return [case for case in cases if any(fnmatchcase(case.name, pattern) for pattern in wanted)]
 
 
 def timed(

@@ -36,6 +36,28 @@ def test_all_cases_are_timed_and_shown(tmp_path: Path, capsys: pytest.CaptureFix
     assert output.with_suffix(".svg").read_text().count("naive") > 0
 
 
+def test_cases_are_chosen_by_name_and_compared_with_a_copy_and_the_naive_form(tmp_path: Path) -> None:
+    output = tmp_path / "micro.json"
+    assert main(["micro", "--tiny", "--cases", "topk, w*", "dgc, *", "--output", str(output)]) == 0
+    names = [row["case"] for row in json.loads(output.read_text())["rows"]]
+    assert names == ["copy", "naive", "topk, w", "topk, w+2d", "dgc, baseline"]
+
+
+def test_a_case_that_there_is_not_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["micro", "--tiny", "--cases", "topk", "--output", str(tmp_path / "micro.json")]) == 2
+    assert "error: cases: 'topk' is not known; there are: copy; torch.topk; naive" in capfd.readouterr().err
+
+
+def test_a_process_that_was_killed_is_told_with_the_cure(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = ["-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"]
+    start = micro_command.start_here
+    monkeypatch.setattr(micro_command, "start_here", lambda line, more: start(code, more))
+    assert main(["micro", "--tiny", "--output", str(tmp_path / "micro.json")]) == 2
+    assert "was killed by signal 9, 9 where memory ran out" in (said := capsys.readouterr().err) and "--cases" in said
+
+
 def test_without_a_number_all_forms_have_as_many_threads_as_there_are_cores(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -52,7 +74,15 @@ def test_without_a_number_all_forms_have_as_many_threads_as_there_are_cores(
 
 
 def test_all_forms_run_in_the_number_of_threads_that_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = {"sizes": [1 << 14], "densities": [0.01], "rounds": 1, "device": "cpu", "row": 1024, "threads": 2}
+    settings = {
+        "sizes": [1 << 14],
+        "densities": [0.01],
+        "rounds": 1,
+        "device": "cpu",
+        "row": 1024,
+        "threads": 2,
+        "cases": ["*"],
+    }
     (tmp_path / "settings.json").write_text(json.dumps(settings))
     seen: set[int] = set()
 
