@@ -103,9 +103,10 @@ horovod: .venv/horovod
 .venv/horovod: .venv/installed containers/build_horovod.sh containers/horovod.lock containers/build-tools.lock
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
-# A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes half a minute.
+# A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes a minute.
+# Bytecode is kept, whatever the environment says: tests start hundreds of processes that load the same modules.
 unit: .venv/installed
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

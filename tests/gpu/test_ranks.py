@@ -1,9 +1,8 @@
 """Ranks in processes of their own: two that share the device and meet over gloo, and one over NCCL."""
 
 import tempfile
-from functools import partial
+from collections.abc import Callable, Sequence
 
-import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -14,6 +13,8 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.scheme import COMPRESSORS
 from tests.gpu.loops import net, trained
 from tests.worlds import same
+
+Check = Callable[[torch.device], None]
 
 
 def _all_alike(model: torch.nn.Module) -> bool:
@@ -73,29 +74,25 @@ def _alone(device: torch.device) -> None:
             assert same(*made), options
 
 
-def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device, checks: partial[None]) -> None:
+def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device, checks: Sequence[Check]) -> None:
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(0)
     settle_arithmetic(device)
     dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    checks(device)
+    for check in checks:
+        check(device)
     dist.barrier()
     dist.destroy_process_group()
 
 
-def _run(size: int, backend: str, device: torch.device, checks: object) -> None:
+def _run(size: int, backend: str, device: torch.device, *checks: Check) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (size, folder, backend, device, checks), nprocs=size)
 
 
-@pytest.mark.parametrize("size", [2])
-def test_ranks_share_the_device_over_gloo(device: torch.device, size: int) -> None:
-    _run(size, "gloo", device, _share)
-
-
-def test_ranks_that_share_the_device_merge_messages(device: torch.device) -> None:
-    _run(2, "gloo", device, _share_messages)
+def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
+    _run(2, "gloo", device, _share, _share_messages)
 
 
 def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:
