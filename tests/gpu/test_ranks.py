@@ -1,5 +1,6 @@
 """Ranks in processes of their own: two that share the device and meet over gloo, and one over NCCL."""
 
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
 
@@ -88,7 +89,9 @@ def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device,
 
 def _run(size: int, backend: str, device: torch.device, *checks: Check) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (size, folder, backend, device, checks), nprocs=size)
+        # Ranks are forked off a process that has imported torch and the library, and has not asked for a GPU.
+        multiprocessing.set_forkserver_preload([__name__])
+        mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method="forkserver")
 
 
 def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
