@@ -89,9 +89,10 @@ def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device,
 
 def _run(size: int, backend: str, device: torch.device, *checks: Check) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has imported torch and the library, and has not asked for a GPU.
+        # Without a GPU, which no process may have asked for before a fork, ranks are forked off one that has loaded torch.
         multiprocessing.set_forkserver_preload([__name__])
-        mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method="forkserver")
+        method = "forkserver" if device.type == "cpu" else "spawn"
+        mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method=method)
 
 
 def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
