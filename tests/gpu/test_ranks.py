@@ -89,7 +89,7 @@ def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device,
 
 def _run(size: int, backend: str, device: torch.device, *checks: Check) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        # Without a GPU, which no process may have asked for before a fork, ranks are forked off one that has loaded torch.
+        # Ranks are forked off a process that has loaded torch; not on a GPU, for which nobody may ask before a fork.
         multiprocessing.set_forkserver_preload([__name__])
         method = "forkserver" if device.type == "cpu" else "spawn"
         mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method=method)
