@@ -40,8 +40,8 @@ help:
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt "$$(sed -n '/^torch==/p' constraints.txt)"
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]" --editable ./benchmarks
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
-	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/triton "triton==$(TRITON)" || echo "Tests of kernels in Triton will be skipped." >&2
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps --no-compile --upgrade --target .venv/optimizers bitsandbytes prodigyopt pytorch_optimizer schedulefree torchao
+	$(BIN)/pip install --quiet --no-deps --no-compile --upgrade --target .venv/triton "triton==$(TRITON)" || echo "Tests of kernels in Triton will be skipped." >&2
 	@touch $@
 
 # !!str: without it snakemake reads 007 or 1e3 as numbers, and the run lies elsewhere.
@@ -104,9 +104,8 @@ horovod: .venv/horovod
 	@bash containers/build_horovod.sh $(BIN)/python && touch $@ || { [ $$? = 3 ] && echo "Horovod's tests will be skipped." >&2; }
 
 # A process for each core, and one thread in each. A test that hangs fails, and says where: the longest takes a minute.
-# Bytecode is kept, whatever the environment says: tests start hundreds of processes that load the same modules.
 unit: .venv/installed
-	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --timeout 600 --numprocesses auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 # Tools of their own, apart from the suite's environment.
 .venv-audit/installed: containers/audit-tools.lock

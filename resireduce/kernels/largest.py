@@ -178,7 +178,7 @@ def largest_norms(norms: Tensor, count: int) -> Tensor:
     """
     compiled = library("norms") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
     if compiled is None:
-        return by_keys(norms, count, max(1, norms.numel())).to(torch.int32)
+        return by_keys(norms, count, norms.numel()).to(torch.int32)
     chosen = norms.new_empty(count, dtype=torch.int32)
     place, into = addresses(norms, chosen)
     compiled.resireduce_largest_norms(place, ctypes.c_int64(norms.numel()), ctypes.c_int64(count), into)
