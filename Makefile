@@ -95,7 +95,7 @@ lint: .venv/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/snakefmt --check Snakefile benchmarks/workflow
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers auto
 
 horovod: .venv/horovod
 
