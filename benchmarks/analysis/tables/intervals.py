@@ -21,7 +21,7 @@ from resireduce.errors import ConfigError
 HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
 SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
 SHOWN += [("topk", "w+2d", "streamed")]
-"""Compressor, scheme and gradients of README's rows, at the usual density; the JSON has all others too."""
+"""Compressor, scheme and gradients of the rows in docs/results.md, at the usual density; the JSON has all others too."""
 USUAL: dict[str, Any] = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
 
 
@@ -64,7 +64,7 @@ def _row(run: Run, setting: Cell, results: Sequence[CellResult]) -> dict[str, An
 
 
 def readme_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return README's rows as a Markdown table, grouped by model."""
+    """Return the rows that docs/results.md shows as a Markdown table, grouped by model."""
     shown = [[found[setting] for setting in SHOWN if setting in found] for found in usual_rows(rows).values()]
     lines = [_texts(row, label) for its in shown for row, label in zip(its, row_labels(its), strict=True)]
     return labels.markdown_table(HEAD, lines, "llrrrl")
