@@ -1,6 +1,9 @@
 # make run   the smoke matrix on this machine, to tables and a report
 # make resume  go on with a run after whatever stopped it: kill, reboot, Ctrl-C, failures; on a cluster its left-over jobs end first
-# make test  everything that must pass before a change lands
+# make test  everything that must pass before a change lands: make horovod, make lint and make unit
+# make lint  ruff, snakefmt and mypy
+# make unit  the tests alone
+# make format  format Python files and Snakemake's rules, and mend what ruff can
 # make fuzz  1,000 models and scripts that a generator composes, against plain torch (EXAMPLES: how many)
 # make check  does the library still save the memory it did? measured, and compared to the byte (ACCEPT='why': the new reference)
 # make micro  how fast a gradient is compressed, beside plain torch and a copy: a table and a picture
@@ -8,11 +11,13 @@
 # make bundle  a run with all that it rests on in one zip, for python -m benchmarks verify (RUN=name)
 # make horovod  build Horovod once, for its tests and for cells with backend horovod (kept in the user's cache)
 # make images  an image without CUDA, and two small cells in it with docker and with apptainer (IMAGE=cuda12: with CUDA 12)
+# make test-images  tests of the images, with a Docker Engine
 # make test-slurm  cells and faults on a Slurm cluster on this machine, as root (test-slurm-full: all of them)
 # make locks  lock files of the images (UPGRADE=1: with the newest versions that are allowed)
-# make audit  what is known against the packages in them, and bills of materials
+# make audit  known vulnerabilities of the images' packages, and bills of materials
 # make docs  pages of the library's interface, in docs/api
-# All build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it, RUNTIME=docker what cells run in.
+# make clean  delete environments, docs/api and results/audit, but nothing measured (distclean: also runs, bundles and caches)
+# All but clean build .venv first; RUN=name and CONFIG=file choose another run, PART=name a part of it, RUNTIME=docker what cells run in.
 PYTHON ?= python3
 RUN ?= smoke
 CONFIG ?= benchmarks/config/$(RUN).yaml
@@ -28,7 +33,7 @@ BIN := .venv/bin
 # For tests of the kernels on a CPU, in a folder where nothing else finds it. Not in constraints.txt: torch for CUDA needs another.
 TRITON := 3.5.1
 
-.PHONY: run resume test fuzz check micro gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean
+.PHONY: run resume test fuzz check micro gpu bundle images test-images test-slurm test-slurm-full lint unit horovod audit-tools locks audit docs format clean distclean
 .DEFAULT_GOAL := help
 
 help:
@@ -127,5 +132,10 @@ docs: .venv/installed
 format: .venv/installed
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format . ; $(BIN)/snakefmt Snakefile benchmarks/workflow
 
+# What has been measured may have taken days. It stays, and so do Snakemake's data about it and the pretrained weights in
+# results/cache: without these, cells that have finished would be trained again.
 clean:
-	rm -rf .venv .venv-audit .snakemake docs/api results/runs results/bundles results/cache results/audit
+	rm -rf .venv .venv-audit docs/api results/audit
+
+distclean: clean
+	rm -rf .snakemake results/runs results/bundles results/cache
