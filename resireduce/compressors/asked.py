@@ -1,4 +1,4 @@
-"""What a round can ask of all ranks, other than a sum, which a plain tensor asks for."""
+"""Collectives that a round may request; a plain tensor requests an all-reduce."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ToAll:
+class AllGather:
     """This rank's elements, for all ranks; each rank gets a list of every rank's elements, in rank order."""
 
     tensor: Tensor
@@ -15,7 +15,7 @@ class ToAll:
 
 
 @dataclass(frozen=True)
-class ToEach:
+class AllToAll:
     """This rank's elements, some for each rank; each rank gets a list of what every rank has for it, in rank order."""
 
     tensor: Tensor

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from resireduce.compressors.asked import ToAll, ToEach
+from resireduce.compressors.asked import AllGather, AllToAll
 from resireduce.errors import check_share
 from resireduce.kernels.largest import LargestOfParts
 from resireduce.kernels.packed_largest import Addend
@@ -18,9 +18,9 @@ Collective = Literal["all_reduce", "all_gather", "rounds"]
 """How payloads of several ranks are combined: summed elementwise, gathered, or in the rounds that made them."""
 State = dict[str, Tensor]
 """What a compressor remembers of one tensor, by names without dots."""
-Rounds = Generator[Tensor | ToAll | ToEach, Any, Payload]
+Rounds = Generator[Tensor | AllGather | AllToAll, Any, Payload]
 """A payload in the making: yields contiguous tensors, one by one, to be summed over all ranks, is sent each sum, formed
-in the tensor's own memory, and returns the payload. `ToAll` and `ToEach` ask for other rounds."""
+in the tensor's own memory, and returns the payload. `AllGather` and `AllToAll` ask for other rounds."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.compressors import regions
 from resireduce.compressors.agreeing import Agreeing
-from resireduce.compressors.asked import ToAll, ToEach
+from resireduce.compressors.asked import AllGather, AllToAll
 from resireduce.compressors.base import Collective, Rounds, Selecting, State
 from resireduce.compressors.reused import Threshold, is_due
 from resireduce.compressors.sparse import SparseCompressor
@@ -103,7 +103,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         mine = self._selected(flat, k, step, state["mine"])
         starts, told = yield from self._regions(mine, step, state["starts"])
         sizes = [2 * count for count in regions.counts(mine, starts)]
-        asked = ToEach(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
+        asked = AllToAll(pairs(flat[mine].to(wide), mine, flat.numel()), sizes)
         sums = summed([unpaired(one, wide) for one in (yield asked)])
         (values, places), common, offered = yield from self._common(sums, k, step, state["common"], flat.numel())
         used = mine if mine.is_meta else mine[torch.isin(mine, places, assume_unique=True)]
@@ -155,7 +155,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
 
     def _common(
         self, sums: Sums, k: int, step: int, memory: Tensor, numel: int
-    ) -> Generator[ToAll, Any, tuple[Sums, Threshold, int]]:
+    ) -> Generator[AllGather, Any, tuple[Sums, Threshold, int]]:
         """Return the selected sums of all regions, the common threshold, and the bytes that this rank has offered."""
         known = Threshold.of(memory)
         exact = memory.is_meta or k == numel or known.is_due(k, step, self.global_every)
@@ -163,7 +163,7 @@ class OkTopK(Agreeing, Selecting, SparseCompressor):
         chosen = (
             _largest(values, k) if exact else (values.abs() >= not_above(known.value, values.dtype)).nonzero()[:, 0]
         )
-        offered = ToAll(pairs(values[chosen], places[chosen], numel))
+        offered = AllGather(pairs(values[chosen], places[chosen], numel))
         parts = [unpaired(one, values.dtype) for one in (yield offered)]
         values, places = (torch.cat(columns) for columns in zip(*parts, strict=True))
         if exact:

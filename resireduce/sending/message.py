@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from resireduce.comm.base import Communicator, Handle
-from resireduce.compressors.asked import ToAll, ToEach
+from resireduce.compressors.asked import AllGather, AllToAll
 from resireduce.compressors.base import Compressor, Rounds
 from resireduce.payload import Payload
 
@@ -72,7 +72,7 @@ class Round:
     """Name of the tensor."""
     number: int
     """Which of the tensor's rounds in this step it is, from 1."""
-    asked: Tensor | ToAll | ToEach
+    asked: Tensor | AllGather | AllToAll
     """What is summed, in its own memory, or exchanged."""
     rest: Rounds
     """Continues with the sum, or with what has come from each rank."""
@@ -82,9 +82,9 @@ class Round:
     def launch(self, communicator: Communicator) -> None:
         """Launch the collective by `communicator`, under a name that is unique for the tensor."""
         asked, called = self.asked, f"{self.name}#{self.number}"
-        if isinstance(asked, ToEach):
+        if isinstance(asked, AllToAll):
             self.handle = communicator.all_to_all(asked.tensor, asked.sizes, called)
-        elif isinstance(asked, ToAll):
+        elif isinstance(asked, AllGather):
             self.handle = communicator.all_gather(asked.tensor, called, equal_sizes=False)
         else:
             self.handle = communicator.all_reduce(asked, called)

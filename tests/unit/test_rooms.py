@@ -100,6 +100,16 @@ def test_the_page_of_the_two_paths_names_files_that_are_there_and_each_once() ->
         assert [name for name in stations if not (ROOT / folder / name).is_file()] == []
 
 
+def test_the_page_names_every_package_and_every_module_at_the_top_of_the_library() -> None:
+    page = (ROOT / "docs/architecture.md").read_text().partition("## The path of a cell")[0]
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", page))
+    parts = {f"{path.parent.name}/" for path in ROOT.glob("resireduce/*/__init__.py")}
+    modules = {path.name for path in ROOT.glob("resireduce/*.py")}
+    missing = modules - named | {part for part in parts if not any(name.startswith(part) for name in named)}
+    assert missing == set()
+    assert [name for name in named - {"resireduce/"} if not (ROOT / "resireduce" / name).exists()] == []
+
+
 @pytest.mark.parametrize(
     ("module", "source"),
     [
