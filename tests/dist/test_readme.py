@@ -70,19 +70,21 @@ def check_page(communicator: Communicator) -> None:
     mine = [torch.Generator().manual_seed(2 * step + communicator.rank) for step in range(3)]
     names = {"build_model": lambda: seeded(Net), "loss": lambda model, seed: loss_of(model, seed.clone_state())}
     page, again = {**names, "batches": mine}, {**names, "batches": mine}
+    exec(code("2. Which scheme")[0], page)
+    assert page["states"]["total"] > 0
     exec(start + loop + save + loop, page)
     whole = page["model"]
     dist.barrier()
     exec(start + load + loop, again)
     assert again["model"] is not whole and same(again["model"], whole) and not same(whole, seeded(Net))
     exec(load + share + loop, again)
-    exec(code("When you are done")[0], page)
+    exec(code("Closing the optimizer")[0], page)
     assert page["optimizer"].wrapped is page["plain"] and not same(page["model"], seeded(Net))
     exec(code("Clipping, and half precision")[0], page)
     assert page["optimizer"].grad_norm is not None and not page["optimizer"].overflowed
     for section in found_between("Compressors", "Groups and specific layers"):
         (snippet,) = code(section)
-        exec(snippet + loop + code("Adding up several passes")[0], page)
+        exec(snippet + loop + code("Gradient accumulation")[0], page)
         assert not same(page["model"], seeded(Net))
     assert len(page["groups"]["groups"]) == 2
 
@@ -104,15 +106,17 @@ def test_the_snippets_of_the_page_train_stop_and_go_on_on_two_ranks() -> None:
 
 def test_every_snippet_of_the_page_is_run() -> None:
     found = [section for section in SECTIONS if code(section)]
-    assert found[:4] == ["1. Three lines", "3. Stop and go on", "When you are done", "Clipping, and half precision"]
+    start = ["1. Three lines", "2. Which scheme", "3. Stop and go on"]
+    assert found[:5] == [*start, "Closing the optimizer", "Clipping, and half precision"]
     between = found_between("Compressors", "Groups and specific layers")
-    halves = "The second half in the next forward pass"
-    assert between[1:-1] == ["DGC in full", "Two levels: nodes", "Messages of several tensors", halves]
-    assert found[4:] == [*between, "Adding up several passes"]
+    halves = "All-gather in the next forward pass (DeAR)"
+    assert between[1:-1] == ["DGC in full", "Two levels: nodes", "Merging messages (tensor fusion)", halves]
+    assert found[5:] == [*between, "Gradient accumulation"]
 
 
 def test_what_the_page_says_that_may_travel_together() -> None:
-    named = {name for row in table("Messages of several tensors") for name in re.findall(r'"([^"]+)"', row["merge"])}
+    rows = table("Merging messages (tensor fusion)")
+    named = {name for row in rows for name in re.findall(r'"([^"]+)"', row["merge"])}
     assert named == set(MERGES)
 
 
