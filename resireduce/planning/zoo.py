@@ -26,13 +26,8 @@ INSTANCE = (
 """What is wrong with a module where something that builds one is needed, and the cure; {} is its type."""
 
 
-def known_models() -> dict[str, str]:
-    """All models that installed packages offer, as name -> "module:callable"; what cannot be loaded offers none."""
-    return _offered()[0]
-
-
-def _offered() -> tuple[dict[str, str], list[str]]:
-    """Return the known models; and what offers none, though it is listed, with the reason."""
+def offered_models() -> tuple[dict[str, str], list[str]]:
+    """Return all models that installed packages offer, as name -> "module:callable"; and what offers none, and why."""
     found: dict[str, str] = {}
     problems: list[str] = []
     for entry in entry_points(group=GROUP):
@@ -75,7 +70,7 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
 
 def _target(name: str) -> str:
     """Return the "module:callable" of a known name."""
-    models, problems = _offered()
+    models, problems = offered_models()
     try:
         return models[choose("model", name, models)]
     except ConfigError as error:

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 
 import resireduce
 from benchmarks.core.registry import MODELS
-from resireduce.planning.zoo import find_builder, known_models
+from resireduce.planning.zoo import find_builder, offered_models
 
 ROOT = Path(__file__).parents[3]
 PROJECT, SUITE = (
@@ -103,7 +103,7 @@ def test_plan_works_beside_a_package_of_the_user_s_own_called_benchmarks(
 
 @pytest.mark.parametrize("model", MODELS)
 def test_every_model_is_found_through_the_entry_points(model: str) -> None:
-    assert known_models()[model] == MODELS[model]
+    assert offered_models()[0][model] == MODELS[model]
     assert callable(find_builder(model))
 
 

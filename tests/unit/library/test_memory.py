@@ -15,8 +15,9 @@ from resireduce.errors import ConfigError
 from resireduce.kernels.largest import largest_magnitudes
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.planning.memory import LiveBytes, measure_states, step_bounds, track_states
+from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import COMPRESSORS, GRADIENTS, RESIDUAL_DTYPES, SCHEMES
+from tests.bounds import step_bounds
 from tests.covering import lifetimes
 from tests.worlds import OPTIMIZERS, Net, loss_of, seeded, sgd_for, train, train_world
 

@@ -17,10 +17,11 @@ from resireduce.errors import ConfigError
 from resireduce.merging.costs import TIMED, Costs, line_through
 from resireduce.payload import Payload
 from resireduce.plan import plan
-from resireduce.planning.memory import measure_states, step_bounds, track_states
+from resireduce.planning.memory import measure_states, track_states
 from resireduce.scheme import COMPRESSORS
 from resireduce.sending.packing import Packed, packed_nbytes
 from resireduce.step import profile
+from tests.bounds import step_bounds
 from tests.covering import lifetimes
 from tests.worlds import Net, distributed, same, seeded, train, train_world
 

@@ -14,7 +14,8 @@ from resireduce.grouping import compressible
 from resireduce.node_slices import NodeSlices
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from resireduce.planning.memory import measure_states, step_bounds, track_states
+from resireduce.planning.memory import measure_states, track_states
+from tests.bounds import step_bounds
 from tests.worlds import Net, loss_of, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]

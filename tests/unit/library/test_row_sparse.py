@@ -13,9 +13,10 @@ from resireduce.compressors.dgc import DGC
 from resireduce.compressors.dgc_simple import DGCSimple
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.compressors.threshold import Threshold
-from resireduce.planning.memory import LiveBytes, measure_states, step_bounds, track_states
+from resireduce.planning.memory import LiveBytes, measure_states, track_states
 from resireduce.scheme import build_compressor
 from resireduce.share import share
+from tests.bounds import step_bounds
 from tests.tensors import KINDS, densities, make, tensors
 from tests.worlds import distributed
 
