@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
 def _add_model(model: argparse.ArgumentParser) -> None:
     text = "a known name, module:callable that returns the model, or config.json of a Hugging Face model"
     model.add_argument("--model", required=True, help=text)
-    text = "of the model, in JSON, e.g. layers=12"
+    text = "argument of the model, in JSON, e.g. layers=12; may be given repeatedly"
     model.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help=text)
     model.add_argument("--groups", dest="patterns", help='JSON file of patterns, {"groups": [...], "specific": [...]}')
     model.add_argument("--dense", action="append", help="pattern of parameters to send dense; may be given repeatedly")
@@ -50,27 +50,27 @@ def _add_model(model: argparse.ArgumentParser) -> None:
 
 
 def _add_training(plan: argparse.ArgumentParser) -> None:
-    """Add what is said of optimizer and gradients."""
+    """Declare the options of `plan` about the optimizer and its gradients."""
     text = "sgd (with momentum), adamw, or module:callable, e.g. torch.optim:Adagrad (default: %(default)s)"
     plan.add_argument("--optimizer", default="sgd", help=text)
-    text = "of the optimizer, e.g. lr=0.01"
+    text = "keyword argument of the optimizer, e.g. lr=0.01; may be given repeatedly"
     plan.add_argument("--optimizer-arg", action="append", default=[], metavar="NAME=VALUE", help=text)
     text = f"{' or '.join(GRADIENTS)} (default: %(default)s)"
     plan.add_argument("--gradients", default=DEFAULTS.gradients, help=text)
     plan.add_argument("--update", default=DEFAULTS.update, help=f"{' or '.join(UPDATES)} (default: %(default)s)")
     text = "kept gradients are sent in the backward pass"
     plan.add_argument("--overlap", action="store_true", default=None, help=text)
-    text = "added up (default: %(default)s)"
+    text = "backward passes accumulated per step (default: %(default)s)"
     plan.add_argument("--backward-passes-per-step", metavar="N", default=1, type=as_count, help=text)
-    text = "of large tensors (streamed gradients)"
+    text = "make and apply streamed gradients of large tensors in slices of BYTES (without BYTES: sizes are chosen)"
     plan.add_argument("--slices", nargs="?", const=True, type=as_count, metavar="BYTES", help=text)
     plan.add_argument("--compiled", action="store_true", help="the whole model is one compiled graph")
 
 
 def _add_residuals(plan: argparse.ArgumentParser) -> None:
-    """Add what is said of compression and of what it leaves."""
+    """Declare the options of `plan` about compression and residuals."""
     plan.add_argument("--scheme", default=DEFAULTS.scheme, help=f"{', '.join(SCHEMES)} (default: %(default)s)")
-    text = "of the scheme, e.g. row_ratio=0.25"
+    text = "option of the scheme, e.g. row_ratio=0.25; may be given repeatedly"
     plan.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
     plan.add_argument("--residual-dtype", help=f"{', '.join(RESIDUAL_DTYPES)} (default: the gradient's)")
     plan.add_argument("--residual-device", help="cpu: in the host's memory (default: the gradient's device)")
@@ -86,7 +86,9 @@ def _add_ranks(plan: argparse.ArgumentParser) -> None:
     plan.add_argument("--world-size", default=8, type=as_count, help="number of ranks (default: %(default)s)")
     text = f"{' or '.join(HIERARCHIES)} (default: %(default)s)"
     plan.add_argument("--hierarchy", default=DEFAULTS.hierarchy, help=text)
-    plan.add_argument("--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many share one")
+    plan.add_argument(
+        "--ranks-per-node", metavar="N", type=as_count, help="with --hierarchy node: how many ranks share a node"
+    )
 
 
 def _builder(args: argparse.Namespace) -> Callable[[], "nn.Module"]:

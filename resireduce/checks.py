@@ -195,5 +195,8 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
             f"model: {twice!r} is distributed already; use the optimizer of that call, or close() it before"
         )
     if not parameters:
-        raise ConfigError("optimizer: it holds no trainable parameter of the model")
+        raise ConfigError(
+            "optimizer: it holds no trainable parameter of the model; give it those to train, and set their "
+            "requires_grad before distribute()"
+        )
     return parameters

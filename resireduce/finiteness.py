@@ -48,7 +48,7 @@ class Finiteness:
         return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent")) if spoilt else None
 
     def restart(self) -> None:
-        """Forget what was noted."""
+        """Forget which gradients have been noted in this step, whether they were finite or not."""
         self._noted = []
 
 

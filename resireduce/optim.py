@@ -10,7 +10,28 @@ from torch import Tensor
 from resireduce.errors import ConfigError, is_number
 
 
-class DGCSGD(torch.optim.Optimizer):
+class ParameterwiseOptimizer(torch.optim.Optimizer):
+    """The common base of optimizers that update one parameter after the other: a subclass defines `_update`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
+        """Update `parameter`, in place, by its gradient `grad` and the options in its `group`."""
+        raise NotImplementedError(f"{type(self).__name__} does not say how it updates a parameter")
+
+
+class DGCSGD(ParameterwiseOptimizer):
     """SGD for averages that are momentum already; weight decay gets a momentum of its own, as in DGC's released code.
 
     For a parameter p with average g, of the momentum u of its decay that starts at zero:
@@ -65,19 +86,6 @@ class DGCSGD(torch.optim.Optimizer):
                 upper = "" if limit == math.inf else f", less than {limit}"
                 raise ConfigError(f"{name}: {value!r} is not allowed; give a number, 0 or more{upper}")
         super().add_param_group(param_group)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Add up, then update once: in bfloat16 a decay that is taken off by itself would be rounded away."""

@@ -1,4 +1,4 @@
-"""Whether training goes on from a checkpoint of which the residuals were forgotten."""
+"""Warns when an optimizer state was loaded without its residuals."""
 
 import warnings
 import weakref

@@ -1,13 +1,15 @@
 """The optimizer that BERT was trained with, and is fine-tuned with in the paper's scripts."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from resireduce.optim import ParameterwiseOptimizer
 
-class BertAdam(torch.optim.Optimizer):
+
+class BertAdam(ParameterwiseOptimizer):
     """Adam without bias correction, with decoupled weight decay, each gradient clipped by its own norm.
 
     For a parameter p with gradient g, of the averages m and v that start at zero:
@@ -44,19 +46,6 @@ class BertAdam(torch.optim.Optimizer):
     ) -> None:
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "max_norm": max_norm}
         super().__init__(params, settings)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update every parameter that has a gradient; return the closure's loss, if there is one."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    self._update(parameter, parameter.grad, group)
-        return loss
 
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]

@@ -137,7 +137,7 @@ class _Saved:
         return tensor
 
     def unpack(self, tensor: Tensor) -> Tensor:
-        """Return what was packed."""
+        """Return the tensor that `pack` returned when the forward pass saved it: unchanged."""
         return tensor
 
 

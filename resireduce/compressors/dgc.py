@@ -57,7 +57,10 @@ class DGC(Selecting, SparseCompressor):
         if not is_number(self.momentum_factor) or not 0 <= self.momentum_factor < 1:
             raise ConfigError(f"momentum_factor: {self.momentum_factor!r} is not allowed; give a number, 0 <= it < 1")
         if not is_count(self.warmup_steps) or bool(self.warmup) != (self.warmup_steps > 0):
-            raise ConfigError(f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities")
+            allowed = "a whole number, 1 or more" if self.warmup else "0, or densities as warmup"
+            raise ConfigError(
+                f"warmup_steps: {self.warmup_steps!r} is not allowed with {len(self.warmup)} densities; give {allowed}"
+            )
 
     @property
     def momentum(self) -> Momentum | None:

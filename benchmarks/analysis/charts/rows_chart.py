@@ -50,7 +50,7 @@ def values_chart(records: Sequence[Record]) -> look.Specification | None:
 
 
 def bars_chart(records: Sequence[Record]) -> look.Specification | None:
-    """Return the same with bars from zero."""
+    """Return the figure of a table of the paper as bars from zero; None if nothing has finished."""
     return _dots(list(_paper_rows(records)), bars=True)
 
 

@@ -21,7 +21,7 @@ from resireduce.errors import ConfigError
 HEAD = ("Model, metric", "Scheme, gradients", "Seeds", "Normalised", "Metric", "Against *baseline, kept*")
 SHOWN = [("none", "none", "kept"), *(("topk", scheme, "kept") for scheme in ("none", "baseline", "w+2d"))]
 SHOWN += [("topk", "w+2d", "streamed")]
-"""Compressor, scheme and gradients of the rows in docs/results.md, at the usual density; the JSON has all others too."""
+"""Compressor, scheme and gradients of the rows in docs/results.md, at the usual density; the JSON has all others."""
 USUAL: dict[str, Any] = {"world_size": 2, "residual_dtype": None, "options": {}, "observe": []}
 
 

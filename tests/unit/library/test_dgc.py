@@ -181,8 +181,8 @@ def test_training_goes_on_with_the_velocities_that_were_saved() -> None:
     ("settings", "message"),
     [
         ({"momentum_factor": 1.0}, r"momentum_factor: 1\.0 is not allowed; give a number, 0 <= it < 1"),
-        ({"warmup": PAPER_WARMUP}, r"warmup_steps: 0 is not allowed with 4 densities"),
-        ({"warmup_steps": 5}, r"warmup_steps: 5 is not allowed with 0 densities"),
+        ({"warmup": PAPER_WARMUP}, r"warmup_steps: 0 is not allowed with 4 densities; give a whole number, 1 or more"),
+        ({"warmup_steps": 5}, r"warmup_steps: 5 is not allowed with 0 densities; give 0, or densities as warmup"),
         ({"warmup": (1.5,), "warmup_steps": 5}, r"density: 1\.5 is not allowed"),
     ],
 )
