@@ -7,90 +7,123 @@ from importlib import import_module
 
 from resireduce.errors import ConfigError
 
-COMMANDS = {
-    "cells": ("benchmarks.core.config_reader", "check a config and list its cells"),
-    "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
-    "budget": ("benchmarks.analysis.budget.budget_command", "say what a config will cost, from recorded runs"),
-    "claims": (
-        "benchmarks.analysis.claims.claims_command",
-        "say what a run shows of each claim of the paper and of our own",
-    ),
-    "run": ("benchmarks.launching.run", "train one cell and write its record"),
-    "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
-    "measure": (
-        "benchmarks.training.measure.calibration",
-        "measure a known allocation by every method that this machine has",
-    ),
-    "beside": (
-        "benchmarks.micro.beside_command",
-        "measure this library beside other ways to train in parallel, on the CPU",
-    ),
-    "micro": ("benchmarks.micro.micro_command", "time the compression of a gradient, beside plain torch and a copy"),
-    "counts": (
-        "benchmarks.micro.counts_command",
-        "count what compressors send that fit a threshold to their density, of known distributions",
-    ),
-    "pace": ("benchmarks.micro.pace", "time streamed gradients beside kept ones, in turn"),
-    "links": (
-        "benchmarks.micro.links_command",
-        "time steps of two nodes on this machine, joined by a slow link, in every form; needs root",
-    ),
-    "testbed": (
-        "benchmarks.micro.testbed_command",
-        "time steps of nodes on this machine, and apart from them what the simulator needs to know; needs root",
-    ),
-    "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
-    "simulate": (
-        "benchmarks.simulation.simulate_command",
-        "say how long a step would take on a cluster that is described, for every combination; nothing is measured",
-    ),
-    "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and say the cure of what is wrong"),
-    "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
-    "image": ("benchmarks.images.image_command", "build container images, export them, run commands with an engine"),
-    "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
-    "check": ("benchmarks.analysis.check.check_command", "compare a run with committed measurements, or make it these"),
-    "bundle": ("benchmarks.analysis.bundle.bundle_command", "pack a run and all that it rests on into one zip"),
-    "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
-    "precision": (
-        "benchmarks.analysis.tables.precision_table",
-        "compare precisions of residuals in a run of config/precision.yaml",
-    ),
-    "rivals": (
-        "benchmarks.analysis.rivals.rivals_command",
-        "compare compressors in a run of config/rivals.yaml: metric lost, bytes sent and held, contraction",
-    ),
-    "systems": (
-        "benchmarks.analysis.rivals.systems_command",
-        "compare systems in a run of config/systems.yaml: metric lost, bytes sent and held, seconds of a step",
-    ),
-    "intervals": (
-        "benchmarks.analysis.tables.intervals",
-        "how sure the metrics of a run are over its seeds, as JSON and as the table of docs/results.md",
-    ),
-    "readme": (
-        "benchmarks.analysis.readme.readme_command",
-        "write anew what README and docs say was measured, from results/reference",
-    ),
-    "states": ("benchmarks.analysis.states", "write what plan says that models of the claims hold, for the ledger"),
-    "tell": (
-        "benchmarks.analysis.tables.sensitivity",
-        "find out from a run of config/tell.yaml which models can tell schemes apart",
-    ),
+GROUPS = {
+    "To run cells": {
+        "cells": ("benchmarks.core.config_reader", "check a config and list its cells"),
+        "budget": ("benchmarks.analysis.budget.budget_command", "estimate what a config will cost, from recorded runs"),
+        "data": ("benchmarks.data.data_command", "list, check and prepare data sets and pretrained weights"),
+        "pretrain": ("benchmarks.training.pretrain", "train a model densely once, as the start of its cells"),
+        "run": ("benchmarks.launching.run", "train one cell and write its record"),
+        "resume": ("benchmarks.workflow.resume", "go on with a run after whatever stopped it, on a cluster or here"),
+    },
+    "To read results": {
+        "report": ("benchmarks.analysis.report_command", "make tables, figures and the page of a run from its records"),
+        "claims": (
+            "benchmarks.analysis.claims.claims_command",
+            "say what a run shows of each claim of the paper and of our own",
+        ),
+        "intervals": (
+            "benchmarks.analysis.tables.intervals",
+            "write how sure the metrics of a run are over its seeds; prints the table of docs/results.md",
+        ),
+        "precision": (
+            "benchmarks.analysis.tables.precision_table",
+            "compare precisions of residuals in a run of config/precision.yaml",
+        ),
+        "rivals": (
+            "benchmarks.analysis.rivals.rivals_command",
+            "compare compressors in a run of config/rivals.yaml: metric lost, bytes sent and held, contraction",
+        ),
+        "systems": (
+            "benchmarks.analysis.rivals.systems_command",
+            "compare systems in a run of config/systems.yaml: metric lost, bytes sent and held, seconds of a step",
+        ),
+        "tell": (
+            "benchmarks.analysis.tables.sensitivity",
+            "find out from a run of config/tell.yaml which models can tell schemes apart",
+        ),
+        "bundle": ("benchmarks.analysis.bundle.bundle_command", "pack a run and all that it rests on into one zip"),
+        "verify": ("benchmarks.analysis.bundle.verify", "check a bundle, and make its tables from its records again"),
+    },
+    "To measure and simulate": {
+        "measure": (
+            "benchmarks.training.measure.calibration",
+            "measure a known allocation by every method that this machine has",
+        ),
+        "beside": (
+            "benchmarks.micro.beside_command",
+            "measure memory and traffic beside other ways to train in parallel, on the CPU",
+        ),
+        "micro": (
+            "benchmarks.micro.micro_command",
+            "time the compression of a gradient, beside plain torch and a copy",
+        ),
+        "counts": (
+            "benchmarks.micro.counts_command",
+            "count what compressors that fit a threshold send, for known distributions, against their density",
+        ),
+        "pace": ("benchmarks.micro.pace", "time steps of streamed gradients beside kept ones, in turn"),
+        "links": (
+            "benchmarks.micro.links_command",
+            "time steps of two nodes on this machine, joined by a slow link, in every form; needs root",
+        ),
+        "testbed": (
+            "benchmarks.micro.testbed_command",
+            "time steps of nodes on this machine, and their parts, which the simulator needs to know; needs root",
+        ),
+        "gpu-check": ("benchmarks.doctor.gpu.gpu_command", "measure what only a GPU can show, stretch by stretch"),
+        "simulate": (
+            "benchmarks.simulation.simulate_command",
+            "compute how long a step would take on a cluster that is described; nothing is measured",
+        ),
+    },
+    "To maintain": {
+        "doctor": ("benchmarks.doctor.doctor_command", "check this machine or image, and name a cure of what is wrong"),
+        "image": (
+            "benchmarks.images.image_command",
+            "build container images, export them, run commands with an engine",
+        ),
+        "check": (
+            "benchmarks.analysis.check.check_command",
+            "compare a run with the committed measurements; with --accept, replace these by it",
+        ),
+        "readme": (
+            "benchmarks.analysis.readme.readme_command",
+            "rewrite the measured passages of README and docs from results/reference",
+        ),
+        "states": (
+            "benchmarks.analysis.states",
+            "plan the model states that claims compare with; writes results/paper/states.json",
+        ),
+    },
 }
+"""Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def build_parser(command: str | None) -> argparse.ArgumentParser:
     """Return the parser; only the named command's module is imported, so that report needs no torch."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (module, text) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=text, description=text.capitalize() + ".")
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=_overview(), formatter_class=raw)
+    # With a help of their own argparse would list the commands again, without groups.
+    text = "one of those above"
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="command", help=text)
+    for name, (module, said) in COMMANDS.items():
+        subparser = commands.add_parser(name, description=f"{said[0].upper()}{said[1:]}.")
         if name == command:
             loaded = import_module(module)
             loaded.add_arguments(subparser)
             subparser.set_defaults(main=loaded.main)
     return parser
+
+
+def _overview() -> str:
+    """Return the help's list of commands, group by group."""
+    lines = []
+    for group, commands in GROUPS.items():
+        lines += [f"{group}:", *(f"  {name:<10} {text}" for name, (_, text) in commands.items()), ""]
+    return "\n".join([*lines, "Options of a command: python -m benchmarks COMMAND --help"])
 
 
 def main(arguments: list[str] | None = None) -> int:
