@@ -59,6 +59,7 @@ WAYS: dict[str, Way] = {
         "ours, `baseline`, kept", OURS, {"scheme": "baseline", "gradients": "kept"}, "accuracy; a residual is added"
     ),
     "baseline": Way("ours, `baseline`, streamed", OURS, {"scheme": "baseline"}, STREAMED),
+    "slices": Way("the same, `slices=True`", OURS, {"scheme": "baseline", "slices": True}, "as above"),
     "w+2d": Way(
         "ours, `w+2d`, streamed", OURS, {"scheme": "w+2d"}, "accuracy, more than `baseline`; `.grad` cannot be read"
     ),
@@ -93,6 +94,9 @@ FORMS: dict[str, Way] = {
 """Error feedback with top-k in other implementations and in this one, with SGD without momentum: no other states."""
 RESIDENT = ("baseline-kept", "w+2d")
 """Ways whose resident memory is measured with glibc's default malloc, and with malloc as ranks set it."""
+FULLEST_MODEL = "gpt2-medium"
+FULLEST = ("ddp", "ddp-view", "baseline-kept", "baseline", "slices")
+"""Ways of which the fullest moment of a step is also measured with one rank and this model."""
 
 
 def way(name: str) -> Way:

@@ -12,11 +12,13 @@ from typing import Any
 from benchmarks.core.files import load_json, save_json, writable
 from benchmarks.core.paths import ROOT
 from benchmarks.core.provenance import provenance
-from benchmarks.core.ways import FORMS, RESIDENT, WAYS, way
+from benchmarks.core.ways import FORMS, FULLEST, FULLEST_MODEL, RESIDENT, WAYS, way
 from benchmarks.launching.processes import MALLOC
 from resireduce.errors import choose
 
 MODEL, RESIDENT_MODEL = "bert-base", "stack"
+GROUPS = ("resident", "fullest")
+"""Measurements of several ways with another model: what else may be chosen by name."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,13 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", type=Path, default=Path("results/runs/beside.json"), help="default: %(default)s"
     )
-    only = "just these, the others stay as they are in the file; resident: memory with and without malloc's settings"
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"{only}: {', '.join([*WAYS, *FORMS, 'resident'])}")
+    only = "just these, the others stay as they are in the file; resident: memory with and without malloc's settings; "
+    only += f"fullest: the fullest moment of a step of {FULLEST_MODEL}, one rank"
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"{only}: {', '.join([*WAYS, *FORMS, *GROUPS])}")
 
 
 def main(args: argparse.Namespace) -> int:
     """Measure, and write the figures after each way; return 1 if one could not be measured."""
-    every = [*WAYS, *FORMS, "resident"]
+    every = [*WAYS, *FORMS, *GROUPS]
     chosen = every if args.only is None else [choose("only", name.strip(), every) for name in args.only.split(",")]
     writable("output", args.output)
     known = load_json(args.output)["rows"] if args.output.is_file() else []
@@ -44,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
 
 def report(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the content of the output file."""
-    places = _places([*WAYS, *FORMS, "resident"])
+    places = _places([*WAYS, *FORMS, *GROUPS])
     return {
         "world_size": RANKS,
         "malloc": MALLOCS,
@@ -59,9 +62,11 @@ def _key(row: dict[str, Any]) -> tuple[str, str, str]:
 
 def _places(names: list[str]) -> list[tuple[str, str, str]]:
     """Return way, model and malloc of each measurement."""
-    places = [(name, MODEL, "exact") for name in names if name != "resident"]
+    places = [(name, MODEL, "exact") for name in names if name not in GROUPS]
     if "resident" in names:
         places += [(name, RESIDENT_MODEL, malloc) for name in RESIDENT for malloc in ("default", "cells")]
+    if "fullest" in names:
+        places += [(name, FULLEST_MODEL, "cells") for name in FULLEST]
     return places
 
 
@@ -74,6 +79,7 @@ def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 RANKS = 2
+"""Of all but the fullest moments, which need the memory of a machine for one."""
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Every block from 64 KiB on has its own pages, returned when it is freed: resident memory equals live memory."""
 MALLOCS: dict[str, Mapping[str, str]] = {"exact": EXACT, "default": {}, "cells": MALLOC}
@@ -86,8 +92,9 @@ class Failed(Exception):
 
 def measure(name: str, model: str, malloc: str = "exact", timeout_seconds: float = 3600.0) -> dict[str, Any]:
     """Return the measurements of the fullest rank; see `benchmarks.training.beside.beside_rank`. Raises Failed."""
+    size = 1 if model == FULLEST_MODEL else RANKS
     with tempfile.TemporaryDirectory(prefix="resireduce-beside-") as folder:
-        ranks = [_start(name, model, malloc, rank, Path(folder)) for rank in range(RANKS)]
+        ranks = [_start(name, model, malloc, (rank, size), Path(folder)) for rank in range(size)]
         try:
             said = [process.communicate(timeout=timeout_seconds)[1] for process in ranks]
         except subprocess.TimeoutExpired:
@@ -99,17 +106,18 @@ def measure(name: str, model: str, malloc: str = "exact", timeout_seconds: float
         for process, text in zip(ranks, said, strict=True):
             if process.returncode:
                 raise Failed((text.strip().splitlines() or ["it said nothing"])[-1])
-        found = [load_json(Path(folder) / f"rank{rank}.json") for rank in range(RANKS)]
+        found = [load_json(Path(folder) / f"rank{rank}.json") for rank in range(size)]
     most: dict[str, Any] = max(found, key=lambda values: values["peak_bytes"])
     return {"name": name, "title": way(name).title, "model": model, "malloc": malloc, **most}
 
 
-def _start(name: str, model: str, malloc: str, rank: int, folder: Path) -> "subprocess.Popen[str]":
+def _start(name: str, model: str, malloc: str, place: tuple[int, int], folder: Path) -> "subprocess.Popen[str]":
     plain = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "THP_", "GLIBC_"))}
-    place = {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = dict(zip(("RANK", "WORLD_SIZE"), map(str, place), strict=True))
     command = [sys.executable, "-m", "benchmarks.training.beside.beside_rank", "--way", name, "--model", model]
     command += ["--folder", str(folder)]
-    environment = {**plain, **place, **MALLOCS[malloc], "CUDA_VISIBLE_DEVICES": ""}
+    alone = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**plain, **ranks, **alone, **MALLOCS[malloc]}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

@@ -176,7 +176,7 @@ def largest_norms(norms: Tensor, count: int) -> Tensor:
 
     Of equal ones those of the highest numbers, as `largest_magnitudes` has them, on every device.
     """
-    compiled = library("norms") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
+    compiled = library("submatrix") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
     if compiled is None:
         return by_keys(norms, count, norms.numel()).to(torch.int32)
     chosen = norms.new_empty(count, dtype=torch.int32)

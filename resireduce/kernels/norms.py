@@ -90,11 +90,12 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     as to go through some thousand elements.
     """
     n = x.numel()
-    compiled = library("norms") if x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() else None
+    compiled = library("sums") if x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() else None
     if compiled is None:
         return mean_of_norms(n, phi, *l1_and_l2_norm(x))
-    told = x.data_ptr(), n, threads(n), phi, 1 - phi, n**0.5
-    return torch.tensor(_mean_norm(compiled)(*told), dtype=torch.float32, device="cpu")
+    mean = x.new_empty(())
+    _mean_norm(compiled)(x.data_ptr(), n, threads(n), phi, 1 - phi, n**0.5, mean.data_ptr())
+    return mean
 
 
 def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
@@ -103,13 +104,13 @@ def mean_of_norms(n: int, phi: float, l1: Tensor, l2: Tensor) -> Tensor:
 
 
 @cache
-def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., float]:
+def _mean_norm(compiled: ctypes.CDLL) -> Callable[..., None]:
     """Return the function, which is told once what it is given."""
     function = compiled.resireduce_mean_norm
     number = ctypes.c_float
-    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, number, number, number]
-    function.restype = number
-    return cast(Callable[..., float], function)
+    function.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, number, number, number, ctypes.c_void_p]
+    function.restype = None
+    return cast(Callable[..., None], function)
 
 
 def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
@@ -119,7 +120,7 @@ def _sum_into(sums: Tensor, flat: Tensor, before: int) -> None:
     each sixteen sums of magnitudes and sixteen of squares, element i in those of number i % 16. Sums of a piece begin
     with zero, so that threads can share pieces.
     """
-    compiled = library("norms") if flat.dtype == torch.float32 and flat.is_contiguous() else None
+    compiled = library("sums") if flat.dtype == torch.float32 and flat.is_contiguous() else None
     if compiled is not None:
         sizes = ctypes.c_int64(flat.numel()), ctypes.c_int64(before), threads(flat.numel())
         compiled.resireduce_sums(*addresses(flat), *sizes, *addresses(sums))
@@ -180,4 +181,4 @@ def add_l1_norms_(by_row: Tensor, by_column: Tensor, part: Tensor, first: int) -
 def _compiled(matrix: Tensor, dtype: torch.dtype, n_rows: int) -> ctypes.CDLL | None:
     """Return the compiled code for norms in `dtype` of 2-D `matrix`, some rows of one of `n_rows`, if it fits."""
     fits = matrix.dtype == dtype == torch.float32 and matrix.device.type == "cpu" and min(n_rows, matrix.shape[1]) > 1
-    return library("norms") if fits and matrix.is_contiguous() else None
+    return library("submatrix") if fits and matrix.is_contiguous() else None

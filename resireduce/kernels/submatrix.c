@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "crossing.h"
+#include "norms.h"
 #include "threads.h"
 
 struct task {
@@ -92,4 +93,16 @@ int resireduce_cut_crossing(float *matrix, int64_t height, int64_t width, const 
 {
     const struct task task = {matrix, {0, rows, columns, height, width, n_rows, n_columns, 0}, values};
     return go_through(cut_rows, &task, threads);
+}
+
+/* Choose the rows and the columns of the largest norms, as many as `rows` and `columns` have room for, and copy the elements
+ * where they cross into `values`. `norms` has room for those of all rows, then of all columns. */
+void resireduce_cut_largest(float *matrix, int64_t height, int64_t width, int32_t *rows, int64_t n_rows,
+                            int32_t *columns, int64_t n_columns, float *values, float *norms, int threads)
+{
+    memset(norms, 0, (height + width) * sizeof *norms);
+    resireduce_l1_norms(matrix, height, width, threads, norms, norms + height);
+    resireduce_largest_norms(norms, height, n_rows, rows);
+    resireduce_largest_norms(norms + height, width, n_columns, columns);
+    resireduce_cut_crossing(matrix, height, width, rows, n_rows, columns, n_columns, values, threads);
 }

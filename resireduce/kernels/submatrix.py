@@ -1,13 +1,18 @@
 """The elements of a matrix where some rows cross some columns: what is added to them, and a copy of them."""
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from resireduce.blocks import PIECES
+from resireduce.kernels.largest import largest_norms
 from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.norms import l1_norms
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,35 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
     return values
+
+
+def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which rows and which columns of contiguous 2-D `matrix` have the largest L1 norms, and where these cross.
+
+    `n_rows` rows and `n_columns` columns (1-D int32, ascending), as `l1_norms` in float32 at least and `largest_norms`
+    choose them, and a copy as of `cut_crossing`. Compiled code does all of it in one call.
+    """
+    rows, columns = (torch.empty(count, dtype=torch.int32, device=matrix.device) for count in (n_rows, n_columns))
+    compiled = library("submatrix") if _suit(rows, columns, matrix) and min(matrix.shape) > 1 else None
+    if compiled is None:
+        of_rows, of_columns = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
+        rows, columns = largest_norms(of_rows, n_rows), largest_norms(of_columns, n_columns)
+        return rows, columns, cut_crossing(matrix, rows, columns)
+    values, norms = matrix.new_empty(n_rows, n_columns), matrix.new_empty(sum(matrix.shape))
+    of, down, across = ((held.data_ptr(), len(held)) for held in (matrix, rows, columns))
+    told = *of, matrix.shape[1], *down, *across, values.data_ptr(), norms.data_ptr()
+    _cut_largest(compiled)(*told, threads(matrix.numel()))
+    return rows, columns, values
+
+
+@cache
+def _cut_largest(compiled: ctypes.CDLL) -> Callable[..., None]:
+    """Return the function, which is told once what it is given."""
+    function = compiled.resireduce_cut_largest
+    place, number = ctypes.c_void_p, ctypes.c_int64
+    function.argtypes = [place, number, number, place, number, place, number, place, place, ctypes.c_int]
+    function.restype = None
+    return cast(Callable[..., None], function)
 
 
 def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:

@@ -1,5 +1,7 @@
 /* A loop over elements in several threads at once: torch's own, or some that are started for it and end with it. */
 
+#pragma once
+
 #include <pthread.h>
 #include <stdint.h>
 

@@ -1,16 +1,14 @@
 """ResiReduce-a: one plain average residual for each reusable group (paper, section 4.2)."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from resireduce.kernels.averages import add_weighted
+from resireduce.kernels.norms import mean_norm
 from resireduce.residuals.base import norm_dtype
 from resireduce.residuals.group import Folded, Group, GroupResidual
-
-PIECE = 1 << 18
-"""Elements of an average that a CPU works on at once: what one operation leaves, the next finds in the cache."""
 
 
 @dataclass(frozen=True)
@@ -25,26 +23,28 @@ class _Member:
 class AverageResidual(GroupResidual):
     """Stores sum(w_i r_i) / sum(w_i), with w_i = 1: what is added to all members is what they had left, summed."""
 
-    def weight(self, error: Tensor, name: str) -> Tensor:
-        """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU."""
+    def weight(self, error: Tensor, name: str) -> Tensor | float:
+        """Return the weight of member `name` with this error: 0-D, on its device, so that nothing waits for a GPU.
+
+        Or phi, if it is `mean_norm(error, phi)`, which is formed where `error` is added.
+        """
         return error.new_ones(())
+
+    def _weight(self, error: Tensor, name: str) -> Tensor:
+        weight = self.weight(error, name)
+        return weight if isinstance(weight, Tensor) else mean_norm(error, weight)
 
     def fold(self, folded: Folded | None, error: Tensor, name: str, room: Tensor | None) -> Folded:
         """Return the weighted sum of errors, now with `error` of member `name`, or with the last one their average.
 
         The first error is kept as it is, and multiplied by its weight where the second is added.
         """
-        weight = self.weight(error, name)
         if folded is None:
-            return Folded(_alone(error), weight, is_one=True)
-        weights, target = folded.weight + weight, folded.total if room is None else room
-        divisor = None if room is None else _divisor(weights)
-        for into, total, more in _pieces(target, folded.total, error):
-            multiplied = torch.mul(total, folded.weight, out=into) if folded.is_one else total
-            torch.addcmul(multiplied, more, weight, out=into)
-            if divisor is not None:
-                into.div_(divisor)
-        return Folded(target, weights, is_complete=room is not None)
+            return Folded(_alone(error), self._weight(error, name), is_one=True)
+        target, is_last = (folded.total, False) if room is None else (room, True)
+        total, weights, weight = folded.total, folded.weight, self.weight(error, name)
+        add_weighted(target, total, error, weight, weights, is_one=folded.is_one, is_last=is_last)
+        return Folded(target, weights, is_complete=is_last)
 
     def finish(self, folded: Folded, room: Tensor | None) -> Tensor:
         """Return the average. If all errors are zero it is zero, not 0 / 0."""
@@ -71,7 +71,7 @@ class AverageResidual(GroupResidual):
         if member.weight is None:
             target.copy_(flat)
         elif member.adds:
-            target.addcmul_(flat.to(target.dtype), member.weight)
+            add_weighted(target, target, flat.to(target.dtype), member.weight)
         else:
             torch.mul(flat.to(target.dtype), member.weight, out=target)
         if stop == member.target.numel():
@@ -85,7 +85,7 @@ class AverageResidual(GroupResidual):
         if group.members[-1 - group.turn] != name:
             waiting = group.waiting[name] = like.new_empty(group.shape)
             return _Member(waiting.view(-1), None, adds=False)
-        weight, folded = self.weight(like.to(norm_dtype(like)), name), group.folded
+        weight, folded = self._weight(like.to(norm_dtype(like)), name), group.folded
         if folded is None:
             group.folded = Folded(like.new_empty(group.shape, dtype=norm_dtype(like)), weight)
         else:
@@ -105,10 +105,3 @@ def _multiplied(folded: Folded) -> Tensor:
 
 def _divisor(weight: Tensor) -> Tensor:
     return weight.clamp(min=torch.finfo(weight.dtype).tiny)
-
-
-def _pieces(*tensors: Tensor) -> Iterable[tuple[Tensor, ...]]:
-    """Return pieces of contiguous `tensors` of one size, side by side; the whole of them, where they are on no CPU."""
-    if tensors[0].numel() <= PIECE or not tensors[0].is_cpu:
-        return [tensors]
-    return zip(*(one.view(-1).split(PIECE) for one in tensors), strict=True)

@@ -186,6 +186,10 @@ class Residual(ABC):
         """
         return generator(like.device, f"{name}/{self.rank}", step)
 
+    def rounding(self, name: str, like: Tensor, step: int) -> torch.Generator | None:
+        """Return `source(name, like, step)` where what is stored is rounded at random; None where it is not."""
+        return self.source(name, like, step) if self.dtype in Blocks.LARGEST else None
+
     def stored(self, shape: tuple[int, ...], like: Tensor) -> Stored:
         """Return storage for a tensor of this shape in the storage precision; None is `like`'s own dtype.
 

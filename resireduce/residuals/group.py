@@ -11,6 +11,9 @@ from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual, addable, named, norm_dtype
 from resireduce.residuals.stored import Stored
 
+FLOAT32 = 4
+"""Bytes of an element of the narrowest dtype in which sums are formed."""
+
 
 @dataclass
 class Folded:
@@ -121,13 +124,14 @@ class GroupResidual(Residual):
 
     def _fold(self, group: Group, member: str) -> None:
         error = group.waiting.pop(member)
-        error = error.to(norm_dtype(error))
+        if error.element_size() < FLOAT32:
+            error = error.to(norm_dtype(error))
         is_last = group.turn == len(group.members) - 1
         group.folded = self.fold(group.folded, error, member, group.stored.room(error.dtype) if is_last else None)
 
     def _close_step(self, group: Group, step: int) -> None:
         assert group.folded is not None
-        self._close(group, self.source(group.members[0], group.folded.total, step))
+        self._close(group, self.rounding(group.members[0], group.folded.total, step))
 
     def _close(self, group: Group, source: torch.Generator | None) -> None:
         assert group.folded is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 from resireduce.errors import choose
 from resireduce.kernels.norms import add_l1_norms_, l1_norms
 from resireduce.kernels.packed_largest import Addend
-from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing
+from resireduce.kernels.submatrix import Crossing, add_crossing_, cut_crossing, cut_largest
 from resireduce.residuals.base import Residual, named, norm_dtype
 from resireduce.residuals.choosing import CHOICES, NORMS, Ratio, matrix_shape, select
 from resireduce.residuals.moving import Moving, between
@@ -104,10 +104,14 @@ class RowsColumnsResidual(Residual):
         left = error()
         block, matrix = self._blocks[name], left.view(len(left), -1)
         block.values.release()
-        if self.norms == "residual":
-            self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
-        block.rows, block.columns = self._chosen(name, left, step)
-        block.values.set_(cut_crossing(matrix, block.rows, block.columns), self.source(name, left, step))
+        if (self.norms, self.choice) == ("residual", "largest"):
+            block.rows, block.columns, values = cut_largest(matrix, len(block.rows), len(block.columns))
+        else:
+            if self.norms == "residual":
+                self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
+            block.rows, block.columns = self._chosen(name, left, step)
+            values = cut_crossing(matrix, block.rows, block.columns)
+        block.values.set_(values, self.rounding(name, left, step))
 
     def _chosen(self, name: str, like: Tensor, step: int) -> tuple[Tensor, Tensor]:
         """Return the rows and the columns that are to be stored, by their norms."""

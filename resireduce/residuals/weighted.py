@@ -45,10 +45,9 @@ class WeightedResidual(AverageResidual):
         """Return True, unless `compensate_` is a subclass' own: a weight that is remembered is replaced by the next."""
         return type(self).compensate_ is WeightedResidual.compensate_
 
-    def weight(self, error: Tensor, name: str) -> Tensor:
-        """Return the weight, 0-D: of the norms of `error`, or of what has been seen before, the sum or all parts."""
-        known = self._weights.pop(name, None)
-        return mean_norm(error, self.phi) if known is None else known
+    def weight(self, error: Tensor, name: str) -> Tensor | float:
+        """Return phi, for norms of `error`; or the weight, 0-D, of what has been seen before: the sum, or all parts."""
+        return self._weights.pop(name, self.phi)
 
     def takes_parts(self, name: str) -> bool:
         """Whether norms are those of the residual, and what is stored can be read some elements at a time."""

@@ -23,15 +23,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the ledger and return 0 whatever the verdicts. A missing folder is reported as having no results yet."""
+    """Print the ledger and return 0 whatever the verdicts. Raises ConfigError for what is no folder.
+
+    A folder without a run is said to have no results yet.
+    """
     found = ledger(*(_load(path) for path in args.run))
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0
 
 
 def _load(path: Path) -> Run:
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"run: {str(path)!r} is not a folder; give one of results/runs")
+    if not path.is_dir():
+        raise ConfigError(f"run: {str(path)!r} is not a folder; give one of results/runs, or none for arithmetic alone")
     try:
         return load_run(path)
     except ConfigError as error:

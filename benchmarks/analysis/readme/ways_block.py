@@ -7,9 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.analysis.labels import markdown_table
-from benchmarks.core.ways import FORMS, RESIDENT, WAYS
+from benchmarks.core.ways import FORMS, FULLEST, FULLEST_MODEL, RESIDENT, WAYS
 
 Values = dict[str, Any]
+TITLES = {
+    "ddp-view": "DistributedDataParallel, `gradient_as_bucket_view=True`",
+    "slices": "ours, `baseline`, streamed, `slices=True`",
+}
+"""Titles where those of other tables would refer to a row that is not above."""
 
 
 def ways(values: Values) -> str:
@@ -49,6 +54,32 @@ def resident(values: Values) -> str:
     return markdown_table(head, rows, "lrrrrr")
 
 
+def fullest(values: Values) -> str:
+    """One process with a large model: memory at the fullest moment of a step, and after it."""
+    head = ("", "Resident, at the fullest", "after the step", "Model states and what a step adds", "model states")
+    rows = []
+    for name in FULLEST:
+        row = next(row for row in values["rows"] if (row["name"], row["model"]) == (name, FULLEST_MODEL))
+        parts = [row["peak_bytes"], row["held_bytes"]]
+        if "states_bytes" in row:
+            parts += [row["states_peak_bytes"], sum(row["states_bytes"].values())]
+        rows.append(
+            [TITLES.get(name, WAYS[name].title), *(f"{part / row['parameters_bytes']:.2f} P" for part in parts)]
+        )
+        rows[-1] += [""] * (len(head) - len(rows[-1]))
+    return markdown_table(head, rows, "lrrrr")
+
+
+def fullest_short(values: Values) -> str:
+    """The fullest moment of the same process with slices, and with the better form of DistributedDataParallel."""
+    found = {row["name"]: row for row in values["rows"] if row["model"] == FULLEST_MODEL}
+    peaks = {name: f"{row['peak_bytes'] / row['parameters_bytes']:.2f} P" for name, row in found.items()}
+    return (
+        f"{peaks['slices']} with streamed gradients in slices, {peaks['ddp']} with PyTorch's DDP, {peaks['ddp-view']} "
+        "with `gradient_as_bucket_view=True`"
+    )
+
+
 def streamed_peak(values: Values) -> str:
     """The most that the fullest moment of a step adds, over all ways that stream gradients."""
     return f"{max(_held(values, name, 'peak') - _held(values, name) for name in STREAMED):.2f} P"
@@ -59,6 +90,8 @@ TABLES: dict[str, Callable[[Values], str]] = {
     "ways": ways,
     "forms": forms,
     "resident": resident,
+    "fullest": fullest,
+    "fullest-short": fullest_short,
     # Memory beyond training without compression: of 4-bit residuals, and of these with 8-bit moments.
     "int4-more": lambda values: f"{_held(values, 'int4') - _held(values, 'none-streamed'):.2f} P",
     "streamed-peak": streamed_peak,
@@ -74,7 +107,8 @@ def _held(values: Values, name: str, part: str = "held") -> float:
 
 
 def _row(values: Values, name: str, malloc: str) -> Values:
-    found: Values = next(row for row in values["rows"] if (row["name"], row["malloc"]) == (name, malloc))
+    rows = (row for row in values["rows"] if row["model"] != FULLEST_MODEL)
+    found: Values = next(row for row in rows if (row["name"], row["malloc"]) == (name, malloc))
     return found
 
 

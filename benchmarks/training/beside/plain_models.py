@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.training.models.bert import bert_base, bert_questions
+from benchmarks.training.models.gpt2 import gpt2_bytes, gpt2_medium
 
 TOKENS = 16
 """Tokens in the one sample of a rank's batch."""
@@ -62,11 +63,23 @@ def _classes(words: int) -> Forward:
     return lambda model: functional.cross_entropy(model(tokens).flatten(0, 1), labels)
 
 
+def _next_tokens(words: int, count: int) -> Forward:
+    tokens = torch.randint(words, (1, count))
+
+    def forward(model: nn.Module) -> Tensor:
+        loss: Tensor = model(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    return forward
+
+
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Forward]]] = {
     "bert-base": (bert_base, lambda: _answers(30528)),
     "bert-questions": (bert_questions, lambda: _answers(768)),
+    "gpt2-medium": (gpt2_medium, lambda: _next_tokens(50257, 2 * TOKENS)),
+    "gpt2-bytes": (gpt2_bytes, lambda: _next_tokens(1024, 2 * TOKENS)),
     "stack": (lambda: Stack(7680, 1024, 8), lambda: _classes(7680)),
     "small-stack": (lambda: Stack(512, 64, 4), lambda: _classes(512)),
 }
 """Each model's constructor and batch: large models are measured; small ones load all libraries beforehand."""
-WARM_UP = {"bert-base": "bert-questions", "stack": "small-stack"}
+WARM_UP = {"bert-base": "bert-questions", "gpt2-medium": "gpt2-bytes", "stack": "small-stack"}

@@ -113,7 +113,7 @@ def test_a_command_runs_the_cells_of_its_claims(command: str) -> None:
 
 
 def test_the_command_line_prints_the_ledger(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in ([], ["--run", str(tmp_path)], ["--run", str(tmp_path / "none"), "--run", str(tmp_path)]):
+    for arguments in ([], ["--run", str(tmp_path)], ["--run", str(tmp_path), "--run", str(tmp_path)]):
         assert main(["claims", "--json", *arguments]) == 0
         said = capsys.readouterr()
         found = json.loads(said.out)
@@ -125,10 +125,12 @@ def test_the_command_line_prints_the_ledger(tmp_path: Path, capsys: pytest.Captu
         lines = capsys.readouterr().out.splitlines()
         assert lines[0].startswith(f"{len(BOOK.claims)} claims: ") and max(map(len, lines)) <= 120
         assert f"x {'exp1-local-max-stated':<36} 14.80 % by arithmetic, stated 13.30 %" in lines
-    file = tmp_path / "file"
+    file, misspelt = tmp_path / "file", tmp_path / "none"
     file.touch()
-    assert main(["claims", "--run", str(file)]) == 2
-    assert capsys.readouterr().err == f"error: run: {str(file)!r} is not a folder; give one of results/runs\n"
+    for path in (file, misspelt):
+        assert main(["claims", "--run", str(path)]) == 2
+        said = f"error: run: {str(path)!r} is not a folder; give one of results/runs, or none for arithmetic alone\n"
+        assert capsys.readouterr() == ("", said)
 
 
 def test_claims_that_run_themselves_need_no_run() -> None:

@@ -8,20 +8,22 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from resireduce.draw import generator
 from resireduce.kernels import native
+from resireduce.kernels.averages import add_weighted
 from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
 from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
-from resireduce.kernels.submatrix import add_crossing_, cut_crossing
+from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.few_bits import Blocks
 
 CPU = torch.device("cpu")
-NAMES = ["candidates", "codes", "norms", "sent", "submatrix"]
+NAMES = ("candidates", "codes", "sent", "submatrix", "sums")
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
 
 
@@ -186,6 +188,23 @@ def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
         assert torch.equal(bits(cut_crossing(found, rows.int(), columns.int())), bits(found[rows][:, columns]))
 
 
+@needs_compiler
+@pytest.mark.parametrize("kind", ["normal", "ties", "zero", "uneven", "huge"])
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (17, 257), (40, 1024), (4097, 33)])
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_largest_rows_and_columns_are_cut_out_in_one_call_as_in_three(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], kind: str, share: float
+) -> None:
+    matrix, sizes = values(shape[0] * shape[1], kind).view(shape), [max(1, int(share * size)) for size in shape]
+    norms = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
+    rows, columns = (
+        norm.sort(stable=True).indices[-size:].sort().values for norm, size in zip(norms, sizes, strict=True)
+    )
+    expected = [rows.int(), columns.int(), matrix[rows][:, columns]]
+    for one, other in both(monkeypatch, lambda: list(cut_largest(matrix, *sizes))):
+        assert torch.equal(one, other) and torch.equal(one, expected.pop(0))
+
+
 @pytest.mark.parametrize("columns", [[0, 4], [-1, 2]])
 def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list[int]) -> None:
     with pytest.raises((IndexError, RuntimeError), match="out of"):
@@ -209,6 +228,44 @@ def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPat
     for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
         assert torch.equal(bits(one), bits(other))
         assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
+
+
+@needs_compiler
+@np.errstate(all="ignore")
+@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "negative zero"])
+@pytest.mark.parametrize("n", [1, 17, 1003, 300_001])
+@pytest.mark.parametrize(("is_one", "is_last"), [(True, True), (True, False), (False, True), (False, False)])
+def test_weighted_sums_are_the_same_bit_for_bit(
+    monkeypatch: pytest.MonkeyPatch, n: int, kind: str, is_one: bool, is_last: bool
+) -> None:
+    """Products, sums and quotients are rounded one after the other: as in NumPy, which knows nothing else."""
+    monkeypatch.setattr(native, "SMALLEST", 100)
+    torch.set_num_threads(3)
+    total, more, so_far = values(n, "normal"), values(2 * n, kind)[n:], torch.tensor(0.7)
+    for weight in (0.5, torch.tensor(0.3)):
+        own = mean_norm(more, weight) if isinstance(weight, float) else weight
+        summed, first = so_far.numpy() + own.numpy(), so_far.numpy() if is_one else np.float32(1)
+        expected = total.numpy() * first + more.numpy() * own.numpy()
+
+        def run(weight: torch.Tensor | float = weight) -> list[torch.Tensor]:
+            into, weights = torch.empty(n), so_far.clone()
+            add_weighted(into, total.clone(), more.clone(), weight, weights, is_one=is_one, is_last=is_last)
+            return [into, weights]
+
+        results = [torch.from_numpy(expected / summed if is_last else expected), torch.tensor(summed)]
+        for one, other in both(monkeypatch, run):
+            assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(results.pop(0)))
+
+
+@needs_compiler
+def test_an_average_of_zeros_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> list[torch.Tensor]:
+        zeros, weights = torch.zeros(5), torch.tensor(0.0)
+        add_weighted(zeros, zeros, torch.zeros(5), 0.5, weights, is_one=True, is_last=True)
+        return [zeros, weights]
+
+    for one, other in both(monkeypatch, run):
+        assert torch.equal(one, torch.zeros_like(one)) and torch.equal(other, torch.zeros_like(one))
 
 
 @needs_compiler
@@ -345,8 +402,8 @@ assert not threads or len(os.listdir("/proc/self/task")) == threads, "torch has 
 @needs_compiler
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert library("norms") is not None
+    assert library("submatrix") is not None
     (built,) = (tmp_path / "resireduce").iterdir()
     first = built.stat().st_mtime_ns
     library.cache_clear()
-    assert library("norms") is not None and built.stat().st_mtime_ns == first
+    assert library("submatrix") is not None and built.stat().st_mtime_ns == first

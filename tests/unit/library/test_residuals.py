@@ -8,8 +8,8 @@ from torch import nn
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
+from resireduce.kernels import averages
 from resireduce.kernels.norms import mean_norm
-from resireduce.residuals import average
 from resireduce.residuals.base import Residual
 from resireduce.residuals.choosing import select
 from resireduce.residuals.member import MemberResidual
@@ -80,11 +80,14 @@ def test_a_group_without_all_members_averages_those_that_came() -> None:
     torch.testing.assert_close(residual.tensors()["weighted.a"], only, msg="a step without members changes nothing")
 
 
+@pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("order", ["cba", "bca", "ac", "b"])
-def test_an_average_is_formed_piece_by_piece_in_the_residuals_own_memory(
-    order: str, monkeypatch: pytest.MonkeyPatch
+def test_an_average_is_formed_in_the_residuals_own_memory_each_operation_rounded(
+    order: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(average, "PIECE", 7)
+    monkeypatch.setattr(averages, "PIECE", 7)
+    if not compiled:
+        monkeypatch.setattr(averages, "library", lambda name: None)
     residual = registered(build_residual("w", GROUPING), torch.float32)
     held = residual.tensors()["weighted.a"]
     errors = {name: tensor for name, tensor in gradients(0, torch.float32).items() if name in order}
@@ -92,7 +95,7 @@ def test_an_average_is_formed_piece_by_piece_in_the_residuals_own_memory(
     last, *others = sorted(order, reverse=True)
     total, weight = errors[last] * weights[last], weights[last]
     for name in others:
-        total, weight = total.addcmul(errors[name], weights[name]), weight + weights[name]
+        total, weight = total + errors[name] * weights[name], weight + weights[name]
     for name in order:
         residual.update(name, errors[name].clone, 0)
     residual.end_step(0)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from benchmarks.__main__ import main
-from benchmarks.core.ways import FORMS, RESIDENT, WAYS
+from benchmarks.core.ways import FORMS, FULLEST, RESIDENT, WAYS
 from benchmarks.micro import beside_command as cli
 from benchmarks.micro.beside_command import Failed, measure
 from benchmarks.training.beside.beside_rank import sent_bytes
@@ -28,10 +28,10 @@ REFERENCE: dict[str, Any] = json.loads((ROOT / "results/reference/beside.json").
 
 
 def test_every_way_has_been_measured() -> None:
-    rows = {(row["name"], row["malloc"]) for row in REFERENCE["rows"] if "reason" not in row}
-    assert rows == {(name, "exact") for name in (*WAYS, *FORMS)} | {
-        (name, malloc) for name in RESIDENT for malloc in ("default", "cells")
-    }
+    rows = {(row["name"], row["model"], row["malloc"]) for row in REFERENCE["rows"] if "reason" not in row}
+    assert rows == {(name, "bert-base", "exact") for name in (*WAYS, *FORMS)} | {
+        (name, "stack", malloc) for name in RESIDENT for malloc in ("default", "cells")
+    } | {(name, "gpt2-medium", "cells") for name in FULLEST}
 
 
 def test_what_the_kernel_counts_agrees_with_the_tensors() -> None:

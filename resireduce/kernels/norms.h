@@ -1,4 +1,5 @@
-/* Norms of float32 tensors in one pass, added up in the order of the plain forms in norms.py. */
+/* Norms of the rows and columns of a float32 matrix in one pass, added up in the order of torch's, and which of them are
+ * largest. */
 
 #include <math.h>
 #include <sched.h>
@@ -7,7 +8,7 @@
 
 #include "threads.h"
 
-enum { ROWS = 16, LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128, LINE = 64 / sizeof(int64_t) };
+enum { ROWS = 16, LINE = 64 / sizeof(int64_t) };
 
 /* Take the elements of a square's first half and of its second in turn: their numbers' bits move up by one. */
 static inline __attribute__((always_inline)) void interleave(const float *restrict from, float *restrict to)
@@ -114,99 +115,6 @@ void resireduce_l1_norms(const float *matrix, int64_t rows, int64_t columns, int
     in_threads(add_strip, &norms, strips, 1, strips);
 }
 
-/* Sixteen sums of magnitudes and sixteen of squares. */
-struct sums {
-    double magnitudes[LANES], squares[LANES];
-};
-
-/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. */
-FOR_EACH_PROCESSOR
-static void add_elements(struct sums *sums, const float *x, int64_t n)
-{
-    struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
-    for (; n >= LANES; n -= LANES, x += LANES) {
-        __builtin_prefetch(x + AHEAD);
-        for (int lane = 0; lane < LANES; lane++) {
-            const double value = x[lane];
-            so_far.magnitudes[lane] += fabs(value);
-            so_far.squares[lane] += value * value;
-        }
-    }
-    for (int lane = 0; lane < n; lane++) {
-        const double value = x[lane];
-        so_far.magnitudes[lane] += fabs(value);
-        so_far.squares[lane] += value * value;
-    }
-    *sums = so_far;
-}
-
-static void add_sums(struct sums *sums, const struct sums *more)
-{
-    for (int lane = 0; lane < LANES; lane++) {
-        sums->magnitudes[lane] += more->magnitudes[lane];
-        sums->squares[lane] += more->squares[lane];
-    }
-}
-
-struct pieces {
-    const float *x;
-    struct sums *sums; /* of each piece, zeros at the start */
-};
-
-static void add_pieces(const void *task, int64_t first, int64_t stop)
-{
-    const struct pieces *pieces = task;
-    for (int64_t piece = first; piece < stop; piece++)
-        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE);
-}
-
-/* Add whole pieces to `sums`, one after the other, whatever thread has gone through them. */
-static void add_whole(struct sums *sums, const float *x, int64_t pieces, int threads)
-{
-    struct sums each[AT_ONCE];
-    for (int64_t first = 0; first < pieces; first += AT_ONCE) {
-        const int64_t count = pieces - first < AT_ONCE ? pieces - first : AT_ONCE;
-        memset(each, 0, count * sizeof *each);
-        const struct pieces task = {x + first * PIECE, each};
-        in_threads(add_pieces, &task, count, 1, threads);
-        for (int64_t i = 0; i < count; i++)
-            add_sums(sums, each + i);
-    }
-}
-
-/* Go on with x[0..n), the elements from number `before` on. `sums` has first those of all whole pieces, each formed for
- * itself from zero on and then added, and second those of the piece that is not complete: the same in any number of
- * threads, and whatever the parts in which the elements come, but for the last each of a multiple of sixteen. */
-void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
-{
-    const int64_t open = before % PIECE, rest = open ? PIECE - open : 0, head = rest < n ? rest : n;
-    add_elements(sums + 1, x, head);
-    if (open && head == rest) {
-        add_sums(sums, sums + 1);
-        memset(sums + 1, 0, sizeof *sums);
-    }
-    const int64_t whole = (n - head) / PIECE;
-    add_whole(sums, x + head, whole, threads);
-    const int64_t done = head + whole * PIECE;
-    add_elements(sums + 1, x + done, n - done);
-}
-
-/* Return phi |x|_1 / n + rest |x|_2 / root of x[0..n), as norms.py forms it of float32 norms. */
-float resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root)
-{
-    struct sums sums[2] = {0};
-    resireduce_sums(x, n, 0, threads, sums);
-    add_sums(sums, sums + 1);
-    for (int half = LANES / 2; half > 0; half /= 2)
-        for (int lane = 0; lane < half; lane++) {
-            sums->magnitudes[lane] += sums->magnitudes[lane + half];
-            sums->squares[lane] += sums->squares[lane + half];
-        }
-    const float l1 = sums->magnitudes[0], l2 = sqrt(sums->squares[0]);
-    const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
-    return of_l1 + of_l2;
-}
-
 static inline __attribute__((always_inline)) uint32_t key_of(float norm)
 {
     uint32_t key;
@@ -214,23 +122,26 @@ static inline __attribute__((always_inline)) uint32_t key_of(float norm)
     return key;
 }
 
+/* Return how many of n norms have this key, or a higher one. */
+FOR_EACH_PROCESSOR
+static int32_t count_from(const float *norms, int64_t n, uint32_t key)
+{
+    int32_t count = 0;
+    for (int64_t i = 0; i < n; i++)
+        count += key_of(norms[i]) >= key;
+    return count;
+}
+
 /* Write which k of n norms, 0 to n, are the largest: ascending numbers. None of the norms is negative or NaN. Of equal ones
- * those of the highest numbers are chosen. The smallest that is chosen is found byte by byte, from the highest. */
+ * those of the highest numbers are chosen. The key of the smallest that is chosen is found bit by bit, from the highest. */
 void resireduce_largest_norms(const float *norms, int64_t n, int64_t k, int32_t *chosen)
 {
-    uint32_t border = 0, known = 0;
-    int64_t left = k, equal = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        int64_t count[256] = {0};
-        for (int64_t i = 0; i < n; i++)
-            count[key_of(norms[i]) >> shift & 255] += (key_of(norms[i]) & known) == border;
-        int digit = 255;
-        while (digit > 0 && left > count[digit])
-            left -= count[digit--];
-        border |= (uint32_t)digit << shift;
-        known |= 255u << shift;
-        equal = count[digit];
-    }
+    uint32_t border = 0;
+    for (int bit = 30; bit >= 0; bit--)
+        if (count_from(norms, n, border | 1u << bit) >= k)
+            border |= 1u << bit;
+    const int64_t above = count_from(norms, n, border + 1), left = k - above;
+    int64_t equal = count_from(norms, n, border) - above;
     for (int64_t i = 0, j = 0; i < n && j < k; i++) {
         const uint32_t key = key_of(norms[i]);
         const int at_border = key == border;

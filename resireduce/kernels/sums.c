@@ -1,0 +1,143 @@
+/* Norms of a float32 tensor, added up in the order of the plain form in norms.py, and weighted sums of such tensors. */
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "threads.h"
+
+enum { LANES = 16, AHEAD = 4096, PIECE = 1 << 16, AT_ONCE = 128 };
+
+/* Sixteen sums of magnitudes and sixteen of squares. */
+struct sums {
+    double magnitudes[LANES], squares[LANES];
+};
+
+/* Add magnitudes and squares of x[0..n): element i to the sums of number i % 16. */
+FOR_EACH_PROCESSOR
+static void add_elements(struct sums *sums, const float *x, int64_t n)
+{
+    struct sums so_far = *sums; /* memory of its own: the compiler knows that x is not changed */
+    for (; n >= LANES; n -= LANES, x += LANES) {
+        __builtin_prefetch(x + AHEAD);
+        for (int lane = 0; lane < LANES; lane++) {
+            const double value = x[lane];
+            so_far.magnitudes[lane] += fabs(value);
+            so_far.squares[lane] += value * value;
+        }
+    }
+    for (int lane = 0; lane < n; lane++) {
+        const double value = x[lane];
+        so_far.magnitudes[lane] += fabs(value);
+        so_far.squares[lane] += value * value;
+    }
+    *sums = so_far;
+}
+
+static void add_sums(struct sums *sums, const struct sums *more)
+{
+    for (int lane = 0; lane < LANES; lane++) {
+        sums->magnitudes[lane] += more->magnitudes[lane];
+        sums->squares[lane] += more->squares[lane];
+    }
+}
+
+struct pieces {
+    const float *x;
+    struct sums *sums; /* of each piece, zeros at the start */
+};
+
+static void add_pieces(const void *task, int64_t first, int64_t stop)
+{
+    const struct pieces *pieces = task;
+    for (int64_t piece = first; piece < stop; piece++)
+        add_elements(pieces->sums + piece, pieces->x + piece * PIECE, PIECE);
+}
+
+/* Add whole pieces to `sums`, one after the other, whatever thread has gone through them. */
+static void add_whole(struct sums *sums, const float *x, int64_t pieces, int threads)
+{
+    struct sums each[AT_ONCE];
+    for (int64_t first = 0; first < pieces; first += AT_ONCE) {
+        const int64_t count = pieces - first < AT_ONCE ? pieces - first : AT_ONCE;
+        memset(each, 0, count * sizeof *each);
+        const struct pieces task = {x + first * PIECE, each};
+        in_threads(add_pieces, &task, count, 1, threads);
+        for (int64_t i = 0; i < count; i++)
+            add_sums(sums, each + i);
+    }
+}
+
+/* Go on with x[0..n), the elements from number `before` on. `sums` has first those of all whole pieces, each formed for
+ * itself from zero on and then added, and second those of the piece that is not complete: the same in any number of
+ * threads, and whatever the parts in which the elements come, but for the last each of a multiple of sixteen. */
+void resireduce_sums(const float *x, int64_t n, int64_t before, int threads, struct sums *sums)
+{
+    const int64_t open = before % PIECE, rest = open ? PIECE - open : 0, head = rest < n ? rest : n;
+    add_elements(sums + 1, x, head);
+    if (open && head == rest) {
+        add_sums(sums, sums + 1);
+        memset(sums + 1, 0, sizeof *sums);
+    }
+    const int64_t whole = (n - head) / PIECE;
+    add_whole(sums, x + head, whole, threads);
+    const int64_t done = head + whole * PIECE;
+    add_elements(sums + 1, x + done, n - done);
+}
+
+/* Write phi |x|_1 / n + rest |x|_2 / root of x[0..n) to `mean`, as norms.py forms it of float32 norms. */
+void resireduce_mean_norm(const float *x, int64_t n, int threads, float phi, float rest, float root, float *mean)
+{
+    struct sums sums[2] = {0};
+    resireduce_sums(x, n, 0, threads, sums);
+    add_sums(sums, sums + 1);
+    for (int half = LANES / 2; half > 0; half /= 2)
+        for (int lane = 0; lane < half; lane++) {
+            sums->magnitudes[lane] += sums->magnitudes[lane + half];
+            sums->squares[lane] += sums->squares[lane + half];
+        }
+    const float l1 = sums->magnitudes[0], l2 = sqrt(sums->squares[0]);
+    const float of_l1 = phi * l1 / n, of_l2 = rest * l2 / root;
+    *mean = of_l1 + of_l2;
+}
+
+struct addition {
+    float *into;
+    const float *total, *more;
+    float first, weight, divisor;
+};
+
+/* Products, sums and quotients are rounded one after the other. */
+FOR_EACH_PROCESSOR
+static void add_weighted(const void *task, int64_t start, int64_t stop)
+{
+    const struct addition *given = task;
+    const float first = given->first, weight = given->weight, divisor = given->divisor;
+    const float *total = given->total, *more = given->more;
+    float *into = given->into;
+    if (divisor == 1)
+        for (int64_t i = start; i < stop; i++)
+            into[i] = total[i] * first + more[i] * weight;
+    else
+        for (int64_t i = start; i < stop; i++)
+            into[i] = (total[i] * first + more[i] * weight) / divisor;
+}
+
+/* Write (first x total + w x more) / divisor to into[0..n), which may be `total`, and add w to `weights`, if there are any.
+ * w is `weight`, or what resireduce_mean_norm writes for `more`. `first` is `weights` as they were, if `total` is one
+ * tensor that has not been multiplied by its weight, and the divisor `weights`, if w is the last; else they are 1. */
+void resireduce_add_weighted(float *into, const float *total, const float *more, int64_t n, int threads, float phi,
+                             float rest, float root, const float *weight, float *weights, int is_one, int is_last)
+{
+    struct addition task = {into, total, more, is_one ? *weights : 1, 0, 1};
+    if (weight)
+        task.weight = *weight;
+    else
+        resireduce_mean_norm(more, n, threads, phi, rest, root, &task.weight);
+    if (weights)
+        *weights += task.weight;
+    if (is_last)
+        task.divisor = *weights < FLT_MIN ? FLT_MIN : *weights;
+    in_threads(add_weighted, &task, n, LANES, threads);
+}
