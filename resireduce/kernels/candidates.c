@@ -237,15 +237,17 @@ static float kth_largest(float *magnitudes, int64_t count, int64_t k)
 /* Return the `wanted`-th largest magnitude of each `step`-th element, with what is added to it; `sample` is room. */
 static float sampled_border(const struct search *search, int64_t step, int64_t wanted, float *sample)
 {
-    int64_t size = 0;
-    for (int64_t i = 0; i < search->n; i += step) {
-        const float x = search->x[i];
-        const float sum = search->added         ? x + search->added[i]
-                          : search->codes.bits ? x + decoded_at(&search->codes, i)
-                          : search->crossing   ? x + crossing_at(search->crossing, i)
-                                               : x;
-        sample[size++] = fabsf(sum);
-    }
+    const int64_t size = (search->n + step - 1) / step;
+    const float *x = search->x;
+    if (search->crossing)
+        sample_sums(search->crossing, x, search->n, step, sample);
+    else
+        for (int64_t i = 0, at = 0; at < size; i += step, at++)
+            sample[at] = x[i] + (search->added        ? search->added[i]
+                                 : search->codes.bits ? decoded_at(&search->codes, i)
+                                                      : 0);
+    for (int64_t at = 0; at < size; at++)
+        sample[at] = fabsf(sample[at]);
     return kth_largest(sample, size, wanted);
 }
 

@@ -23,7 +23,7 @@ from benchmarks.analysis.tables.intervals import readme_table
 Make = Callable[[Measured], str | None]
 """Makes text from measurements; None keeps the present text, as nothing was measured yet."""
 
-ORIGINS = (smoke.FIRST, seeds.FILE, "precision", RIVALS, SYSTEMS)
+ORIGINS = (smoke.FILE, seeds.FILE, "precision", RIVALS, SYSTEMS)
 
 
 def _beside(name: str, measured: Measured) -> str:
@@ -74,9 +74,6 @@ BLOCKS: Mapping[str, Make] = {
     "control": smoke.control,
     "floor": partial(smoke.held, setting=smoke.FLOOR),
     "first-table": smoke.first_table,
-    "second-machine": smoke.second_machine,
-    "second-table": smoke.second_table,
-    "machines-apart": smoke.apart,
     "price": seeds.price,
     "streaming-time": seeds.streaming_time,
     "five-seeds": lambda measured: readme_table(measured.load(seeds.FILE)["rows"]),

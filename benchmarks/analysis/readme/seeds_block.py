@@ -1,4 +1,4 @@
-"""README's text on several seeds: intervals of mini.json, the price from tell.json, the time from pace.json."""
+"""Words on several seeds: intervals of mini.json, the price from tell.json, the time from pace.json."""
 
 from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, number, of_all, on_models
