@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)
+    text = (
+        "torch's optimizers in their fused form, in all settings: those of one tensor at a time can be slow for what "
+    )
+    text += "compression leaves, such as square roots of zeros"
+    parser.add_argument("--fused", action="store_true", help=text)
     parser.add_argument("--ranks", type=int, default=2, help="processes that train together (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
     place = Path("results/runs/pace.json")
@@ -67,13 +72,14 @@ def main(args: argparse.Namespace) -> int:
     writable("output", args.output)
     rows = []
     for cells in together:
-        for row in compare(cells, rounds, steps):
+        for row in compare(cells, rounds, steps, ("fused",) if args.fused else ()):
             rows.append(row)
             beside = f"{row['model']}: {_words(row)} against {_words(row['against'])}"
             print(f"{beside}: {row['ratio']:.3f} ± {row['half_width']:.3f}", flush=True)
     here = provenance() | {"device": args.device}
     measured = {name: here[name] for name in (*FACTS, "device")}
-    save_json({"rounds": rounds, "steps": steps, "rows": rows, "measured": measured}, args.output)
+    report = {"rounds": rounds, "steps": steps, "fused": args.fused, "rows": rows, "measured": measured}
+    save_json(report, args.output)
     print(f"Speed of the first, of the other's, ± half of the 95 % interval over {rounds} rounds: {args.output}")
     return 0
 
@@ -121,12 +127,13 @@ def _words(row: dict[str, Any]) -> str:
     return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}"
 
 
-def compare(cells: Sequence[Cell], rounds: int, steps: int) -> list[dict[str, Any]]:
+def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the ratio of the speed of each further cell to that of the first; all are of one model.
 
-    A row has the ratios of all rounds, their mean, half its 95 % interval, and the least seconds of a step in both.
+    `words` are what `benchmarks.training.pace_rank` is told beside. A row has the ratios of all rounds, their mean, half
+    its 95 % interval, and the least seconds of a step in both.
     """
-    first, *others = _times(cells, rounds, steps)
+    first, *others = _times(cells, rounds, steps, words)
     reference = _setting_of(cells[0]) | {"step_seconds": min(first) / steps}
     rows = []
     for one, seconds in zip(cells[1:], others, strict=True):
@@ -143,12 +150,12 @@ def _setting_of(cell: Cell) -> dict[str, Any]:
     return {name: getattr(cell, name) for name in ("scheme", "gradients", "compressor", "density")}
 
 
-def _times(cells: Sequence[Cell], rounds: int, steps: int) -> list[list[float]]:
+def _times(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]) -> list[list[float]]:
     """Return the seconds of each round of each cell, as measured by rank 0."""
     with tempfile.TemporaryDirectory(prefix="resireduce-pace-") as name, ExitStack() as stack:
         folder, first = Path(name), cells[0]
         save_json([cell.to_dict() for cell in cells], folder / "cells.json")
-        line = ["-m", "benchmarks.training.pace_rank", str(folder), str(rounds), str(steps)]
+        line = ["-m", "benchmarks.training.pace_rank", str(folder), str(rounds), str(steps), *words]
         places = [{**rank_variables(first, rank), **MALLOC_THAT_KEEPS} for rank in range(first.world_size)]
         ranks = [stack.enter_context(start_here(line, place)) for place in places]
         if {rank.wait() for rank in ranks} != {0}:

@@ -88,3 +88,10 @@ def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: 
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
+
+
+def test_optimizers_may_be_fused_in_all_settings(tmp_path: Path) -> None:
+    output = tmp_path / "pace.json"
+    options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
+    assert main(["pace", "--pairs", "compression", "--fused", *options]) == 0
+    assert json.loads(output.read_text())["fused"] is True
