@@ -130,7 +130,7 @@ def _words(row: dict[str, Any]) -> str:
 def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = ()) -> list[dict[str, Any]]:
     """Return the ratio of the speed of each further cell to that of the first; all are of one model.
 
-    `words` are what `benchmarks.training.pace_rank` is told beside. A row has the ratios of all rounds, their mean, half
+    `words` are further ones for `benchmarks.training.pace_rank`. A row has the ratios of all rounds, their mean, half
     its 95 % interval, and the least seconds of a step in both.
     """
     first, *others = _times(cells, rounds, steps, words)
