@@ -1,62 +1,25 @@
 """Compiled code has the bits of the plain form in torch and NumPy, and is done without where it cannot be had."""
 
-import math
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from resireduce.draw import generator
 from resireduce.kernels import native
-from resireduce.kernels.averages import add_weighted
 from resireduce.kernels.largest import largest_magnitudes, largest_of_sum_
 from resireduce.kernels.native import SWITCH, library
-from resireduce.kernels.norms import NormsOfParts, l1_and_l2_norm, l1_norms, mean_norm, mean_of_norms
-from resireduce.kernels.submatrix import add_crossing_, cut_crossing, cut_largest
+from resireduce.kernels.norms import l1_norms
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.few_bits import Blocks
+from tests.compiled import bits, both, needs_compiler, values
 
+pytestmark = pytest.mark.usefixtures("found_anew")
 CPU = torch.device("cpu")
 NAMES = ("candidates", "codes", "sent", "submatrix", "sums")
-needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="no C compiler")
-
-
-@pytest.fixture(autouse=True)
-def _found_anew() -> Iterator[None]:
-    library.cache_clear()
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    library.cache_clear()
-
-
-def both(monkeypatch: pytest.MonkeyPatch, run: Callable[[], list[torch.Tensor]]) -> Iterator[tuple]:
-    """Yield what `run` returns, by compiled code and without, side by side."""
-    results = []
-    for switch in ("1", "0"):
-        monkeypatch.setenv(SWITCH, switch)
-        library.cache_clear()
-        results.append(run())
-    yield from zip(*results, strict=True)
-
-
-def values(n: int, kind: str) -> torch.Tensor:
-    drawn = torch.randn(n, generator=torch.Generator().manual_seed(n))
-    scales = {"normal": 1.0, "denormal": 1e-40, "huge": 1e37, "zero": 0.0, "negative zero": -0.0}
-    if kind == "uneven":  # what is large lies together, and the sample hardly meets it
-        return drawn * 1e-3 + (torch.arange(n) < n // 50) * drawn.sign()
-    return drawn.sign() if kind == "ties" else drawn * scales[kind]
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Whole numbers that tell zeros of two signs apart."""
-    return tensor.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 @needs_compiler
@@ -142,187 +105,6 @@ def test_few_bits_are_the_same_in_any_number_of_threads(monkeypatch: pytest.Monk
 
 
 @needs_compiler
-@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (16, 256), (17, 257), (128, 3000), (4097, 33)])
-def test_norms_of_rows_and_columns_are_the_same_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
-) -> None:
-    matrix = values(shape[0] * shape[1], "normal").view(shape)
-    for one, other in both(monkeypatch, lambda: list(l1_norms(matrix, torch.float32))):
-        assert torch.equal(one, other)
-
-
-@needs_compiler
-@pytest.mark.parametrize("shape", [(2, 2), (16, 256), (17, 257), (63, 1100), (128, 3000), (4097, 33)])
-def test_norms_of_rows_and_columns_are_the_same_in_any_number_of_threads(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int]
-) -> None:
-    matrix = values(shape[0] * shape[1], "normal").view(shape)
-    expected = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
-    monkeypatch.setattr(native, "SMALLEST", 1)
-    for count in (1, 2, 3, 7):
-        torch.set_num_threads(count)
-        assert all(map(torch.equal, l1_norms(matrix, torch.float32), expected))
-
-
-@needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("kind", ["normal", "denormal", "negative zero"])
-@pytest.mark.parametrize(
-    ("shape", "of"), [((2, 2), 2), ((17, 257), 2), ((40, 1024), 2), ((40, 1024), 50), ((33, 2500), 2), ((2, 70_000), 3)]
-)
-def test_rows_that_cross_columns_are_added_to_and_copied_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], of: int, kind: str, dtype: torch.dtype
-) -> None:
-    """One of so many rows and columns: many columns go sixteen at a time, few one by one."""
-    matrix, block = (values(shape[0] * shape[1], one).view(shape).to(dtype) for one in (kind, "normal"))
-    source = torch.Generator().manual_seed(1)
-    rows, columns = (torch.randperm(size, generator=source)[: max(1, size // of)].sort().values for size in shape)
-    monkeypatch.setattr(native, "SMALLEST", 1)
-    added, expected = block[rows][:, columns], matrix.clone()
-    expected[rows] += torch.zeros_like(expected).index_copy_(1, columns, block[:, columns])[rows]
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        found = matrix.clone()
-        add_crossing_(found, rows.int(), columns.int(), added)
-        assert torch.equal(bits(found), bits(expected))
-        assert torch.equal(bits(cut_crossing(found, rows.int(), columns.int())), bits(found[rows][:, columns]))
-
-
-@needs_compiler
-@pytest.mark.parametrize("kind", ["normal", "ties", "zero", "uneven", "huge"])
-@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (2, 2), (17, 257), (40, 1024), (4097, 33)])
-@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
-def test_the_largest_rows_and_columns_are_cut_out_in_one_call_as_in_three(
-    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, int], kind: str, share: float
-) -> None:
-    matrix, sizes = values(shape[0] * shape[1], kind).view(shape), [max(1, int(share * size)) for size in shape]
-    norms = [torch.linalg.vector_norm(matrix, 1, dim=dim) for dim in (1, 0)]
-    rows, columns = (
-        norm.sort(stable=True).indices[-size:].sort().values for norm, size in zip(norms, sizes, strict=True)
-    )
-    expected = [rows.int(), columns.int(), matrix[rows][:, columns]]
-    for one, other in both(monkeypatch, lambda: list(cut_largest(matrix, *sizes))):
-        assert torch.equal(one, other) and torch.equal(one, expected.pop(0))
-
-
-@pytest.mark.parametrize("columns", [[0, 4], [-1, 2]])
-def test_columns_that_there_are_not_are_refused_and_not_written_to(columns: list[int]) -> None:
-    with pytest.raises((IndexError, RuntimeError), match="out of"):
-        add_crossing_(torch.zeros(3, 4), torch.tensor([1]).int(), torch.tensor(columns).int(), torch.ones(1, 2))
-
-
-@needs_compiler
-@pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])
-def test_norms_of_tensors_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    for one, other in both(monkeypatch, lambda: list(l1_and_l2_norm(values(n, "normal")))):
-        assert torch.equal(one, other)
-
-
-@needs_compiler
-@pytest.mark.parametrize("phi", [0.0, 0.3, 0.5, 1.0])
-@pytest.mark.parametrize("n", [1, 15, 16, 17, 65_536, 200_001])
-def test_weights_of_norms_are_the_same_bit_for_bit(monkeypatch: pytest.MonkeyPatch, n: int, phi: float) -> None:
-    x = torch.stack([values(n, kind) for kind in ("normal", "denormal", "huge", "uneven")])
-    x = torch.cat((x, torch.full((1, n), math.inf)))
-    expected = [mean_of_norms(n, phi, *l1_and_l2_norm(row)) for row in x]
-    for one, other in both(monkeypatch, lambda: [mean_norm(row, phi) for row in x]):
-        assert torch.equal(bits(one), bits(other))
-        assert torch.equal(bits(one), bits(expected.pop(0))) and (one.dtype, one.shape) == (torch.float32, ())
-
-
-@needs_compiler
-@np.errstate(all="ignore")
-@pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "negative zero"])
-@pytest.mark.parametrize("n", [1, 17, 1003, 300_001])
-@pytest.mark.parametrize(("is_one", "is_last"), [(True, True), (True, False), (False, True), (False, False)])
-def test_weighted_sums_are_the_same_bit_for_bit(
-    monkeypatch: pytest.MonkeyPatch, n: int, kind: str, is_one: bool, is_last: bool
-) -> None:
-    """Products, sums and quotients are rounded one after the other: as in NumPy, which knows nothing else."""
-    monkeypatch.setattr(native, "SMALLEST", 100)
-    torch.set_num_threads(3)
-    total, more, so_far = values(n, "normal"), values(2 * n, kind)[n:], torch.tensor(0.7)
-    for weight in (0.5, torch.tensor(0.3)):
-        own = mean_norm(more, weight) if isinstance(weight, float) else weight
-        summed, first = so_far.numpy() + own.numpy(), so_far.numpy() if is_one else np.float32(1)
-        expected = total.numpy() * first + more.numpy() * own.numpy()
-
-        def run(weight: torch.Tensor | float = weight) -> list[torch.Tensor]:
-            into, weights = torch.empty(n), so_far.clone()
-            add_weighted(into, total.clone(), more.clone(), weight, weights, is_one=is_one, is_last=is_last)
-            return [into, weights]
-
-        results = [torch.from_numpy(expected / summed if is_last else expected), torch.tensor(summed)]
-        for one, other in both(monkeypatch, run):
-            assert torch.equal(bits(one), bits(other)) and torch.equal(bits(one), bits(results.pop(0)))
-
-
-@needs_compiler
-def test_an_average_of_zeros_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run() -> list[torch.Tensor]:
-        zeros, weights = torch.zeros(5), torch.tensor(0.0)
-        add_weighted(zeros, zeros, torch.zeros(5), 0.5, weights, is_one=True, is_last=True)
-        return [zeros, weights]
-
-    for one, other in both(monkeypatch, run):
-        assert torch.equal(one, torch.zeros_like(one)) and torch.equal(other, torch.zeros_like(one))
-
-
-@needs_compiler
-def test_weights_have_float32_whatever_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = values(20, "normal")
-    torch.set_default_dtype(torch.float64)
-    try:
-        for one, other in both(monkeypatch, lambda: [mean_norm(x, 0.5)]):
-            assert one.dtype == other.dtype == torch.float32
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@needs_compiler
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_norms_are_the_same_in_any_number_of_threads_and_parts(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
-    monkeypatch.setattr(native, "SMALLEST", 1)
-    monkeypatch.setenv(SWITCH, switch)
-    x = values(9 * 65_536 + 1003, "normal")
-    whole = [float(norm) for norm in l1_and_l2_norm(x)]
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        for size in (len(x), 400_000, 131_072, 65_536, 1008):
-            sums = NormsOfParts(x)
-            for part in x.split(size):
-                sums.add(part)
-            assert [float(norm) for norm in sums.norms()] == whole
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_norms_are_those_of_exact_sums(dtype: torch.dtype) -> None:
-    x = values(70_007, "normal").to(dtype)
-    before = x.clone()
-    l1, l2 = l1_and_l2_norm(x.view(7, -1))
-    assert torch.equal(x, before)
-    magnitudes = [abs(value) for value in x.tolist()]
-    expected = math.fsum(magnitudes), math.sqrt(math.fsum(value * value for value in magnitudes))
-    assert l1.dtype == torch.promote_types(dtype, torch.float32)
-    assert [float(l1), float(l2)] == pytest.approx(expected, rel=1e-7 if dtype != torch.float64 else 1e-14)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_norms_hold_the_same_memory_with_and_without_compiled_code(
-    monkeypatch: pytest.MonkeyPatch, switch: str, dtype: torch.dtype
-) -> None:
-    monkeypatch.setenv(SWITCH, switch)
-    peaks = []
-    for device in ("cpu", "meta"):
-        x = torch.zeros(200_000, dtype=dtype, device=device)
-        with LiveBytes(lambda tensor: True) as alive:
-            l1_and_l2_norm(x)
-        peaks.append(alive.peak_bytes)
-    assert peaks[0] == peaks[1] < 1000
-
-
-@needs_compiler
 @pytest.mark.parametrize("n", [5000, 65_536, 688_128])
 def test_a_selection_holds_some_per_cent_of_the_tensor_with_and_without_compiled_code(
     monkeypatch: pytest.MonkeyPatch, n: int
@@ -339,11 +121,6 @@ def test_a_selection_holds_some_per_cent_of_the_tensor_with_and_without_compiled
         assert torch.equal(one, other) and torch.equal(one, held("meta")[0])
         # The samples; or a place, two magnitudes and a mark of a hundredth, a quarter more, and of a piece beside them.
         assert one[1] <= max(4 * n / 16, 13 * (1.25 * n / 100 + max(2048, n / 128)) + 8 * n / 100 + 64)
-
-
-def test_many_elements_have_the_norm_that_they_have() -> None:
-    n = 1 << 25  # sums of ones in float32 come no further than half of it
-    assert [float(norm) for norm in l1_and_l2_norm(torch.ones(n))] == [n, pytest.approx(n**0.5)]
 
 
 @needs_compiler
