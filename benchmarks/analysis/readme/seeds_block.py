@@ -1,9 +1,9 @@
-"""Words on several seeds: intervals of mini.json, the price from tell.json, the time from pace.json."""
+"""Words on several seeds: intervals of mini.json, the verdicts of tell.json, the time from pace.json."""
 
 from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, number, of_all, on_models
 from benchmarks.analysis.readme.smoke import BOTH, CONTROL, KEPT, SHARED
-from benchmarks.analysis.statistics import Interval, interval
+from benchmarks.analysis.statistics import Interval
 
 FILE = "mini"
 PLAIN = ("none", "none", "kept")
@@ -49,23 +49,16 @@ def compression_costs(measured: Measured) -> str:
 
 
 def price(measured: Measured) -> str:
-    """The price of `w+2d` by the seeds of tell.json, and on how many models those of mini.json show it."""
+    """The price of `w+2d` by the seeds of mini.json, and on how many models it is shown."""
     texts: dict[str, list[str]] = {}
-    counts = set()
-    for entry in measured.load("tell")["models"].values():
-        values = zip(entry["w+2d"]["values"], entry["baseline"]["values"], strict=True)
-        found = interval([one - other for one, other in values])
-        assert found is not None
-        counts.add(found.n)
-        texts.setdefault(entry["metric_name"], []).append(_change(found, entry["metric_name"]))
-    of = {name: _difference(model[SHARED]) for name, model in measured.settings(FILE).items()}
-    shown = sum(one.verdict in ("higher", "lower") for one in of.values())
-    exclude = "excludes" if shown == 0 else "exclude"
+    rows = [model[SHARED] for model in measured.settings(FILE).values()]
+    for row in rows:
+        texts.setdefault(row["metric_name"], []).append(_change(_difference(row), row["metric_name"]))
+    shown = sum(_difference(row).verdict in ("higher", "lower") for row in rows)
     return (
-        f"*w+2d* against *baseline* over {_seeds(counts)}, ± half of a paired 95 % interval: "
+        f"*w+2d* against *baseline* over {_seeds({row['pairs'] for row in rows})}, ± half of a paired 95 % interval: "
         + ", ".join(f"{METRIC_WORDS.get(name, name)} {listed(each)}" for name, each in texts.items())
-        + f"; over {_seeds({one.n for one in of.values()})} "
-        + f"{of_all(shown, len(of))} {exclude} zero"
+        + f"; {of_all(shown, len(rows))} {'excludes' if shown == 0 else 'exclude'} zero"
     )
 
 
