@@ -3,6 +3,8 @@
 import os
 import re
 import shlex
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -62,6 +64,17 @@ def test_the_training_loop_of_the_readme_trains(tmp_path: Path) -> None:
     finally:
         dist.destroy_process_group()
     assert not any(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_the_whole_script_trains_two_ranks_and_tells_what_they_hold() -> None:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    said = subprocess.run(
+        [*start, str(ROOT / "docs/quickstart.py")], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    (right,), (total, residuals) = re.findall(r"([0-9.]+) %", said), re.findall(r"[0-9,]{6,}", said)
+    assert float(right) > 90, "without training it is half"
+    assert 2 * int(residuals.replace(",", "")) == 2 * 128 * 128 * 4 < int(total.replace(",", ""))
 
 
 def check_page(communicator: Communicator) -> None:
