@@ -76,6 +76,7 @@ BLOCKS: Mapping[str, Make] = {
     "first-table": smoke.first_table,
     "price": seeds.price,
     "streaming-time": seeds.streaming_time,
+    "streaming-time-short": seeds.streaming_time_short,
     "five-seeds": lambda measured: readme_table(measured.load(seeds.FILE)["rows"]),
     "five-seeds-words": seeds.five_seeds_words,
     "compression-costs": seeds.compression_costs,
