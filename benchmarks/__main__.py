@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from resireduce.errors import ConfigError
 
@@ -113,9 +114,17 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
         subparser = commands.add_parser(name, description=f"{said[0].upper()}{said[1:]}.")
         if name == command:
             loaded = import_module(module)
+            subparser.register("type", Path, named_path)
             loaded.add_arguments(subparser)
             subparser.set_defaults(main=loaded.main)
     return parser
+
+
+def named_path(text: str) -> Path:
+    """Return a path that an option names; an empty text, which Path would take for this folder, is refused."""
+    if not text:
+        raise argparse.ArgumentTypeError("'' is no path; give the name of a file or folder, . for this one")
+    return Path(text)
 
 
 def _overview() -> str:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.core.checks import Check, is_number, is_text
 from benchmarks.core.files import load_json, save_json
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, is_count
 
 RECORD = "micro.json"
 """The file that `make micro` writes in its folder."""
@@ -14,16 +15,34 @@ LEAST = 2 / 3
 PLAIN = ("copy", "torch.topk", "naive", "GRACE's form")
 """Cases that are not this project's code."""
 Place = tuple[int, float, str]
+WHOLE = ("a whole number, 1 or more", lambda value: is_count(value) and value > 0)
+POSITIVE = ("a number above 0", lambda value: is_number(value) and value > 0)
+MEASURED = ("a mapping with the text cpu", lambda value: isinstance(value, dict) and is_text(value.get("cpu")))
+ROWS = ("a list of at least one case", lambda value: isinstance(value, list) and bool(value))
+RECORD_FIELDS: Mapping[str, tuple[str, Check]] = {
+    "threads": WHOLE,
+    "device": ("a text", is_text),
+    "measured": MEASURED,
+    "rows": ROWS,
+}
+ROW_FIELDS: Mapping[str, tuple[str, Check]] = {
+    "elements": WHOLE,
+    "density": POSITIVE,
+    "case": ("a text", is_text),
+    "naive_ratio": POSITIVE,
+}
 
 
 def check_speeds(folder: Path, reference: Path, reason: str | None) -> int:
     """Say which cases of the record in `folder` are slower, relative to the naive form, than those of `reference`.
 
     Return 1 if any is slower by more than a third, or missing; else 0. reason: None, or why the record becomes the
-    reference. Raises ConfigError for invalid records, and for another processor, device or number of threads.
+    reference. Raises ConfigError for invalid records, and for another processor, device or number of threads; also if
+    the reference would take the place of a file that is no record of speeds.
     """
     now = _load(folder / RECORD)
     if reason is not None:
+        _check_target(folder, reference)
         save_json({**now, "reason": reason}, reference)
         print(f"Accepted: {reference} has {len(now['rows'])} cases")
         return 0
@@ -50,15 +69,47 @@ def _check_alike(now: Mapping[str, Any], then: Mapping[str, Any], reference: Pat
         )
 
 
+def _check_target(folder: Path, reference: Path) -> None:
+    """Raise ConfigError if a file or folder is in the place of the reference and is no record of speeds."""
+    if not reference.exists():
+        return
+    try:
+        _load(reference)
+    except ConfigError:
+        raise ConfigError(
+            f"accept: {folder / RECORD} is a record of speeds, and {reference} is none, so it stays as it is; give "
+            f"another file as --reference, or delete {RECORD} if the run's other records are meant"
+        ) from None
+
+
 def _load(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = load_json(path)
-        known = found["threads"] and found["rows"] and found["rows"][0].keys()
-        if not known or not {"elements", "density", "case", "naive_ratio"} <= known:
-            raise ValueError("it has no cases")
-        return found
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"micro: {path} is no record of speeds: {error}; make one with: make micro") from None
+        problem = _wrong(found, RECORD_FIELDS) or next(filter(None, map(_wrong_row, found["rows"])), None)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    except ValueError as error:
+        problem = str(error)
+    if problem:
+        raise ConfigError(f"micro: {path} is no record of speeds: {problem}; make one with: make micro")
+    return found
+
+
+def _wrong_row(row: object) -> str | None:
+    problem = _wrong(row, ROW_FIELDS)
+    return problem and f"a case's {problem}"
+
+
+def _wrong(values: object, checks: Mapping[str, tuple[str, Check]]) -> str | None:
+    """Return the first field that is missing or not allowed, with its value and what is allowed."""
+    if not isinstance(values, dict):
+        return f"{str(values)[:80]!r} is not a mapping"
+    for name, (allowed, check) in checks.items():
+        if not check(values.get(name)):
+            return (
+                f"{name}: {str(values.get(name))[:80]!r} is not {allowed}" if name in values else f"{name} is missing"
+            )
+    return None
 
 
 def _ratios(record: Mapping[str, Any]) -> dict[Place, float]:

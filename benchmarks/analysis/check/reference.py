@@ -87,7 +87,8 @@ def find_reference(path: Path, device: str | None) -> Reference:
 
 def path_of(path: Path) -> Path:
     """Return the file that a path means, which may lack its suffix."""
-    return path if path.suffix == ".json" or path.is_file() else path.with_name(path.name + ".json")
+    named = path.suffix == ".json" or path.is_file() or path.name in ("", "..")
+    return path if named else path.with_name(path.name + ".json")
 
 
 def provenance_of(results: Iterable[CellResult]) -> dict[str, Any]:
