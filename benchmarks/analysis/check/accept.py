@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.check.check_screen import text_of
-from benchmarks.analysis.check.compare import Outcome, duplicates
+from benchmarks.analysis.check.compare import Outcome, contradicted, duplicates
 from benchmarks.analysis.check.reference import Reference, path_of, provenance_of
 from benchmarks.analysis.check.reference_rows import rows_of
 from benchmarks.analysis.load_run import Run
@@ -24,6 +24,7 @@ def check_acceptable(run: Run) -> None:
     problems = [
         *(f"{hole.name} is {hole.status}" for hole in run.holes.values()),
         *(f"{cell.name} is there twice, also as {name}" for cell, name in duplicates(run)),
+        *(f"{cell.name}: {reason}" for cell, reason in contradicted(run)),
         *run.notes,
         *(f"its records are of several: {name} {known[name]}" for name in several),
         *([] if run.results else ["it has no records"]),

@@ -7,6 +7,7 @@ from itertools import product
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import Reference, provenance_of
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
+from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.load_run import Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS
@@ -15,6 +16,7 @@ SAVINGS = ("saving", "peak_saving")
 BYTES = (*STATE_FIELDS, "total_bytes", *PEAKS)
 QUANTITIES = (*SAVINGS, *BYTES, "throughput_ratio", "metric")
 FAILING = ("problem", "worse")
+AGAIN = "such a record was not measured: delete it, and run its cell again"
 TOLD = (*FAILING, "changed", "new", "better")
 """Verdicts that are shown, the worst first; the others are "same" and "skipped"."""
 
@@ -65,16 +67,22 @@ def compare(reference: Reference, run: Run) -> list[Outcome]:
 
 
 def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
-    """Return outcomes for cells without a measurement, and for records that exist twice."""
+    """Return outcomes for cells without a measurement, and for records that contradict themselves or exist twice."""
     found = [
         _problem(cell, usual, f"{hole.status}: {hole.reason}; to fill it: {hole.command}")
         for cell, hole in run.holes.items()
     ]
+    found += [_problem(cell, usual, f"{reason}; {AGAIN}") for cell, reason in contradicted(run)]
     found += [_problem(cell, usual, reason) for cell, reason in _uneven(run)]
     return found + [
         _problem(cell, usual, f"there twice: cells/{cell.name}.json and cells/{other} are records of it")
         for cell, other in duplicates(run)
     ]
+
+
+def contradicted(run: Run) -> list[tuple[Cell, str]]:
+    """Return cells whose record contradicts itself, its cell or its recipe, as none that was measured does; and how."""
+    return [(cell, problem) for cell, result in run.results.items() if (problem := unsound(result))]
 
 
 def _uneven(run: Run) -> list[tuple[Cell, str]]:

@@ -1,6 +1,7 @@
 """The regression check: planted wrong records change it exactly as they should, and none crashes it."""
 
 import json
+import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -10,9 +11,12 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.check.bands import UNEVEN, Bands
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.check.reference_rows import change_text
+from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
-from benchmarks.core.record import CellResult
+from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
+from benchmarks.core.sample_counts import planned_steps
+from benchmarks.core.workloads import WORKLOADS
 from resireduce.scheme import COMPRESSORS, load
 from tests.records import make_result
 
@@ -24,6 +28,8 @@ CONFIG = {
         {"model": "vgg-digits", "scheme": "none", "seed": [0, 1]},
     ],
 }
+ANSWERS = 449
+"""Held-out answers of the digits, of which the accuracy is a whole number."""
 VGG = Cell(model="vgg-digits", scheme="w+2d")
 LABEL = "w+2d, kept on vgg-digits"
 MEASURED = {
@@ -40,14 +46,50 @@ def path_of(folder, cell):
     return folder / "cells" / f"{cell.name}.json"
 
 
+def sound(record):
+    """The record with all that follows from its bytes, steps, speed and metric, as a training leaves it."""
+    cell, speed = Cell.from_dict(record["cell"]), record["steps_per_second"]
+    steps = planned_steps(cell)[0]
+    if record["metric_name"] == "accuracy":
+        share = record["metric"] if record["metric"] <= 1 else record["metric"] / 100
+        record["metric"] = round(share * ANSWERS) * 100 / ANSWERS
+    count = math.ceil(steps / WORKLOADS[cell.model].evaluate_every)
+    every = [steps - count + 1 + one for one in range(count)]
+    record["total_bytes"] = sum(record[name] for name in STATE_FIELDS)
+    record["in_flight_bytes"] = max(record["peak_states_bytes"] - record["total_bytes"], 0)
+    record["peak_states_bytes"] = record["total_bytes"] + record["in_flight_bytes"]
+    held = {name: record[name] for name in BYTE_FIELDS}
+    seconds = [1 / speed] * (steps if steps < 2 * STRETCHES else STRETCHES)
+    return record | {
+        "steps": steps,
+        "metric_history": [[step, record["metric"]] for step in every],
+        "step_seconds": seconds,
+        "wall_seconds": 1.1 * steps / speed,
+        "units_per_second": 32 * speed,
+        "per_rank": [{"rank": rank, **held} for rank in range(cell.world_size)],
+        "ladder": [{"name": "model_state_itemised", "method": "sum", "bytes": record["total_bytes"]}],
+    }
+
+
 def change(folder, cell=VGG, **values):
-    """Replace fields of a cell's record; bytes of residuals change total and peak with them."""
+    """Replace fields of a cell's record, and all that follows from them."""
     path = path_of(folder, cell)
     record = json.loads(path.read_text())
     if "residuals_bytes" in values:
-        more = values["residuals_bytes"] - record["residuals_bytes"]
-        values |= {name: record[name] + more for name in ("total_bytes", "peak_states_bytes")}
-    path.write_text(json.dumps(record | values))
+        values["peak_states_bytes"] = (
+            record["peak_states_bytes"] + values["residuals_bytes"] - record["residuals_bytes"]
+        )
+    path.write_text(json.dumps(sound(record | values)))
+
+
+def make(folder, config):
+    """A run of this config, measured well."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    for cell in expand({key: config[key] for key in ("defaults", "matrix")}):
+        values = make_result(cell).to_dict() | {"provenance": MEASURED}
+        CellResult.from_dict(sound(values)).save(path_of(folder, cell))
+    return folder
 
 
 def change_all(folder, **values):
@@ -57,12 +99,7 @@ def change_all(folder, **values):
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = tmp_path / "x"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
-        replace(make_result(cell), provenance=MEASURED).save(path_of(folder, cell))
-    return folder
+    return make(tmp_path / "x", CONFIG)
 
 
 @pytest.fixture
@@ -170,7 +207,7 @@ def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
     config["matrix"][1] = {"model": "vgg-digits", "scheme": ["none", "w"]}
     (folder / "config.json").write_text(json.dumps(config))
     new = Cell(model="vgg-digits", scheme="w")
-    replace(make_result(new), provenance=MEASURED).save(path_of(folder, new))
+    path_of(folder, new).write_text(json.dumps(sound(make_result(new).to_dict() | {"provenance": MEASURED})))
     said = check(status=1)
     assert "none (no residual), kept on vgg-digits: missing: seeds 1 are in the reference and not in the run's" in said
     assert "NEW, not in the reference: 1\n  w, kept on vgg-digits: not in the reference" in said
@@ -179,6 +216,28 @@ def test_cells_that_the_config_has_lost_or_gained_are_named(folder, check):
 def test_a_record_that_is_there_twice_is_named(folder, check):
     (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
     assert f"{LABEL}: there twice: cells/{VGG.name}.json and cells/copy.json" in check(status=1)
+
+
+@pytest.mark.parametrize(
+    ("planted", "named"),
+    [
+        ({"steps": 0}, "steps: 0, so nothing was trained"),
+        ({"step_seconds": []}, "step_seconds: 0 that took time are needed"),
+        ({"metric_history": []}, "metric_history: empty or null"),
+        ({"per_rank": [{"rank": 0, "total_bytes": 1}, {"rank": 1}]}, "per_rank: no rank holds the bytes of the record"),
+        (
+            {"provenance": MEASURED | {"content": {"cell": replace(VGG, scheme="none").to_dict()}}},
+            "provenance: it was measured for vgg-digits.topk.none.kept.d0.01.s0, and is called",
+        ),
+    ],
+)
+def test_a_record_that_contradicts_itself_fails_and_becomes_no_reference(folder, reference, check, planted, named):
+    text, path = reference.read_text(), path_of(folder, VGG)
+    path.write_text(json.dumps(json.loads(path.read_text()) | planted))
+    said = check(status=1)
+    assert f"{LABEL}: {named}" in said and "delete it, and run its cell again" in said
+    said = check("--accept", "why", status=2)
+    assert f"cannot be a reference: {VGG.name}: {named}" in said and reference.read_text() == text
 
 
 def test_left_overs_of_another_matrix_do_not_count(folder, check):
@@ -198,7 +257,7 @@ def test_odd_provenance_of_a_record_does_not_crash(folder, check, odd):
 
 def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
     cell = Cell(model="vgg-digits", scheme="none", seed=1)
-    change(folder, cell, parameters_bytes=1, total_bytes=make_result(cell).total_bytes - 8_400_000 + 1)
+    change(folder, cell, parameters_bytes=1)
     assert "parameters_bytes is 1, that of seed 0 8,400,000" in check(status=1)
 
 
@@ -218,9 +277,9 @@ def test_a_lost_metric_fails_beyond_its_band(folder, check):
     old = json.loads(path_of(folder, VGG).read_text())["metric"]
     change(folder, metric=old * 0.98)
     said = check(status=0)
-    assert f"CHANGED within the band, on the same machine: 1\n  {LABEL}: metric 0.98 -> 0.9604" in said
+    assert f"CHANGED within the band, on the same machine: 1\n  {LABEL}: metric 97.9955 -> 95.9911" in said
     change(folder, metric=old * 0.95)
-    assert f"{LABEL}: metric 0.98 -> 0.931 (-5 %)" in check(status=1)
+    assert f"{LABEL}: metric 97.9955 -> 93.0958 (-5 %)" in check(status=1)
 
 
 def test_for_perplexity_more_is_worse(folder, check):
@@ -232,11 +291,11 @@ def test_for_perplexity_more_is_worse(folder, check):
     assert "BETTER" in check(status=0)
 
 
-def test_short_runs_compare_neither_speed_nor_metric(folder, tmp_path, capsys):
-    change_all(folder, steps=2)
+def test_short_runs_compare_neither_speed_nor_metric(tmp_path, capsys):
+    folder = make(tmp_path / "x", CONFIG | {"defaults": CONFIG["defaults"] | {"steps": 2}})
     path = tmp_path / "short.json"
     assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "x"]) == 0
-    change(folder, metric=0.1, steps_per_second=0.1)
+    change(folder, replace(VGG, steps=2), metric=0.1, steps_per_second=0.1)
     assert main(["check", "--run", str(folder), "--reference", str(path)]) == 0
     assert all(row.metric is None and row.throughput_ratio is None for row in Reference.load(path).rows.values())
 
