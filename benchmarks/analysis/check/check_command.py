@@ -12,7 +12,7 @@ from benchmarks.analysis.check.accept import accept, changes, check_acceptable
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdict_text
 from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
-from benchmarks.analysis.check.compare import Outcome, compare
+from benchmarks.analysis.check.compare import Outcome, compare, measured_on
 from benchmarks.analysis.check.reference import Reference, find_reference, path_of, provenance_of
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
@@ -20,6 +20,7 @@ from benchmarks.core.config_reader import read_config
 from benchmarks.core.files import save_bytes, writable
 from benchmarks.core.prepared import find_root
 from benchmarks.core.progress import counted
+from benchmarks.core.provenance import provenance
 from benchmarks.core.record import CellResult
 from benchmarks.core.run_config import get_cells, write_specs
 from benchmarks.launching.outcomes import to_result
@@ -51,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
         measure(args.measure, args.run)
     started = time.monotonic()
     run = load_run(args.run)
-    device = provenance_of(run.results.values())["device"]
+    device = measured_on(run)["device"]
     is_there = path_of(args.reference).is_file() or (args.reference.is_dir() and any(args.reference.iterdir()))
     first = args.accept is not None and not is_there
     reference = None if first else find_reference(args.reference, device if isinstance(device, str) else None)
@@ -77,16 +78,27 @@ def _check_options(args: argparse.Namespace) -> None:
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:
     if reference is None:
         return
-    now = provenance_of(run.results.values())
+    now = measured_on(run)
     print(f"{run.folder} against {reference.path}: {len(reference.rows)} settings")
     print(f"Compared: {'; '.join(Bands.between(reference.provenance, now).words())}")
     for name in ("device", "torch"):
         if now[name] != reference.provenance.get(name):
             print(f"Note: {name} is {now[name]}, that of the reference {reference.provenance.get(name)}")
-    for note in run.notes:
+    for note in [*_code_notes(run), *run.notes]:
         print(f"Note: {note}")
     text = diff_text(outcomes)
     print("\n".join([*(["", text, "", HINT] if text else []), verdict_text(outcomes)]))
+
+
+def _code_notes(run: Run) -> list[str]:
+    """Return notes on records that other code than this checkout's has measured: they say nothing of this one."""
+    known, here = provenance_of(run.results.values()), provenance()
+    commits = known["commit"] if isinstance(known["commit"], list) else [known["commit"]]
+    others = [str(one) for one in commits if one != here["commit"]] if run.results else []
+    more = f" and {len(others) - 1} others" if len(others) > 1 else ""
+    found = [f"commit of records is {others[0]}{more}, that of this checkout {here['commit']}"] if others else []
+    dirty = sum(one.provenance.get("dirty") is not False for one in run.results.values())
+    return found + ([f"{dirty} records are of code with changes that are not committed, or not known"] if dirty else [])
 
 
 def _accept(args: argparse.Namespace, run: Run, old: Reference | None, outcomes: list[Outcome]) -> int:

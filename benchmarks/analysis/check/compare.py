@@ -1,8 +1,10 @@
 """Compare a run with a reference: one outcome for each setting and quantity, and one for each cell without a record."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import Reference, provenance_of
@@ -16,6 +18,8 @@ SAVINGS = ("saving", "peak_saving")
 BYTES = (*STATE_FIELDS, "total_bytes", *PEAKS)
 QUANTITIES = (*SAVINGS, *BYTES, "throughput_ratio", "metric")
 FAILING = ("problem", "worse")
+ONE_OF = ("device", "torch")
+"""Facts that decide how exactly records are compared: all of a run have the same."""
 AGAIN = "such a record was not measured: delete it, and run its cell again"
 TOLD = (*FAILING, "changed", "new", "better")
 """Verdicts that are shown, the worst first; the others are "same" and "skipped"."""
@@ -49,7 +53,7 @@ class Outcome:
 def compare(reference: Reference, run: Run) -> list[Outcome]:
     """Return all outcomes, in the order of the reference, then of the run."""
     rows = rows_of(run)
-    bands = Bands.between(reference.provenance, provenance_of(run.results.values()))
+    bands = Bands.between(reference.provenance, measured_on(run))
     usual = usual_of([*reference.rows, *rows])
     found = _problems(run, usual)
     for setting, old in reference.rows.items():
@@ -73,7 +77,7 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
         for cell, hole in run.holes.items()
     ]
     found += [_problem(cell, usual, f"{reason}; {AGAIN}") for cell, reason in contradicted(run)]
-    found += [_problem(cell, usual, reason) for cell, reason in _uneven(run)]
+    found += [_problem(cell, usual, reason) for cell, reason in [*_strangers(run), *_uneven(run)]]
     return found + [
         _problem(cell, usual, f"there twice: cells/{cell.name}.json and cells/{other} are records of it")
         for cell, other in duplicates(run)
@@ -83,6 +87,31 @@ def _problems(run: Run, usual: Cell | None) -> list[Outcome]:
 def contradicted(run: Run) -> list[tuple[Cell, str]]:
     """Return cells whose record contradicts itself, its cell or its recipe, as none that was measured does; and how."""
     return [(cell, problem) for cell, result in run.results.items() if (problem := unsound(result))]
+
+
+def measured_on(run: Run) -> dict[str, Any]:
+    """Return the provenance of a run; of several devices or releases of torch that of most records.
+
+    One record of another device would else widen the bands of all.
+    """
+    return provenance_of(run.results.values()) | {name: _most_common(run, name) for name in ONE_OF}
+
+
+def _most_common(run: Run, name: str) -> Any:
+    counts = Counter(map(repr, values := [provenance_of([one])[name] for one in run.results.values()]))
+    return next((one for one in values if repr(one) == counts.most_common(1)[0][0]), None)
+
+
+def _strangers(run: Run) -> list[tuple[Cell, str]]:
+    """Return cells that were measured on another device, or with another torch, than most of the run."""
+    found, usual = [], measured_on(run)
+    for cell, result in run.results.items():
+        own = provenance_of([result])
+        other = [
+            f"{name} is {own[name]}, that of most records {usual[name]}" for name in ONE_OF if own[name] != usual[name]
+        ]
+        found += [(cell, f"{other[0]}; run it again with the setup of the others")] if other else []
+    return found
 
 
 def _uneven(run: Run) -> list[tuple[Cell, str]]:

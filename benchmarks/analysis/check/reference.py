@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.analysis.check.reference_rows import Row, rows_of
-from benchmarks.analysis.load_run import load_run
+from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import first_twice
 from benchmarks.core.files import load_json, save_text
@@ -75,7 +75,7 @@ def find_reference(path: Path, device: str | None) -> Reference:
     if path.is_dir():
         if (path / "config.json").exists() or (path / "cells").is_dir():
             run = load_run(path)  # its own measurements
-            return Reference(run.folder, rows_of(run), provenance_of(run.results.values()))
+            return _of_run(run)
         found = [Reference.load(file) for file in sorted(path.glob("*.json")) if _is_reference(file)]
         fitting = [one for one in found if one.device == device] or found
         if len(fitting) != 1:
@@ -83,6 +83,17 @@ def find_reference(path: Path, device: str | None) -> Reference:
             raise ConfigError(f"reference: {path} should hold one of device {device!r}, it has: {names}; name the file")
         return fitting[0]
     return Reference.load(path_of(path))
+
+
+def _of_run(run: Run) -> Reference:
+    """Return a run's own measurements. Raises ConfigError if it has none, or if they are of several setups."""
+    known = provenance_of(run.results.values())
+    several = [
+        f"records of several: {name} {known[name]}" for name in ("device", "torch") if isinstance(known[name], list)
+    ]
+    if problems := [*several, *([] if run.results else ["no records"])]:
+        raise ConfigError(f"reference: {run.folder} has {problems[0]}; give a run of one setup, or a committed file")
+    return Reference(run.folder, rows_of(run), known)
 
 
 def path_of(path: Path) -> Path:

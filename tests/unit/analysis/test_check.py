@@ -248,11 +248,43 @@ def test_left_overs_of_another_matrix_do_not_count(folder, check):
 
 
 @pytest.mark.parametrize(
-    "odd", [{"packages": "torch"}, {"packages": 7}, {"device": ["cpu"]}, {"commit": {"a": []}}], ids=str
+    ("odd", "said"),
+    [
+        ({"packages": "torch"}, "torch is None, that of most records 2.13.0+cpu"),
+        ({"packages": 7}, "torch is None, that of most records 2.13.0+cpu"),
+        ({"device": ["cpu"]}, "device is ['cpu'], that of most records cpu"),
+        ({"device": "NVIDIA H100"}, "device is NVIDIA H100, that of most records cpu"),
+        ({"commit": {"a": []}}, None),
+    ],
+    ids=str,
 )
-def test_odd_provenance_of_a_record_does_not_crash(folder, check, odd):
+def test_odd_provenance_of_a_record_is_named_and_does_not_crash(folder, check, odd, said):
     change(folder, provenance=MEASURED | odd)
-    assert "Check PASSED" in check(status=0)
+    assert ("Check PASSED" if said is None else f"{LABEL}: {said}") in check(status=int(said is not None))
+
+
+def test_one_record_of_another_device_does_not_widen_the_bands_of_others(folder, check):
+    change(folder, Cell(model="gpt2-bytes"), provenance=MEASURED | {"device": "NVIDIA H100"})
+    old = json.loads(path_of(folder, VGG).read_text())["peak_states_bytes"]
+    change(folder, peak_states_bytes=old + 1)
+    said = check(status=1)
+    assert "fullest moment to the byte" in said and f"fullest moment {old:,} -> {old + 1:,}: 1 bytes more" in said
+
+
+def test_a_run_of_several_devices_is_no_reference(folder, capsys):
+    change(folder, provenance=MEASURED | {"device": "NVIDIA H100"})
+    assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 2
+    assert "has records of several: device ['NVIDIA H100', 'cpu']" in capsys.readouterr().err
+
+
+def test_records_of_other_code_are_a_note(folder, check, monkeypatch):
+    here = {"commit": MEASURED["commit"], "dirty": False}
+    monkeypatch.setattr("benchmarks.analysis.check.check_command.provenance", lambda: here)
+    assert "Note: " not in check(status=0)
+    change(folder, provenance=MEASURED | {"dirty": True})
+    assert "Note: 1 records are of code with changes that are not committed" in check(status=0)
+    change(folder, provenance=MEASURED | {"commit": "1" * 40})
+    assert f"Note: commit of records is {'1' * 40}, that of this checkout {'0' * 40}" in check(status=0)
 
 
 def test_a_seed_with_fewer_bytes_than_the_others_is_named(folder, check):
