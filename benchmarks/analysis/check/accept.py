@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.analysis.check.check_screen import text_of
 from benchmarks.analysis.check.compare import Outcome, contradicted, duplicates
 from benchmarks.analysis.check.reference import Reference, path_of, provenance_of
+from benchmarks.analysis.check.reference_checks import ONE_OF
 from benchmarks.analysis.check.reference_rows import rows_of
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.provenance import provenance
@@ -20,13 +21,15 @@ MOST_LINES = 200
 def check_acceptable(run: Run) -> None:
     """Raise ConfigError, one line, for a run that is incomplete, ambiguous or mixed."""
     known = provenance_of(run.results.values())
-    several = [name for name in ("device", "torch") if isinstance(known[name], list)]
+    several = [name for name in ONE_OF if isinstance(known[name], list)]
+    lacking = [name for name in ONE_OF if run.results and not known[name]]
     problems = [
         *(f"{hole.name} is {hole.status}" for hole in run.holes.values()),
         *(f"{cell.name} is there twice, also as {name}" for cell, name in duplicates(run)),
         *(f"{cell.name}: {reason}" for cell, reason in contradicted(run)),
         *run.notes,
         *(f"its records are of several: {name} {known[name]}" for name in several),
+        *(f"its records do not say their {name}" for name in lacking),
         *([] if run.results else ["it has no records"]),
     ]
     if problems:

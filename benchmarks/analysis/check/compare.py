@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import Reference, provenance_of
+from benchmarks.analysis.check.reference_checks import ONE_OF
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.load_run import Run, strays
@@ -18,8 +19,6 @@ SAVINGS = ("saving", "peak_saving")
 BYTES = (*STATE_FIELDS, "total_bytes", *PEAKS)
 QUANTITIES = (*SAVINGS, *BYTES, "throughput_ratio", "metric")
 FAILING = ("problem", "worse")
-ONE_OF = ("device", "torch")
-"""Facts that decide how exactly records are compared: all of a run have the same."""
 AGAIN = "such a record was not measured: delete it, and run its cell again"
 TOLD = (*FAILING, "changed", "new", "better")
 """Verdicts that are shown, the worst first; the others are "same" and "skipped"."""

@@ -6,19 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.analysis.check.reference_checks import FACTS, FORMAT, MADE_BY, ONE_OF, check_head, check_rows
 from benchmarks.analysis.check.reference_rows import Row, rows_of
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.core.cell import Cell
-from benchmarks.core.checks import first_twice
 from benchmarks.core.files import load_json, save_text
 from benchmarks.core.record import CellResult
 from resireduce.errors import ConfigError
-
-FORMAT = 1
-KEYS = {"format", "made_by", "provenance", "history", "rows"}
-MADE_BY = "python -m benchmarks check --accept"
-FACTS = ("device", "torch", "python", "cpu", "commit", "dirty")
-"""Where measurements come from: facts that decide how exactly they can be compared, and the code."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +43,10 @@ class Reference:
             raise ConfigError(f"reference: {path} is broken: {error}; restore it from the repository") from None
         if not isinstance(values, dict) or values.get("made_by") != MADE_BY:
             raise ConfigError(f"reference: {path} holds none; give a file that --accept wrote, or a run's folder")
-        if values.get("format") != FORMAT or values.keys() != KEYS:
-            raise ConfigError(f"reference: {path} has format {values.get('format')!r}; this code reads {FORMAT}")
         try:
+            check_head(values)
             rows = [Row.from_dict(row) for row in values["rows"]]
-            if twice := first_twice(row.setting for row in rows):
-                raise ConfigError(f"{twice.name} is there twice")
+            check_rows(rows)
             return cls(path, {row.setting: row for row in rows}, dict(values["provenance"]), list(values["history"]))
         except (ConfigError, TypeError, ValueError) as error:
             raise ConfigError(f"reference: {path}: {error}; restore it from the repository") from None
@@ -88,9 +80,7 @@ def find_reference(path: Path, device: str | None) -> Reference:
 def _of_run(run: Run) -> Reference:
     """Return a run's own measurements. Raises ConfigError if it has none, or if they are of several setups."""
     known = provenance_of(run.results.values())
-    several = [
-        f"records of several: {name} {known[name]}" for name in ("device", "torch") if isinstance(known[name], list)
-    ]
+    several = [f"records of several: {name} {known[name]}" for name in ONE_OF if isinstance(known[name], list)]
     if problems := [*several, *([] if run.results else ["no records"])]:
         raise ConfigError(f"reference: {run.folder} has {problems[0]}; give a run of one setup, or a committed file")
     return Reference(run.folder, rows_of(run), known)

@@ -18,6 +18,8 @@ from resireduce.errors import ConfigError, is_count
 GUARDED = tuple(name for name in BYTE_FIELDS if name != "peak_resident_bytes")
 """Bytes that are compared; the resident memory of a whole process varies from run to run."""
 PEAKS = ("in_flight_bytes", "peak_states_bytes")
+METRIC_FIELDS = ("metric_name", "higher_is_better", "metric")
+"""Fields of a row that are there together."""
 SHORT_STEPS = 50
 """Fewest steps for which a run's speed and metric mean something."""
 DEFAULTS = Cell(model="resnet-digits").to_dict()
@@ -53,6 +55,18 @@ class Row:
             raise ConfigError(f"{self.setting.name}: {name}: {getattr(self, name)!r} is not {allowed}")
         if sum(getattr(self, name) for name in STATE_FIELDS) != self.total_bytes:
             raise ConfigError(f"{self.setting.name}: total_bytes: {self.total_bytes} is not the sum of its four parts")
+        if not 0 < self.total_bytes <= self.peak_states_bytes:
+            raise ConfigError(
+                f"{self.setting.name}: peak_states_bytes: {self.peak_states_bytes} is less than total_bytes, "
+                f"{self.total_bytes}, or that is 0"
+            )
+        for name in ("baseline_total_bytes", "throughput_ratio"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                raise ConfigError(f"{self.setting.name}: {name}: {value} is not more than 0")
+        known = [name for name in METRIC_FIELDS if getattr(self, name) is not None]
+        if known and len(known) < len(METRIC_FIELDS):
+            lost = ", ".join(name for name in METRIC_FIELDS if name not in known)
+            raise ConfigError(f"{self.setting.name}: {lost}: missing, though {known[0]} is there")
 
     @property
     def saving(self) -> float | None:
@@ -86,9 +100,12 @@ class Row:
         if not isinstance(rest.get("seeds"), list):
             raise ConfigError(f"{setting.name}: seeds: {rest.get('seeds')!r} is not a list of seeds")
         try:
-            return cls(setting=setting, **rest | {"seeds": tuple(rest["seeds"])})
+            found = cls(setting=setting, **rest | {"seeds": tuple(rest["seeds"])})
         except TypeError as error:  # a missing or unknown key
             raise ConfigError(f"{setting.name}: {str(error).split('__init__() ')[-1]}") from None
+        if values.get("normalised") != (again := found.to_dict().get("normalised")):
+            raise ConfigError(f"{setting.name}: normalised: {values.get('normalised')!r}, by its bytes {again}")
+        return found
 
 
 def _are_seeds(seeds: tuple[int, ...]) -> bool:

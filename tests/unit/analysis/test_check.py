@@ -466,6 +466,13 @@ def test_what_is_no_reference_is_refused(folder, reference, check, text):
         ("name", "other"),
         ("cell", {"model": "unknown"}),
         ("color", 1),
+        ("baseline_total_bytes", None),
+        ("baseline_total_bytes", 0),
+        ("baseline_total_bytes", 1),
+        ("normalised", 0.5),
+        ("peak_states_bytes", 0),
+        ("throughput_ratio", -1.0),
+        ("metric_name", None),
     ],
 )
 def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
@@ -474,6 +481,47 @@ def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
     reference.write_text(json.dumps(values))
     said = check(status=2)
     assert said.startswith(f"error: reference: {reference}: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"rows": []}, "rows: '[]' is not a list of at least one setting"),
+        ({"rows": {}}, "rows: '{}' is not a list"),
+        ({"format": True}, "has format True"),
+        ({"format": "1"}, "has format '1'"),
+        ({"more": 1}, "its keys differ by more"),
+        ({"provenance": {}}, "provenance: '{}' is not a mapping of device, torch"),
+        ({"provenance": []}, "provenance: '[]' is not a mapping of device, torch"),
+        ({"provenance": {"device": ["cpu"]}}, "provenance: device: ['cpu'] is not a text"),
+        ({"provenance": {"torch": 5}}, "provenance: torch: 5 is not a text"),
+        ({"provenance": {"device": None}}, "provenance: device: None is not a text"),
+        ({"history": 5}, "history: '5' is not a list"),
+        ({"history": []}, "history: '[]' is not a list of at least one"),
+    ],
+    ids=str,
+)
+def test_a_reference_with_a_gap_is_refused(reference, check, change, named):
+    values = json.loads(reference.read_text())
+    if change.get("provenance"):
+        change = {"provenance": values["provenance"] | change["provenance"]}
+    reference.write_text(json.dumps(values | change))
+    said = check(status=2)
+    assert said.startswith(f"error: reference: {reference}") and named in said and said.count("\n") == 1
+
+
+def test_a_reference_whose_baselines_are_left_out_of_its_rows_is_refused(reference, check):
+    values = json.loads(reference.read_text())
+    for row in values["rows"]:
+        del row["baseline_total_bytes"], row["normalised"]
+    reference.write_text(json.dumps(values))
+    assert "baseline_total_bytes: None is not the total of its baseline" in check(status=2)
+
+
+def test_records_that_do_not_say_their_device_are_not_accepted(folder, tmp_path, capsys):
+    change_all(folder, provenance=MEASURED | {"device": None})
+    assert main(["check", "--run", str(folder), "--reference", str(tmp_path / "new.json"), "--accept", "x"]) == 2
+    assert "its records do not say their device" in capsys.readouterr().err
 
 
 def test_a_reference_with_a_row_twice_or_nan_is_refused(reference, check):
