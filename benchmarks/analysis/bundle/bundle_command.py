@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from benchmarks.analysis.bundle import crate
-from benchmarks.analysis.bundle.contents import check_records, contents, counts
+from benchmarks.analysis.bundle.contents import check_links, check_records, contents, counts
 from benchmarks.analysis.bundle.pack import Manifest, pack, size_of
 from benchmarks.analysis.bundle.stage import differences, files_of, fresh_report
 from benchmarks.analysis.load_run import load_run
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Write the zip. What the run lacks is listed; it is no error, since partial runs have bundles too."""
     run = load_run(args.run)
+    check_links(args.run)
     check_records(args.run)
     name, here = get_run_name({"run": args.run.resolve().name}), provenance()
     date, commit = datetime.now(UTC).date().isoformat(), here["commit"]

@@ -46,6 +46,16 @@ def source_texts() -> dict[str, str]:
     return texts | {"changes.diff": _git("diff", "--no-color", "--no-ext-diff", "HEAD") or ""}
 
 
+def check_links(folder: Path) -> None:
+    """Raise ConfigError, with one line, for a link among a run's files: what it names may be no part of the run."""
+    for name in INPUTS:
+        for path in sorted([folder / name, *(folder / name).rglob("*")]):
+            if path.is_symlink():
+                raise ConfigError(
+                    f"run: {path} is a link, which a bundle does not follow; put the file itself there, or delete it"
+                )
+
+
 def check_records(folder: Path) -> None:
     """Raise ConfigError, with one line, for a broken record: a bundle with it could not be verified."""
     for path in sorted((folder / "cells").glob("*.json")):

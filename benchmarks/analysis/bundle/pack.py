@@ -51,10 +51,13 @@ class Manifest:
             raise BundleError(f"{NAME}: format {found!r} cannot be read; this code reads {FORMAT}")
         if not isinstance(values.get("run"), str) or not RUN_NAME.fullmatch(values["run"]):
             raise BundleError(f"{NAME}: run: {str(values.get('run'))[:120]!r} is no name of a run")
+        for name, kinds in {"date": str, "commit": str | None, "dirty": bool | None}.items():
+            if not isinstance(values.get(name), kinds):
+                raise BundleError(f"{NAME}: {name}: {str(values.get(name))[:120]!r} is not allowed")
         try:
             files = {str(path): (str(one["sha256"]), int(one["bytes"])) for path, one in values["files"].items()}
-            return cls(values["run"], str(values["date"]), values["commit"], values["dirty"], files)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            return cls(values["run"], values["date"], values["commit"], values["dirty"], files)
+        except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
             raise BundleError(f"{NAME}: {type(error).__name__}: {error}; it is incomplete") from None
 
 

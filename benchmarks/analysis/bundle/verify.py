@@ -6,12 +6,12 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from benchmarks.analysis.bundle.contents import record_problem
-from benchmarks.analysis.bundle.pack import BundleError, Manifest
+from benchmarks.analysis.bundle.notes import notes
+from benchmarks.analysis.bundle.pack import BundleError
 from benchmarks.analysis.bundle.stage import OUTPUTS, differences, files_of, fresh_report
 from benchmarks.analysis.bundle.unpack import unpack
-from benchmarks.core.paths import ROOT, RUNS
+from benchmarks.core.paths import RUNS
 from benchmarks.core.progress import counted
-from benchmarks.core.provenance import provenance
 from resireduce.errors import ConfigError
 
 MOST_SHOWN = 20
@@ -35,8 +35,7 @@ def main(args: argparse.Namespace) -> int:
             return _failed(args.bundle, [f"it is no zip: {error}"])
         except BundleError as error:
             return _failed(args.bundle, [str(error)])
-        for note in notes(manifest, Path(folder)):
-            print(f"Note: {_printable(note)}")
+        _note(notes(manifest, Path(folder)))
         run = Path(folder) / RUNS / manifest.run
         paths = sorted((run / "cells").glob("*.json"))
         broken = filter(None, map(record_problem, counted("checked records", paths, len(paths))))
@@ -50,22 +49,10 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def notes(manifest: Manifest, folder: Path) -> list[str]:
-    """Return reasons why tables may differ that are no fault of the bundle: other code, other published numbers."""
-    here = provenance()
-    found = []
-    if manifest.commit != here["commit"]:
-        found.append(
-            f"the bundle was made by commit {manifest.commit}, this checkout is {here['commit']}; if tables differ, "
-            f"verify with that commit"
-        )
-    elif manifest.dirty or here["dirty"]:
-        found.append("the bundle or this checkout has changes that were not committed")
-    for path in sorted((folder / "results/paper").glob("*")):
-        own = ROOT / "results/paper" / path.name
-        if not own.is_file() or own.read_bytes() != path.read_bytes():
-            found.append(f"results/paper/{path.name} is not this checkout's, which tables are made with here")
-    return found
+def _note(found: list[str]) -> None:
+    more = [f"{len(found) - MOST_SHOWN} more like these"] if len(found) > MOST_SHOWN else []
+    for note in [*found[:MOST_SHOWN], *more]:
+        print(f"Note: {_printable(note)}")
 
 
 def differing_tables(run: Path, name: str) -> list[str]:

@@ -9,6 +9,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.bundle import unpack
 from benchmarks.analysis.bundle.pack import Manifest, pack
+from benchmarks.analysis.bundle.stage import first_difference
 from tests.unit.analysis.test_bundle import OOM, bundle, folder, pytestmark  # noqa: F401
 
 RUN = "results/runs/x"
@@ -65,6 +66,63 @@ def test_a_page_that_says_something_else_is_found_out(good, verify, tmp_path):
     assert "not run" in page
     bad = forge(tmp_path / "bad.zip", files | {f"{RUN}/report.html": page.replace("not run", "reproduced").encode()})
     assert "DIFFERS: report.html, line " in verify(bad, 1)
+
+
+PAGE = """<head>'sha256-abc='</head>
+<div><svg><g><path d="M0"/></g></svg></div>
+<p>not reproduced</p><div><svg><text x="1">one</text></svg></div>
+<script id="vega">(() => {
+draw("<svg></svg>")
+})();</script>
+<script>sort()</script>
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ('d="M0"', 'd="M1"', None),
+        (">one<", ">two<", None),
+        ("<p>not reproduced</p>", "<svg></svg><p>reproduced</p><svg></svg>", "line 3"),
+        ("<div><svg><g>", "<div><svg></svg><svg><g>", "line 2"),
+        ("<p>not reproduced</p><div>", "<p>not reproduced</p><svg><g/></svg><h1>reproduced</h1><div>", "line 3"),
+        ("<text", "<foreignObject><h1>reproduced</h1></foreignObject><text", "line 3"),
+        ("<text", "<script>write()</script><text", "line 3"),
+        ("<text", '<text onclick="write()"', "line 3"),
+        ("<text", '<text style="position: fixed"', "line 3"),
+        ("draw(", "write(", "pictures are drawn by a library with SHA-256"),
+        ('<script id="vega">', '<script id="vega">write();', "pictures are drawn by a library with SHA-256"),
+        ("})();</script>", "})();</script><h1>reproduced</h1></script>", "pictures are drawn by a library"),
+        ("sha256-abc=", "sha256-def=", "line 1"),
+        ("sort()", "write()", "line 7"),
+    ],
+)
+def test_only_pictures_of_a_page_may_differ(tmp_path, old, new, found):
+    (tmp_path / "made.html").write_text(PAGE)
+    (tmp_path / "bundle.html").write_text(PAGE.replace(old, new, 1))
+    assert PAGE.replace(old, new, 1) != PAGE
+    said = first_difference("report.html", tmp_path / "bundle.html", tmp_path / "made.html")
+    assert said is None if found is None else found in said
+
+
+def test_what_tables_do_not_vouch_for_is_a_note(good, tmp_path, verify):
+    assert "Note: " not in verify(good, 0).replace("Note: the bundle or this checkout has changes", "")
+    files = contents(good)
+    changed = dict.fromkeys(("results/reference/memory-cpu.json", "constraints.txt", "containers/new.lock"), b"{}")
+    changed |= dict.fromkeys(("README.md", "ro-crate-metadata.json"), b"all claims are reproduced")
+    added = {"evil/EVIL.md": b"x", f"{RUN}/evil.csv": b"x", "results/paper/more/deep.csv": b"x"}
+    files |= changed | added | {"source/commit.txt": b"f" * 40}
+    said = verify(forge(tmp_path / "other.zip", files), 0)
+    assert all(f"Note: {name} is not " in said for name in changed), said
+    assert all(f"Note: {name} is no part of a bundle" in said for name in added), said
+    assert f"Note: source/commit.txt says '{'f' * 40}', the manifest commit" in said
+
+
+@pytest.mark.parametrize("change", [{"commit": ["x"]}, {"date": {}}, {"dirty": "no"}, {"commit": 5}], ids=str)
+def test_a_manifest_of_wrong_values_is_refused(good, tmp_path, verify, change):
+    files = contents(good)
+    files["manifest.json"] = json.dumps(json.loads(files["manifest.json"]) | change).encode()
+    assert f"manifest.json: {next(iter(change))}: " in verify(write(tmp_path / "bad.zip", files), 1)
 
 
 def test_a_bundle_is_verified(good, verify):
