@@ -19,6 +19,7 @@ from resireduce.grouping import Grouping, check_kinds, compressible, find_groups
 from resireduce.merge_checks import check_dear, check_merge
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import match_groups
+from resireduce.same_memory import check_memory
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
 from resireduce.start import broadcast_start
@@ -143,6 +144,7 @@ def distribute(
     check_beside_optimizer(settings, lossy, optimizer)
     check_merge(settings.merge, lossy, parameters)
     check_dear(settings, lossy, optimizer, model, parameters)
+    check_memory(settings, model, parameters)
     communicator = _communicator(settings.backend, settings.group)
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)

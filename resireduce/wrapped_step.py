@@ -12,6 +12,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
+from resireduce.same_memory import TIE
 from resireduce.slices.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
@@ -47,15 +48,17 @@ class WrappedStep:
     Args:
         optimizer: whose parameters have their averages in `.grad` when it is called.
         streamed: whether averages are to be brought back, and freed, slice by slice where that is possible.
+        together: names of two of its parameters that lie in the same memory, so that all are updated at once.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool):
-        self.optimizer, self._streamed = optimizer, streamed
+    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, together: tuple[str, str] | None = None):
+        self.optimizer, self._streamed, self._together = optimizer, streamed, together
 
     @property
     def is_sliced(self) -> bool:
         """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
-        return self._streamed and not self.has_hooks_before and is_separable(self.optimizer)
+        at_all = self._streamed and self._together is None
+        return at_all and not self.has_hooks_before and is_separable(self.optimizer)
 
     @property
     def has_hooks_before(self) -> bool:
@@ -132,13 +135,21 @@ class WrappedStep:
 
     def cost(self, nbytes: int) -> str | None:
         """Return what a streamed optimizer that needs all `nbytes` of averages at once should be told, if it is one."""
-        if not self._streamed or is_separable(self.optimizer):
+        if not self._streamed:
             return None
-        name = type(self.optimizer).__name__
-        return (
-            f"{name} is not known to update each parameter by itself, so all averages, {nbytes / MIB:,.1f} MiB, are "
-            f"held at once for its step(). If it does, say so by a class attribute step_is_separable = True in {name}"
-        )
+        name, held = type(self.optimizer).__name__, f"so all averages, {nbytes / MIB:,.1f} MiB, are held at once for"
+        if not is_separable(self.optimizer):
+            return (
+                f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "
+                f"class attribute step_is_separable = True in {name}"
+            )
+        if self._together is not None:
+            one, other = self._together
+            return (
+                f"{one!r} and {other!r} are two parameters in the same memory, which must not change before both "
+                f"averages are there, {held} {name}.step(): {TIE}"
+            )
+        return None
 
 
 class _Evaluated:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from resireduce.same_memory import overlapping
 from resireduce.settings import Settings
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.slicing import rows_of, slice_bytes
@@ -30,7 +31,8 @@ class Applier:
         self.slice_bytes = self.sizes.average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
         self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
-        self._wrapped_step = WrappedStep(optimizer, self.streamed)
+        together = overlapping({slot.name: slot.parameter for slot in slots}) if self.streamed else None
+        self._wrapped_step = WrappedStep(optimizer, self.streamed, together)
         self._sliced = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0

@@ -1,0 +1,82 @@
+"""Parameters that lie in the same memory without being one parameter, as after `b.weight.data = a.weight.data`.
+
+An optimizer that updates one of them changes the other, so the order of updates matters: plain training has all
+gradients before it updates the first.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from resireduce.errors import ConfigError
+from resireduce.settings import Settings
+
+TIE = "assign the parameter itself (layer.weight = other.weight) and not its .data, before the optimizer is made"
+"""What makes two parameters one."""
+
+
+class _Place(NamedTuple):
+    """The bytes from the first to the last element of a tensor."""
+
+    device: str
+    start: int
+    stop: int
+    name: str
+    tensor: Tensor
+
+
+def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | None = None) -> tuple[str, str] | None:
+    """Return the names of two tensors that have an element in common, one of them at least `trained`; None: none have.
+
+    `others` may be in their memory, too. Tensors whose memory cannot be looked at, as on device meta, are left out.
+    """
+    found = (_place(name, tensor) for name, tensor in ((others or {}) | dict(trained)).items())
+    begun: list[_Place] = []
+    for place in sorted((place for place in found if place is not None), key=lambda place: place[:3]):
+        begun = [one for one in begun if one.device == place.device and one.stop > place.start]
+        for one in begun:
+            if (one.name in trained or place.name in trained) and _meet(one, place):
+                return one.name, place.name
+        begun.append(place)
+    return None
+
+
+def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if `settings` let some parameters change while others in their memory are still used.
+
+    `trained` are those of `model` that are updated, by name. Frozen ones and buffers in their memory change with them.
+    """
+    if not (settings.in_backward or settings.in_halves):
+        return
+    pair = overlapping(trained, dict(model.named_parameters()) | dict(model.named_buffers()))
+    if pair is None:
+        return
+    field, value = ("update", settings.update) if settings.in_backward else ("merge", settings.merge)
+    cure = "give update='in_step'" if settings.in_backward else "leave merge out"
+    raise ConfigError(
+        f"{field}: {value!r} is not allowed with {pair[0]!r} and {pair[1]!r}, which lie in the same memory: an update "
+        f"of one would change the other before all of its uses; {TIE}, or {cure}"
+    )
+
+
+def _place(name: str, tensor: Tensor) -> _Place | None:
+    plain = tensor.layout == torch.strided and not tensor.is_meta and not is_traceable_wrapper_subclass(tensor)
+    if not plain or not tensor.numel():
+        return None
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return _Place(str(tensor.device), start, start + (last + 1) * tensor.element_size(), name, tensor)
+
+
+def _meet(one: _Place, other: _Place) -> bool:
+    """Whether two tensors of which each begins before the other ends have an element in common: columns may not."""
+    size, first = one.tensor.element_size(), min(one.start, other.start)
+    starts = [(place.start - first) // size for place in (one, other)]
+    if one.tensor.dtype != other.tensor.dtype or abs(one.start - other.start) % size:
+        return True
+    marks = torch.zeros((max(one.stop, other.stop) - first) // size, dtype=torch.bool, device="cpu")
+    marks.as_strided(one.tensor.shape, one.tensor.stride(), starts[0]).fill_(True)
+    return bool(marks.as_strided(other.tensor.shape, other.tensor.stride(), starts[1]).any())
