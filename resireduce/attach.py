@@ -44,8 +44,7 @@ class Attachment:
     def __init__(self, owner: object, slots: Sequence[Slot]):
         self._slots = slots
         self._handles: list[RemovableHandle] = []
-        self._prepared: set[int] = set()
-        self._nodes: list[Any] = []  # torch forgets those that nobody holds, and their hooks
+        self._nodes: dict[int, Any] = {}  # torch forgets those that nobody holds, and their hooks
         self._steps = [0, 0]  # whether the owner takes a step, and how many it has taken
         self._owner = weakref.ref(owner)
         for slot in slots:
@@ -60,15 +59,17 @@ class Attachment:
             hook = _Hook(self._owner, slot.index, act)
             self._handles.append(slot.parameter.register_post_accumulate_grad_hook(hook))
 
-    def before_gradient(self, slot: Slot) -> None:
-        """From now on, prepare `slot` before autograd adds a gradient to an existing one."""
-        if slot.index not in self._prepared:
-            self._prepared.add(slot.index)
-            with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
-                node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-            self._nodes.append(node)
-            hook = _Hook(self._owner, slot.index, lambda _, slot: slot.expect_another_pass())
-            self._handles.append(node.register_prehook(hook))
+    def before_gradient(self, slot: Slot, act: Callable[[Any, Slot, bool], None]) -> None:
+        """Call `act(owner, slot, comes)` before autograd adds to `.grad`; not `comes`: there is no gradient to add.
+
+        To be called again when a gradient has come without it: torch makes another node for a parameter whose dtype or
+        device was changed, even if it was changed back.
+        """
+        with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
+            node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        if self._nodes.get(slot.index) is not node:
+            self._nodes[slot.index] = node
+            self._handles.append(node.register_prehook(_Before(self._owner, slot.index, act)))
 
     def on_step(self, wrapped: torch.optim.Optimizer) -> None:
         """Refuse steps of the optimizer `wrapped` that are not taken within `stepping`."""
@@ -150,6 +151,19 @@ class _Hook:
         owner: Any = self._owner()
         if owner is not None:
             self._act(owner, owner.slots[self._index])
+
+
+class _Before:
+    """Calls `act(owner, slot, comes)` as long as the owner exists: whether a gradient comes is seen in the argument."""
+
+    def __init__(self, owner: weakref.ref[Any], index: int, act: Callable[[Any, Slot, bool], None]):
+        self._owner, self._index, self._act = owner, index, act
+
+    @torch.compiler.disable(reason=COMPILED_AUTOGRAD)
+    def __call__(self, gradients: Sequence[Tensor | None]) -> None:
+        owner: Any = self._owner()
+        if owner is not None:
+            self._act(owner, owner.slots[self._index], gradients[0] is not None)
 
 
 def _lost(

@@ -13,7 +13,6 @@ from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
-from resireduce.step.stage import Stage
 
 
 class BackwardPasses:
@@ -43,7 +42,9 @@ class BackwardPasses:
         for slot in self.slots:
             slot.parameter.grad = None  # an earlier one is this rank's own, and would be taken for an average
         self.attachment = Attachment(self, self.slots)
-        self.attachment.on_gradients(BackwardPasses._on_gradient if settings.overlaps else _note_gradient)
+        self.attachment.on_gradients(BackwardPasses._on_finished if settings.overlaps else _note_gradient)
+        for slot in self.slots if settings.overlaps else ():
+            self.attachment.before_gradient(slot, BackwardPasses._before)
         self.attachment.on_step(wrapped)
         if exchange.before_forward is not None:
             self.attachment.on_use(model, wrapped, exchange.before_forward, BackwardPasses._flush)
@@ -55,7 +56,7 @@ class BackwardPasses:
             self.attachment.on_forward(model)
 
     def _by_rows(self, model: nn.Module) -> RowLayers:
-        layers = RowLayers(
+        return RowLayers(
             model,
             self._exchange.intake.large,
             self._exchange.feedback,
@@ -64,9 +65,6 @@ class BackwardPasses:
             self,
             self.passes_per_step,
         )
-        for slot in layers.by_rows:
-            self.attachment.before_gradient(slot)
-        return layers
 
     @contextmanager
     def only_adding_up(self) -> Iterator[None]:
@@ -127,18 +125,33 @@ class BackwardPasses:
         if not self.under_way:
             self.under_way = True
             self._flush()
-            self._exchange.begin_backward(slot)
+            self._exchange.begin_backward()
             Variable._execution_engine.queue_callback(self._end)
 
     @torch.no_grad()
+    def _before(self, slot: Slot, comes: bool) -> None:
+        """Prepare for what autograd is about to add to `.grad`: nothing, if no gradient `comes`, or only rows of it."""
+        slot.is_announced = comes
+        if comes or slot.by_rows:
+            self._exchange.refuse_if_failed()
+            self._exchange.expect(slot)
+
+    def _on_finished(self, slot: Slot) -> None:
+        """Take this parameter's gradient, if one came: autograd also ends here where a function has returned None."""
+        comes, slot.is_announced = slot.is_announced, None
+        if comes is None:
+            self.attachment.before_gradient(slot, BackwardPasses._before)
+            comes = slot.parameter.grad is not None and not slot.is_guarded
+        if comes or slot.by_rows:
+            self._on_gradient(slot)
+
+    @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
-        """Take this parameter's gradient, which autograd has finished."""
+        """Take this parameter's gradient, which is complete, in `.grad` or made row by row."""
         self._begin(slot)
         if self.layers is not None:
             self.layers.notice(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
-        if slot.stage is Stage.ABSORBED:
-            self.attachment.before_gradient(slot)
 
     def _end(self) -> None:
         """End a backward pass; not called if the pass fails."""

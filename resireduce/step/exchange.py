@@ -23,9 +23,10 @@ from resireduce.step.update import Updater
 from resireduce.streamed_away import SECOND_BACKWARD
 
 LAY_BEFORE = (
-    "the gradient of {name!r} was in .grad before backward(), put there by hand: a streamed gradient is sent as soon "
-    "as it is made, and what is done to that memory later has no effect. Leave .grad empty (zero_grad() does), and put "
-    "gradients there after backward(); or use gradients='kept'"
+    "the gradient of {name!r} was in .grad before backward(), put there by hand: a gradient that is streamed, or kept "
+    "with overlap=True, is sent as soon as it is made, and what is done to that memory later has no effect. Leave "
+    ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
+    "overlap=True)"
 )
 
 
@@ -69,8 +70,6 @@ class Exchange:
         """Whether a guard replaces `.grad` as soon as a gradient has been taken."""
         self.intake = Intake(slots, feedback, settings, self.hides, levels.world, self.updater.sizes)
         feedback.finiteness.at_once = False
-        self._lay_before: dict[Slot, Tensor] = {}
-        """Streamed: gradients that were in `.grad` before the backward pass, of slots that it had not reached then."""
         self.failed = False
         """Whether a step failed, so that ranks may have updated different parameters."""
         self.steps = 0
@@ -78,7 +77,6 @@ class Exchange:
 
     def restart(self) -> None:
         """Forget the last step, and begin the next."""
-        self._lay_before = {}
         self.profiler.restart()
         self.intake.restart()
         if self._scatter is not None:
@@ -94,15 +92,8 @@ class Exchange:
                 "anew, on every rank, from a checkpoint"
             )
 
-    def begin_backward(self, first: Slot) -> None:
-        """Begin a backward pass, which has made the gradient of `first`.
-
-        If averages are used within it, no guard of an earlier pass may be in `.grad`.
-        Streamed: a gradient that is already in `.grad` was put there by hand, and that memory may be in use elsewhere.
-        """
-        if self.intake.streamed:
-            others = (slot for slot in self.slots if not slot.passes and slot is not first)
-            self._lay_before = {slot: slot.parameter.grad for slot in others if slot.parameter.grad is not None}
+    def begin_backward(self) -> None:
+        """Begin a backward pass: if averages are used within it, no guard of an earlier pass may be in `.grad`."""
         if self.updater.in_backward:
             for slot in self.intake.arrived:
                 if slot.stage is Stage.GUARDED:
@@ -110,10 +101,19 @@ class Exchange:
 
     def end_backward(self) -> None:
         """End a backward pass: guard all that has been taken."""
-        self._lay_before = {}
         if self.updater.in_backward:
             for slot in self.intake.arrived:
                 slot.hide()
+
+    def expect(self, slot: Slot) -> None:
+        """Prepare for a gradient of `slot`, which autograd is about to add to `.grad`.
+
+        Raises UsageError if another has been put there by hand, since that memory may be in use elsewhere.
+        """
+        if slot.passes or slot.stage is not Stage.OPEN:
+            slot.expect_another_pass()
+        elif slot.parameter.grad is not None and not slot.has_left(slot.parameter.grad):
+            raise UsageError(LAY_BEFORE.format(name=slot.name))
 
     def gradient(self, slot: Slot, passes: int | None) -> None:
         """Take `slot`'s gradient, which autograd has finished.
@@ -121,8 +121,6 @@ class Exchange:
         Raises UsageError if it was already under way. passes: number of backward passes, of which the last is sent and
         the others are held; None: this one is not the last.
         """
-        if slot in self._lay_before and self._lay_before[slot] is slot.parameter.grad:
-            raise UsageError(LAY_BEFORE.format(name=slot.name))
         if slot.is_over:
             raise UsageError(SECOND_BACKWARD.format(name=slot.name))
         slot.note_made()
@@ -203,6 +201,9 @@ class Exchange:
             self._fail_or_put_back(step)
         else:
             self.feedback.states.commit()
+            if self.intake.overlap and not self.intake.streamed and self.before_forward is None:
+                for slot in self.slots:
+                    slot.note_left()
             self._choose_messages(step)
         self.failed = False
         return not self.queue.flagged

@@ -135,6 +135,7 @@ class LateUpdate:
         for slot, _ in self._slots:
             if self._keeps_gradients:
                 slot.parameter.grad = stand_ins[slot.parameter].grad
+                slot.note_left()
             slot.parameter.__class__ = nn.Parameter
             del slot.parameter._late_update  # type: ignore[attr-defined]
 

@@ -1,5 +1,6 @@
 """Slots: the record of one parameter's gradient on its way through a step."""
 
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,10 @@ class Slot:
     """Backward passes since the last step."""
     made: int | None = None
     """Address of the gradient that autograd has left in `.grad` in this step. Any other was put there by hand."""
+    is_announced: bool | None = None
+    """Whether a gradient comes to what autograd is about to do with `.grad`; None: autograd has not said anything."""
+    left: "weakref.ref[Tensor] | None" = None
+    """With kept gradients: the average that the last step has left in `.grad`, as long as it is there."""
     by_rows: bool = False
     """Whether a layer has made the gradient of the current pass row by row, and the residual has absorbed it."""
     uses: "list[RowGradient]" = field(default_factory=list)
@@ -155,6 +160,14 @@ class Slot:
         """Remember the address of the gradient that autograd has left in `.grad`."""
         grad = self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
+
+    def note_left(self) -> None:
+        """Remember the average that a step has left in `.grad`: the next gradient may be added to it."""
+        self.left = None if self.parameter.grad is None else weakref.ref(self.parameter.grad)
+
+    def has_left(self, grad: Tensor) -> bool:
+        """Whether the last step has left `grad`, perhaps set to zero since, in `.grad`."""
+        return self.left is not None and self.left() is grad
 
     def own(self, grad: Tensor, in_backward: bool) -> Tensor:
         """Return `grad`, which may be overwritten; if it was put there by hand, a copy that replaces it.
