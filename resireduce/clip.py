@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from resireduce.exactly import exactly
 
+
+@exactly
 def clip_factor(norms: Sequence[Tensor], largest: float) -> tuple[Tensor, Tensor]:
     """Return the global norm of tensors with these L2 `norms`, and the factor that limits it to `largest`.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.errors import NonFiniteGradient
+from resireduce.exactly import exactly
 from resireduce.finiteness import Finiteness, refused
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
@@ -96,6 +97,7 @@ class ErrorFeedback(Messenger):
         return name not in self._dense and not self.compressor.lossless
 
     @timed("compress")
+    @exactly
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
         """Return this rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
@@ -137,6 +139,7 @@ class ErrorFeedback(Messenger):
         return known and self.momentum is None and not compressor.lossless and compressor.adds
 
     @timed("compress")
+    @exactly
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:
         """Do as `compress` for tensor `name`, whose whole gradient the residual has absorbed."""
         return go_on(name, self._feed_back(self.residual.absorbed(name), name, step))
@@ -156,6 +159,7 @@ class ErrorFeedback(Messenger):
         return payload
 
     @timed("compress")
+    @exactly
     def end_round(self, under_way: Round) -> Payload | Round:
         """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
         return go_on(under_way.name, under_way.rest, under_way.number, self._brought(under_way))
@@ -165,12 +169,14 @@ class ErrorFeedback(Messenger):
         return self.momentum is None and self.leaves_residual(name) and self.residual.absorbs(name)
 
     @timed("compress")
+    @exactly
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
         self.finiteness.check_(grad, name)
         self.residual.compensate_(grad, name)
 
     @timed("compress")
+    @exactly
     def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
         """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
         self.residual.absorb_rows(grad, name, rows)
@@ -184,6 +190,7 @@ class ErrorFeedback(Messenger):
         return known and self.compressor_of(name).selects_from_parts(like)
 
     @timed("compress")
+    @exactly
     def compress_parts(
         self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
     ) -> Payload:
@@ -194,6 +201,7 @@ class ErrorFeedback(Messenger):
         return payload_of_parts(self.compressor_of(name), self.residual, gradient, rows, like, name, step)
 
     @timed("compress")
+    @exactly
     def keep(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         self.residual.restore(name, self.residual.compensate_(dense, name), step)
@@ -208,6 +216,7 @@ class ErrorFeedback(Messenger):
         return compressor.agree(grad, drawn_from, step, state or {})
 
     @timed("compress")
+    @exactly
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload | Round:
         """Return what a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
 

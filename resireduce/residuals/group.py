@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from resireduce.exactly import exactly
 from resireduce.kernels.packed_largest import Addend
 from resireduce.residuals.base import Residual, addable, named, norm_dtype
 from resireduce.residuals.stored import Stored
@@ -113,6 +114,7 @@ class GroupResidual(Residual):
             group.turn += 1
         return group.turn == len(group.members)
 
+    @exactly
     def end_step(self, step: int) -> None:
         """Close the groups of which not all members had a gradient in this step: the others make the average."""
         for group in self._groups.values():

@@ -13,6 +13,7 @@ from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import ConfigError
+from resireduce.exactly import exactly
 from resireduce.payload import Payload
 from resireduce.sending.message import Brought, Message, Part, Round, Shared
 from resireduce.sending.packing import FromEach, Packed
@@ -83,6 +84,7 @@ class Messenger:
         return self.compressor_of(name).collective == "all_gather"
 
     @timed("communicate")
+    @exactly
     def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
         """Launch the collective of tensor `name`, or one for several of one compressor, of which it is the first.
 
@@ -126,6 +128,7 @@ class Messenger:
         ]
 
     @timed("communicate")
+    @exactly
     def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
         """Launch the first of the collectives that gather all ranks' `payload` of tensor `name` in parts.
 
@@ -144,6 +147,7 @@ class Messenger:
         return under_way.handle.wait()
 
     @timed("decompress")
+    @exactly
     def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
         """Return the dense average of what all ranks sent in `message`.
 
@@ -183,6 +187,7 @@ class Messenger:
             yield self._part(message, sent, start, stop)
 
     @timed("decompress")
+    @exactly
     def _sent(self, message: Message) -> list[Payload]:
         """Wait for `message`, and return all ranks' payloads, or their sum."""
         received = self._wait(message.handle)
@@ -190,6 +195,7 @@ class Messenger:
         return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
 
     @timed("decompress")
+    @exactly
     def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
         """Return elements `start` to `stop` of the flat average of what was `sent`, or comes in parts."""
         payload, scale = message.payload, 1 / self.communicator.world_size

@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+
+from resireduce.exactly import exactly
 
 
 class RowGradient(ABC):
@@ -27,14 +29,28 @@ class RowGradient(ABC):
 
 @dataclass(frozen=True)
 class LinearRows(RowGradient):
-    """The rows for `nn.Linear`: outputs' gradients, transposed, x inputs; both have a row for each sample."""
+    """The rows for `nn.Linear`: outputs' gradients, transposed, x inputs; both have a row for each sample, and the
+    weight's dtype.
+
+    If the backward pass that makes it runs in an autocast, products have the precision that autograd's would have
+    there, whenever rows are made. Autograd, too, brings them to the weight's dtype before it adds them to others.
+    """
 
     inputs: Tensor
     outputs: Tensor
+    precision: torch.dtype = field(init=False)
+    """The dtype in which the product is formed."""
 
+    def __post_init__(self) -> None:
+        kind = self.inputs.device.type
+        casts = torch.is_autocast_enabled(kind) and self.inputs.dtype is not torch.float64
+        object.__setattr__(self, "precision", torch.get_autocast_dtype(kind) if casts else self.inputs.dtype)
+
+    @exactly
     def rows(self, part: slice) -> Tensor:
         """Return the gradient of the weights of the outputs in `part`."""
-        return self.outputs[:, part].t().mm(self.inputs)
+        outputs, inputs = self.outputs[:, part].t().to(self.precision), self.inputs.to(self.precision)
+        return outputs.mm(inputs).to(self.inputs.dtype)
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +58,12 @@ class LinearRows(RowGradient):
         return self.inputs.nbytes + self.outputs.nbytes
 
     def stays_below(self, limit: float) -> bool:
-        """Whether the largest input x the largest gradient x the number of samples is below `limit`."""
+        """Whether the largest input x the largest gradient x the number of samples is below `limit`.
+
+        Nothing is known if the factors are rounded to a dtype that does not reach that far.
+        """
+        if torch.finfo(self.precision).max < limit:
+            return False
         return _largest(self.inputs) * _largest(self.outputs) * len(self.inputs) < limit
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.exactly import exactly
 from resireduce.sending.message import Message
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
@@ -31,6 +32,7 @@ class Gather:
         """The timeline of the pipeline, if it has one."""
         return self.feedback.timeline
 
+    @exactly
     def average(self, slot: Slot, message: Sequence[Slot]) -> Tensor:
         """Return the average of `slot`, dense and whole; all averages of its `message` are gathered at once."""
         if slot.average is None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from resireduce.comm.base import Handle, Polled
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.exactly import exactly
 from resireduce.payload import Payload
 from resireduce.settings import DEAR_BYTES, dear_bytes
 from resireduce.step.launch import LaunchQueue
@@ -62,6 +63,7 @@ class HalvesQueue(LaunchQueue):
         return sorted(messages, key=lambda message: max(place[slot] for slot in message))
 
     @timed("communicate")
+    @exactly
     def _send_message(self, message: list[Slot]) -> None:
         ranks = self.feedback.communicator
         parts = [slot.payload.buffer for slot in message if isinstance(slot.payload, Payload)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.clip import clip_factor
 from resireduce.errors import UsageError
+from resireduce.exactly import exactly
 from resireduce.settings import Settings
 from resireduce.step.halves import Half, HalvesQueue
 from resireduce.step.outdated import BeforeForward, LateUpdate
@@ -79,6 +80,7 @@ class LateUpdater(Updater):
         if self._before_forward.compiled:
             self.flush()
 
+    @exactly
     def _clip(self, parts: Sequence[Tensor]) -> None:
         """Scale the `parts` of all averages that this rank has, as clip_grad_norm_ would scale the whole."""
         if self.max_grad_norm is None or not parts:

@@ -10,6 +10,7 @@ import torch
 from resireduce.agreement import broadcast_object
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.exactly import exactly
 from resireduce.merging.costs import Costs, line_through
 from resireduce.payload import Payload
 from resireduce.step.slot import Slot
@@ -83,6 +84,7 @@ class Profiler:
         sizes, names = [int(size) for size in nbytes], [slot.name for slot in order]
         return Costs(float(latency), float(per_byte), names, ready.tolist(), compress.tolist(), sizes, elements)
 
+    @exactly
     def _largest(self, mine: np.ndarray) -> np.ndarray:
         """Return the largest of each number over all ranks."""
         flat = torch.from_numpy(mine.reshape(-1)).to(self.world.control_device)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Polled
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.exactly import exactly
 from resireduce.step.slot import Slot
 from resireduce.timeline import Timeline, timed
 
@@ -80,6 +81,7 @@ class Scatter:
             yield slot, mean if slot.elsewhere else None
 
     @timed("communicate")
+    @exactly
     def _launch(self, message: list[Slot]) -> None:
         rows = [slot.slices.spread(slot.whole) for slot in message]  # type: ignore[union-attr, arg-type]
         for slot in message:

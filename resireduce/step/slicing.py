@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import row_slices
+from resireduce.exactly import exactly
 from resireduce.settings import Settings
 from resireduce.slices.row_step import footprint
 from resireduce.step.slot import Slot
@@ -60,6 +61,7 @@ def rows_of(slot: Slot, nbytes: int) -> list[slice]:
     return row_slices(slot.parameter.shape, slot.parameter.itemsize, nbytes)
 
 
+@exactly
 def norm_in_rows(parts: Iterable[Tensor]) -> Tensor:
     """Return the L2 norm, 0-D, of the tensor that is cut into `parts`, computed from theirs."""
     return torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))

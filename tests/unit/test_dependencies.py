@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 # --- the rule, as data ---
 
 LAYERS = (
-    ("planning", "sending", "slices", "step", "wrappers"),
+    ("exactly", "planning", "sending", "slices", "step", "wrappers"),
     (
         "blocks",
         "clip",
