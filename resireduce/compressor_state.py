@@ -29,6 +29,10 @@ class CompressorStates:
         if state:
             self._held[name] = state
 
+    def has(self, name: str) -> bool:
+        """Whether anything is remembered of tensor `name`."""
+        return name in self._held
+
     def working(self, name: str) -> State | None:
         """Return the copy of tensor `name`'s state that this step may change; None if it has no state."""
         if name not in self._held:
@@ -49,6 +53,10 @@ class CompressorStates:
     def drop(self) -> None:
         """Forget what the step under way has made of the states."""
         self._working = {}
+
+    def keep(self, name: str) -> None:
+        """Forget what the step under way has made of the state of tensor `name`: it stays as held."""
+        self._working.pop(name, None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is held, by names that no residual has."""

@@ -83,6 +83,11 @@ class Messenger:
         """Whether this step receives all ranks' payloads of tensor `name`, instead of their sum."""
         return self.compressor_of(name).collective == "all_gather"
 
+    def learns(self, name: str) -> bool:
+        """Whether what all ranks send of tensor `name` in this step changes what its compressor remembers."""
+        compressor = self.compressor_of(name)
+        return not compressor.lossless and compressor.collective != "all_gather" and self.states.has(name)
+
     @timed("communicate")
     @exactly
     def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
@@ -170,12 +175,9 @@ class Messenger:
 
     def _learn(self, message: Message, received: Tensor | Sequence[Tensor]) -> None:
         """Have the compressor update its state by what all ranks have learnt from a sum, or from rounds."""
-        compressor = message.compressor
-        if compressor.lossless or compressor.collective == "all_gather":
-            return
-        if (state := self.states.working(message.name)) is not None:
+        if self.learns(message.name) and (state := self.states.working(message.name)) is not None:
             known = message.payload.received(received) if isinstance(received, Tensor) else message.payload
-            compressor.learn_(state, known)
+            message.compressor.learn_(state, known)
 
     def receive_parts(self, message: Message | PartedMessage, borders: Sequence[int]) -> Iterator[Tensor]:
         """Yield the flat average of `message` between consecutive `borders`, which ascend from 0 to its end.

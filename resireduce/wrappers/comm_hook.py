@@ -121,10 +121,23 @@ class CompressionHook:
         self.feedback.residual.end_step(self.steps)
         self.steps += 1
         self._under_way.receive_all()
+        self._keep_states_of_absent()
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
         self._restart()
+
+    def _keep_states_of_absent(self) -> None:
+        """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros."""
+        learning = [slot for slot in self.slots if self.feedback.learns(slot.name)]
+        if not learning:
+            return
+        ranks = self.feedback.communicator
+        here = torch.tensor([int(slot.is_taken) for slot in learning], device=ranks.control_device)
+        present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
+        for slot, count in zip(learning, present, strict=True):
+            if not count:
+                self.feedback.states.keep(slot.name)
 
 
 @torch.compiler.disable

@@ -124,11 +124,12 @@ def check_accumulation(communicator: Communicator) -> None:
 
 
 class Branching(nn.Module):
-    """Rank 0 uses `odd` in every other step; nobody `never`; `frozen` is not trained; a channels-last convolution."""
+    """Rank 0 uses `odd` in every other step, and all `seldom`; nobody `never`; `frozen` is not trained; a channels-last
+    convolution."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared, self.odd, self.never, self.frozen = (nn.Linear(120, 120) for _ in range(4))
+        self.shared, self.odd, self.never, self.frozen, self.seldom = (nn.Linear(120, 120) for _ in range(5))
         self.image = nn.Conv2d(30, 40, 3).to(memory_format=torch.channels_last)
         self.frozen.requires_grad_(False)
         self.passes = 0
@@ -136,11 +137,13 @@ class Branching(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
         x = self.frozen(self.shared(x)) + self.image(x[:, :30, None, None].expand(-1, -1, 3, 3)).flatten(1).repeat(1, 3)
+        x = self.seldom(x) if self.passes % 2 else x
         return self.odd(x) if dist.get_rank() == 1 or self.passes % 2 else x
 
 
 def check_unused(communicator: Communicator) -> None:
-    """A parameter that some ranks do not use keeps its residual there; one that none uses has no gradient."""
+    """A parameter that some ranks do not use keeps its residual there; one that none uses has no gradient, and what its
+    compressor has learnt of earlier ones stays."""
 
     def loss(model: nn.Module, generator: torch.Generator) -> Tensor:
         return model(torch.randn(3, 120, generator=generator)).square().mean()
