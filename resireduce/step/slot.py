@@ -141,7 +141,7 @@ class Slot:
             raise UsageError(
                 f"the gradient of {self.name!r} was replaced, or dropped by model.zero_grad(), between backward() and "
                 "step(), when it was already under way: that would have no effect. Scale the loss instead, "
-                "or use gradients='kept' (without overlap=True); and take the "
+                "or use gradients='kept' (without overlap=True, and without merge='dear'); and take the "
                 "model out of DistributedDataParallel, if it is in one"
             )
         self.parameter.grad = self.hidden

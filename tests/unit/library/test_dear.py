@@ -189,6 +189,18 @@ def test_a_layer_that_only_some_ranks_use_is_updated_on_all_and_one_that_none_us
         assert same(halves.layers[2], start.layers[2]) and not same(halves.layers[1], start.layers[1])  # type: ignore[index]
 
 
+def test_clipping_between_backward_and_step_names_the_setting() -> None:
+    """Gradients are kept here, and yet under way."""
+    model, optimizer = small("dear")
+    optimizer.zero_grad()
+    model(X).square().mean().backward()
+    with pytest.raises(UsageError, match=r"give max_grad_norm to .*gradients='kept' .*, and no merge='dear'"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    model.zero_grad()
+    with pytest.raises(UsageError, match=r"gradients='kept' \(without overlap=True, and without merge='dear'\)"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("largest", [0.05, float("inf")])
 def test_clipping_by_the_norm_of_all_averages(largest: float) -> None:
     start = seeded(lambda: Net(blocks=1))
