@@ -67,6 +67,39 @@ def times(cell: Cell, steps: int, slower: float) -> dict[str, Any]:
     return {"steps": steps, "step_seconds": seconds, "steps_per_second": speed, "wall_seconds": wall}
 
 
+def origin(cell: Cell) -> dict[str, Any]:
+    """Provenance of a rank's facts and of the workflow: on a GPU for each rank, or on a CPU."""
+    on_gpu, ranks = bool(WORKLOADS[cell.model].data), cell.world_size
+    group = ("nccl" if on_gpu else "gloo") if cell.backend == "torch" else None
+    known = {"date": "2026-01-02T03:04:05+00:00", "commit": "c1", "cpu": "Example CPU", "packages": {"torch": "2.13"}}
+    return known | {
+        "device": "Example GPU" if on_gpu else "cpu",
+        "cuda": "12.6" if on_gpu else None,
+        "device_memory_bytes": 2**36 if on_gpu else None,
+        "gpu_uuids": [f"GPU-{rank}" if on_gpu else None for rank in range(ranks)],
+        "process_group": group,
+        "backend": cell.backend,
+        "threads": cell.threads,
+        "ranks_per_host": {f"node{node}": ranks // (cell.nodes or 1) for node in range(cell.nodes or 1)},
+        "content": {"cell": cell.to_dict(), "resireduce": "r1", "benchmarks": "b1", "packages": "torch 2.13"},
+    }
+
+
+def diverged(cell: Cell, reason: str = "the loss was nan in step 61 of 200", **change: Any) -> CellResult:
+    """What a training on digits leaves that diverged in its 61st step."""
+    ranks = [{"rank": rank, "status": "diverged", "reason": reason, "steps": 60} for rank in range(cell.world_size)]
+    values = {
+        "steps": 60,
+        "step_seconds": [0.05] * 60,
+        "wall_seconds": 4.0,
+        "metric_history": [[50, 10.0]],
+        "failure": {"rank": 0, "step": 61, "phase": "forward"},
+        "per_rank": ranks,
+        "provenance": origin(cell),
+    }
+    return CellResult(cell=cell, status="diverged", reason=reason, **(values | change))
+
+
 def loss_of(cell: Cell) -> float:
     options = dict(cell.options)
     if cell.compressor == "none":
@@ -89,14 +122,13 @@ def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float =
     metric = LEVELS[name] * (1 + loss / 100 * (1 if name == "perplexity" else -1))
     steps = planned_steps(cell)[0] or 20
     seen = {"wasserstein": 0.1, "jensen_shannon": 0.02, "pairs": 3}, {"wasserstein": 0.3, "jensen_shannon": 0.1}
-    device = "Example GPU" if WORKLOADS[cell.model].data else "cpu"
     observed = {"bins": {}, "groups": [], "within": seen[0], "between": seen[1]}
     values = {
         "metric": metric,
         "metric_history": history(cell, steps, metric),
         **times(cell, steps, slower),
         "observations": {"distributions": observed} if cell.observe else {},
-        "provenance": {"commit": "c1", "cpu": "Example CPU", "device": device, "packages": {"torch": "2.13"}},
+        "provenance": origin(cell),
         **states(cell),
         **change,
     }

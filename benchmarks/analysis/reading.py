@@ -7,12 +7,13 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.analysis.failed import load_failed, unproven
 from benchmarks.core.cell import Cell
-from benchmarks.core.files import load_json, try_json
+from benchmarks.core.files import try_json
 from benchmarks.core.progress import Progress, Report
 from benchmarks.core.record import CellResult, RecordError
 
@@ -38,6 +39,18 @@ class Hole:
     reason: str
     command: str
     """The command that fills it, to be run in the root of the project."""
+    doubt: str = ""
+    """Why its record does not show that it ended so (`benchmarks.analysis.failed.unproven`); "" if it does."""
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether its training is known to have diverged."""
+        return self.status == "diverged" and not self.doubt
+
+    @property
+    def why(self) -> str:
+        """The reason, with the doubt."""
+        return f"{self.reason}; not shown: {self.doubt}" if self.doubt else self.reason
 
 
 def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, CellResult | Hole]:
@@ -94,7 +107,7 @@ def thin(seconds: Sequence[float]) -> list[float]:
 def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
     path = folder / "cells" / f"{cell.name}.json"
     if not path.exists():
-        return _hole(folder, cell, *_why_missing(folder, cell), start)
+        return _why_missing(folder, cell, start)
     try:
         result = CellResult.load(path)
     except RecordError as error:
@@ -102,25 +115,26 @@ def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
     if result.cell != cell:
         return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
     if result.status != "ok":
-        return _hole(folder, cell, result.status, str(result.reason), start, AGAIN)
+        return replace(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), doubt=unproven(result))
     return slim(result)
 
 
-def _why_missing(folder: Path, cell: Cell) -> tuple[str, str]:
-    """Return status and reason of a cell without a record."""
+def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
+    """Return what is known of a cell without a record."""
     failed = folder / "cells" / f"{cell.name}.failed.json"
     log = folder / "logs" / f"{cell.name}.log"
     try:
-        record = load_json(failed)
-        status = "unfinished" if dict(record.get("failure", {})).get("interrupted") else str(record["status"])
-        return status, f"{record['reason']} (see {log})"
+        record = load_failed(failed, cell)
+        status = "unfinished" if record.failure.get("interrupted") else record.status
+        return replace(_hole(folder, cell, status, f"{record.reason} (see {log})", start), doubt=unproven(record))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return "error", f"{failed.name} cannot be read: {error} (see {log})"
+    except (OSError, RecordError) as error:
+        reason = str(error).removeprefix(f"{failed}: ")
+        return _hole(folder, cell, "error", f"{failed.name} cannot be read: {reason} (see {log})", start)
     if log.exists():
-        return "unfinished", f"stopped before it left a record (see {log})"
-    return "not run", "not run yet"
+        return _hole(folder, cell, "unfinished", f"stopped before it left a record (see {log})", start)
+    return _hole(folder, cell, "not run", "not run yet", start)
 
 
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:

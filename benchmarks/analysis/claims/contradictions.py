@@ -18,12 +18,13 @@ HELD_OUT = {
 
 def contradictions(record: CellResult) -> Iterator[str]:
     """Yield one line for each contradiction between two statements of a finished record."""
-    yield from _of_another_cell(record)
+    yield from of_another_cell(record)
     yield from _of_another_speed(record)
     yield from _of_other_answers(record)
 
 
-def _of_another_cell(record: CellResult) -> Iterator[str]:
+def of_another_cell(record: CellResult) -> Iterator[str]:
+    """Yield a line if a record, finished or not, was measured for another cell than its own."""
     content = record.provenance.get("content")
     if not isinstance(content, dict) or "cell" not in content:
         return

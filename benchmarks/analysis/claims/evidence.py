@@ -1,14 +1,16 @@
 """The records that claims are judged by, from one run or several, and what is odd about them."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
 from benchmarks.analysis.claims.planned import unsound
+from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole, Run, strays
 from benchmarks.core.cell import Cell
-from benchmarks.core.record import BYTE_FIELDS, CellResult
+from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
 
 MOST = 5
 """Most records that the notes of a run name."""
@@ -31,14 +33,16 @@ class Evidence:
 
 
 def gather(runs: Sequence[Run]) -> Evidence:
-    """Merge runs, independent of their order; a hole counts only if no run filled it.
+    """Merge runs, independent of their order; a cell that was not run counts as missing only if no run filled it.
 
+    An outcome (`benchmarks.analysis.failed.OUTCOMES`) is not covered by a record: its cell's claims stay open.
     If several runs have a record of a cell, the one measured first counts; if values differ, its claims stay open.
     A record that cannot be genuine counts as a hole.
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
     holes: dict[Cell, Hole] = {}
     twice: dict[Cell, str] = {}
+    ended: dict[Cell, str] = {}
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
         for cell, result in run.results.items():
@@ -47,10 +51,18 @@ def gather(runs: Sequence[Run]) -> Evidence:
             else:
                 found.setdefault(cell, []).append((run.name, result))
         for cell, hole in run.holes.items():
-            holes.setdefault(cell, hole)
+            holes[cell] = min(holes.get(cell, hole), hole, key=_rank)
+            if hole.status in OUTCOMES:
+                ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}: {hole.why}")
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
+    twice |= {cell: f"{text}; another record of it finished" for cell, text in ended.items() if cell in results}
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
+
+
+def _rank(hole: Hole) -> tuple[bool, bool]:
+    """Return the place of a hole among those of one cell: an outcome says more than a cell that is still to be run."""
+    return hole.status not in OUTCOMES, bool(hole.doubt)
 
 
 def doubts(run: Run) -> list[str]:
@@ -90,8 +102,14 @@ def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
 
 
 def _twice(run: Run) -> dict[Cell, str]:
-    """Return cells for which a file under another name holds a different record."""
-    return {
+    """Return cells for which a file under another name holds a different record, or tells of another outcome."""
+    found: dict[Cell, str] = {}
+    for cell in run.results:
+        path = run.folder / "cells" / f"{cell.name}.failed.json"
+        with suppress(OSError, RecordError):
+            if (other := load_failed(path, cell)).status in OUTCOMES and not other.failure.get("interrupted"):
+                found[cell] = f"{path.name} says that {cell.name} ended as {other.status}; delete the wrong one"
+    return found | {
         other.cell: f"{path.name} holds another record of {other.cell.name}; delete the wrong one"
         for path, other in strays(run)
         if (own := run.results.get(other.cell)) and other.status == "ok" and _measured(own) != _measured(other)

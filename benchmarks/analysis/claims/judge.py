@@ -57,7 +57,7 @@ def _needed(scope: Scope, one: Comparison) -> list[str]:
     """
     own = [role for role in one.holes if role in scope.roles or role.removesuffix(STREAMED) not in one.results]
     return [
-        role for role in own if role != "control" or {hole.status for hole in one.holes[role].values()} != {"diverged"}
+        role for role in own if role != "control" or not all(hole.has_diverged for hole in one.holes[role].values())
     ]
 
 

@@ -79,12 +79,15 @@ def _control(case: Case, found: Comparison, margin: Derived) -> tuple[bool, str,
     """Return whether the records can tell, why, and the control's records, checked like the tested ones."""
     if not found.results.get(CONTROL) and not found.holes.get(CONTROL):
         return False, f"the control, no residuals, is missing: {case.scope.command}", ()
+    diverged = [seed for seed, hole in sorted(found.holes.get(CONTROL, {}).items()) if hole.has_diverged]
+    named = f"seed {', '.join(map(str, diverged))} of it diverged, " if diverged else ""
+    if set(found.seeds(*BOTH)) <= set(diverged):  # where full residuals finished, it has lost everything
+        return True, f"control, no residuals: {named}where full residuals finished", ()
     try:
         lost = mean_loss(case, found, CONTROL, "against")
     except Undecided as why:
-        # A control that diverged where full residuals finished has lost everything.
-        return why.verdict.status == NOT_REPRODUCED, f"control, no residuals: {why}", why.verdict.results
-    text = f"control: without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
+        return False, f"control, no residuals: {named}{why}", why.verdict.results
+    text = f"control: {named}without residuals the loss is {written(lost.mean, lost.bounds, lost.unit)}"
     records = found.records(CONTROL, "against")
     if lost.bounds[0] > margin.value:
         return True, text, records

@@ -53,9 +53,11 @@ def losses(found: Comparison, tested: str, against: str, relative: bool) -> dict
 def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: str = "against") -> Loss:
     """Return the loss with its interval. Raises Undecided, with the reason, if there is none.
 
+    A cell of `tested` that diverged where the other one finished decides, except in the control (`not_worse`).
     Reasons: missing or diverged cells, metrics of different kinds, fewer than two seeds, or seeds without spread.
     """
-    check_diverged(found, tested, against)
+    if tested != "control":
+        check_diverged(found, tested, against)
     common_seeds(found, tested, against)
     relative = bool(case.limits.get("relative"))
     values = losses(found, tested, against, relative)
@@ -109,7 +111,7 @@ def _unlike(records: Sequence[CellResult]) -> str | None:
 def check_diverged(found: Comparison, tested: str, against: str) -> None:
     """Raise Undecided, as not reproduced, if a cell diverged while the other one of its seed finished."""
     for seed, hole in sorted(found.holes.get(tested, {}).items()):
-        if hole.status == "diverged" and seed in found.results.get(against, {}):
+        if hole.has_diverged and seed in found.results.get(against, {}):
             record = found.results[against][seed]
             reason = f"seed {seed} of {hole.name} diverged ({hole.reason}), that of {record.cell.name} finished"
             seeds = len(found.seeds(tested, against))

@@ -50,7 +50,7 @@ class Comparison:
         """Say which seeds of these roles are missing, and why; "" if none is."""
         holes = (pair for role in roles for pair in sorted(self.holes.get(role, {}).items()))
         why = grouped(
-            (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.reason})", seed) for seed, hole in holes
+            (f"of {role_name(hole.name)} is missing ({hole.status}: {hole.why})", seed) for seed, hole in holes
         )
         return "; ".join(f"seed {', '.join(map(str, seeds))} {text}" for text, seeds in why.items())
 
@@ -175,7 +175,7 @@ def check_there(comparison: Comparison, *roles: str) -> None:
     empty = [role for role in roles if not comparison.results.get(role)]
     holes = [hole for role in empty for hole in comparison.holes.get(role, {}).values()]
     if failed := [hole for hole in holes if hole.status not in TO_COME]:
-        raise Undecided(f"{failed[0].name}: {failed[0].status}, {failed[0].reason}")
+        raise Undecided(f"{failed[0].name}: {failed[0].status}, {failed[0].why}")
     if holes:
         raise Undecided(f"{holes[0].name}: {holes[0].status}", NOT_RUN)
     if empty:

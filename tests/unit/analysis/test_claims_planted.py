@@ -16,7 +16,7 @@ from benchmarks.analysis.report_command import screen_text, write_claims
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from tests.claim_records import make, wasted
+from tests.claim_records import diverged, make, wasted
 
 CONFIG = {
     "run": "x",
@@ -160,7 +160,7 @@ def test_cells_that_failed(folder: Path, status: str) -> None:
 
 
 def test_a_diverged_cell_of_the_scheme_refutes_it(folder: Path) -> None:
-    failed(cell_of(), "diverged", "loss is NaN at step 7").save(path_of(folder, cell_of()))
+    diverged(cell_of(), "loss is NaN at step 7").save(path_of(folder, cell_of()))
     one = found(folder)[ACCURACY]
     assert said(one) == (
         "not reproduced",
@@ -168,7 +168,7 @@ def test_a_diverged_cell_of_the_scheme_refutes_it(folder: Path) -> None:
         "that of vgg-digits.topk.baseline.kept.d0.01.s1 finished; "
         "seed 1 of topk/w+2d/kept is missing (diverged: loss is NaN at step 7)",
     )
-    failed(cell_of("baseline"), "diverged", "loss is NaN at step 9").save(path_of(folder, cell_of("baseline")))
+    diverged(cell_of("baseline"), "loss is NaN at step 9").save(path_of(folder, cell_of("baseline")))
     one = found(folder)[ACCURACY]
     assert (one.status, one.seeds) == ("inconclusive", 2)
     assert "seed 1 of topk/baseline/kept is missing (diverged: loss is NaN at step 9)" in one.reason

@@ -126,7 +126,7 @@ def test_every_kind_of_hole_has_its_reason_and_command(folder, no_figures):
     path_of(folder, cells[0]).write_text(path_of(folder, cells[0]).read_text()[:500])
     path_of(folder, cells[1]).unlink()
     failed = path_of(folder, cells[1]).with_name(f"{cells[1].name}.failed.json")
-    failed.write_text(json.dumps({"status": "error", "reason": "rank 1 was killed"}))
+    replace(make_result(cells[1]), status="error", reason="rank 1 was killed").save(failed)
     replace(make_result(cells[2]), status="oom", reason="8 GiB asked, 2 GiB free").save(path_of(folder, cells[2]))
     path_of(folder, floor[0]).unlink()
     path_of(folder, floor[1]).unlink()
