@@ -33,7 +33,7 @@ def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | No
 
     `others` may be in their memory, too. Tensors whose memory cannot be looked at, as on device meta, are left out.
     """
-    found = (_place(name, tensor) for name, tensor in ((others or {}) | dict(trained)).items())
+    found = (_place(name, tensor) for name, tensor in {**(others or {}), **trained}.items())
     begun: list[_Place] = []
     for place in sorted((place for place in found if place is not None), key=lambda place: place[:3]):
         begun = [one for one in begun if one.device == place.device and one.stop > place.start]

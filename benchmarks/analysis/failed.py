@@ -57,7 +57,7 @@ def _moment(record: CellResult) -> Iterator[str]:
     step, (planned, at_least) = record.failure.get("step"), planned_steps(record.cell)
     if not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
         yield f"failure: step: {step!r} is not the one after the {record.steps} steps that it finished"
-    if planned and record.steps > planned and not at_least:
+    if planned and (record.steps or 0) > planned and not at_least:
         yield f"steps: {record.steps}, its cell and recipe have {planned}"
 
 
