@@ -55,7 +55,7 @@ def _origin(record: CellResult) -> Iterator[str]:
 def _moment(record: CellResult) -> Iterator[str]:
     """Check the step in which it ended: the one after its last whole step, or that one's evaluation."""
     step, (planned, at_least) = record.failure.get("step"), planned_steps(record.cell)
-    if not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
+    if not isinstance(step, int) or not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
         yield f"failure: step: {step!r} is not the one after the {record.steps} steps that it finished"
     if planned and (record.steps or 0) > planned and not at_least:
         yield f"steps: {record.steps}, its cell and recipe have {planned}"
