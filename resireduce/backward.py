@@ -9,6 +9,7 @@ from torch.autograd import Variable
 
 from resireduce.attach import Attachment, refuse_capture, refuse_compiled_autograd
 from resireduce.settings import Settings
+from resireduce.slices.layers import is_used_again
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
@@ -91,21 +92,30 @@ class BackwardPasses:
             return False
         if not self._exchange.intake.takes_rows(slot):
             return self._on_use(slot, gradient)
+        if self._may_be_taken_back(slot):
+            return self._keep(slot, gradient)
         self._begin(slot)
         self._exchange.intake.absorb_rows(slot, gradient)
         return True
 
-    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
-        """Keep what makes the gradient of one use until the last is known, if all can then be compressed row by row.
+    def _may_be_taken_back(self, slot: Slot) -> bool:
+        """Whether an overflow in one use of this parameter must leave out the others, which this pass has, too."""
+        return self._exchange.intake.scaler is not None and is_used_again(slot.parameter)
 
-        For a weight that several layers share, whose last use may be far away, keep only what is smaller than the
-        gradient.
-        """
+    def _on_use(self, slot: Slot, gradient: RowGradient) -> bool:
+        """Keep what makes the gradient of one use until the last is known, if all can then be compressed row by row."""
         last = self._syncing and self.passes_per_step == 1
         if not slot.uses and not (last and self._exchange.intake.takes_uses(slot)):
             return False
         is_shared = self.layers is not None and slot in self.layers.shared
-        if is_shared and sum(use.nbytes for use in (*slot.uses, gradient)) >= slot.nbytes:
+        return self._keep(slot, gradient, is_limited=is_shared)
+
+    def _keep(self, slot: Slot, gradient: RowGradient, is_limited: bool = True) -> bool:
+        """Keep what makes the gradient of one use until the last has come. False: it must be whole.
+
+        is_limited: whether to keep only what is smaller than the gradient, as the last use may be far away.
+        """
+        if is_limited and sum(use.nbytes for use in (*slot.uses, gradient)) >= slot.nbytes:
             return False
         self._begin(slot)
         slot.by_rows = True
@@ -149,7 +159,9 @@ class BackwardPasses:
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad` or made row by row."""
         self._begin(slot)
-        if self.layers is not None:
+        if slot.uses and self._exchange.feedback.absorbs(slot.name):
+            self._exchange.intake.absorb_uses(slot)
+        if self.layers is not None and not self._may_be_taken_back(slot):
             self.layers.notice(slot)
         self._exchange.gradient(slot, self.passes_per_step if self._syncing else None)
 

@@ -7,8 +7,9 @@ one, and otherwise to autograd.
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,8 @@ class Taker:
     """The node of autograd's graph that accumulates the weight's gradient."""
     take: Callable[[RowGradient], bool]
     """Absorbs the gradient; False: it must be whole."""
+    uses: "WeakSet[Any]" = field(default_factory=WeakSet)
+    """The nodes of autograd's graphs that were given the weight and make gradients row by row."""
 
     def took(self, make: Callable[[], RowGradient]) -> bool:
         """Whether the gradient that `make` returns was taken; not if the caller wants it, or a graph of it."""
@@ -47,6 +50,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, taker: Taker) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.taker = taker
+        taker.uses.add(ctx)
         return functional.linear(inputs, weight, bias)
 
     @staticmethod
@@ -63,6 +67,7 @@ class _Transposed(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor, taker: Taker) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.taker = taker
+        taker.uses.add(ctx)
         return torch.addmm(bias, inputs, weight)
 
     @staticmethod
@@ -79,6 +84,7 @@ class _Embedding(torch.autograd.Function):
     def forward(ctx: Any, indices: Tensor, weight: Tensor, padding: int, taker: Taker) -> Tensor:
         ctx.save_for_backward(indices)
         ctx.taker, ctx.padding, ctx.count = taker, padding, len(weight)
+        taker.uses.add(ctx)
         return functional.embedding(indices, weight)
 
     @staticmethod
@@ -100,6 +106,7 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, form: Any, taker: Taker) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.form, ctx.taker = form, taker
+        taker.uses.add(ctx)
         return functional.conv2d(inputs, weight, bias, *form)
 
     @staticmethod
@@ -133,6 +140,13 @@ def forms() -> dict[type[nn.Module], Callable[..., Tensor]]:
 def is_by_rows(parameter: Tensor) -> bool:
     """Whether the gradient of `parameter` is made row by row by the layers that hold it."""
     return parameter in TAKERS
+
+
+def is_used_again(parameter: Tensor) -> bool:
+    """Whether the backward pass under way comes to several uses of `parameter` that make its gradient row by row."""
+    taker = TAKERS.get(parameter)
+    uses = () if taker is None else tuple(taker.uses)
+    return len(uses) > 1 and sum(map(torch._C._will_engine_execute_node, uses)) > 1
 
 
 def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:

@@ -85,6 +85,31 @@ class RowIntake:
         slot.go(Stage.ABSORBED)
         slot.hide()
 
+    def absorb_uses(self, slot: Slot) -> None:
+        """Have the residual absorb the gradients of the uses of `slot` that were kept until the last had come.
+
+        If one of them is not finite, or what came whole and lies in `.grad`, nothing of this pass is absorbed.
+        """
+        uses, slot.uses = slot.uses, []
+        if slot.stage is Stage.SPOILT:
+            return
+        slot.check_kind()
+        rows, whole = rows_of(slot, self._bytes_of(slot)), slot.parameter.grad
+        try:
+            for use in uses:
+                self._check_rows(slot, use, rows)
+            if whole is not None and whole.layout == torch.strided:
+                check_finite(whole if self._inverse() <= 1 else whole * self._inverse(), slot.name)
+        except NonFiniteGradient as error:
+            self._drop(slot, error, Stage.SPOILT)
+            slot.parameter.grad = None
+            return
+        for use in uses:
+            for part in rows:
+                self.feedback.absorb_rows(self._unscale_(use.rows(part)), slot.name, part)
+        self.has_begun = True
+        slot.go(Stage.ABSORBED)
+
     def _check_rows(self, slot: Slot, gradient: RowGradient, rows: Sequence[slice]) -> Tensor | None:
         """Raise NonFiniteGradient if a slice of `gradient` is not finite; return the slice, if it is the only one."""
         if len(rows) > 1 and gradient.stays_below(

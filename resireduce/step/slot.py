@@ -70,7 +70,7 @@ class Slot:
     by_rows: bool = False
     """Whether a layer has made the gradient of the current pass row by row, and the residual has absorbed it."""
     uses: "list[RowGradient]" = field(default_factory=list)
-    """Gradients of the current pass, one for each use of the weight, that can be made row by row more than once."""
+    """Gradients of the current pass, one for each use of the weight, made row by row once the last is known."""
     stage: Stage = Stage.OPEN
     """How far the gradient has come in this step."""
     sent: Payload | None = None

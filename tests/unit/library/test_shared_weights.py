@@ -1,5 +1,6 @@
 """A weight that several layers share, whose residual absorbs no gradient: one part of its gradient whole, or none."""
 
+import contextlib
 import copy
 import warnings
 
@@ -33,10 +34,10 @@ WAYS = {
 class Tied(nn.Module):
     """An embedding whose weight is that of the head, too, and a layer between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.embedding, self.between = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        self.embedding, self.between = nn.Embedding(WORDS, width), nn.Linear(width, width)
+        self.head = nn.Linear(width, WORDS, bias=False)
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,6 +122,75 @@ def test_a_use_that_is_not_finite_leaves_the_residual_as_before(use: str, count:
     with pytest.raises(NonFiniteGradient, match=r"embedding\.weight"):
         optimizer.step()
     assert before and all(torch.equal(tensor, before[key]) for key, tensor in held.items())
+
+
+def scaled(slices: int | None = SLICE) -> tuple[Tied, DistributedOptimizer, resireduce.GradScaler]:
+    """A residual that absorbs gradients, and a scale that a step may overflow at."""
+    model, scaler = seeded(lambda: Tied(112)), resireduce.GradScaler("cpu", init_scale=8.0)
+    optimizer = resireduce.distribute(
+        model, torch.optim.SGD(model.parameters(), 0.5), "baseline", density=0.05, backend="local", slices=slices,
+        grad_scaler=scaler,
+    )  # fmt: skip
+    return model, optimizer, scaler
+
+
+def broken(hidden: Tensor) -> Tensor:
+    """The same values, whose gradient is infinite."""
+    hidden.register_hook(lambda grad: grad * torch.inf)
+    return hidden
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("count", [FEW, 2 * MANY])
+@pytest.mark.parametrize("use", ["head", "embedding", "between"])
+def test_a_use_that_overflows_takes_the_others_of_the_pass_with_it(use: str, count: int, passes: int) -> None:
+    """Whichever it is, and whether what came before it is kept or whole: an absorbing residual is as before the pass.
+
+    `between` is one layer that is used twice.
+    """
+    model, optimizer, scaler = scaled()
+    for step in range(3):
+        optimizer.zero_grad()
+        held = optimizer.feedback.residual.tensors()
+        for one in range(passes):
+            bad = step == 1 and one == passes - 1
+            hidden = torch.relu(model.embedding(tokens(count, 10 * step + one)))
+            hidden = model.between(broken(hidden * 1) if bad and use == "embedding" else hidden)
+            hidden = model.between(broken(hidden * 1) if bad and use == "between" else hidden)
+            out = model.head(hidden)
+            before = {key: tensor.clone() for key, tensor in held.items()}
+            with optimizer.no_sync() if one < passes - 1 else contextlib.nullcontext():
+                scaler.scale((broken(out * 1) if bad and use == "head" else out).square().mean()).backward()
+        spoilt = ["embedding"] if use == "embedding" else ["embedding", "between"]
+        for name in spoilt if step == 1 else ():
+            assert torch.equal(held[f"full.{name}.weight"], before[f"full.{name}.weight"]), name
+        scaler.step(optimizer)
+        assert optimizer.overflowed == (step == 1)
+        scaler.update()
+        for name in spoilt if step == 1 else ():
+            assert torch.equal(held[f"full.{name}.weight"], before[f"full.{name}.weight"]), name
+
+
+@pytest.mark.parametrize("count", [FEW, 2 * MANY])
+def test_a_scale_that_nothing_overflows_at_changes_nothing(count: int) -> None:
+    """But for rounding where a part is whole with it: without a scaler each use is absorbed by itself."""
+    model, optimizer, scaler = scaled()
+    plain = seeded(lambda: Tied(112))
+    other = resireduce.distribute(
+        plain, torch.optim.SGD(plain.parameters(), 0.5), "baseline", density=0.05, backend="local", slices=SLICE
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(2):
+            optimizer.zero_grad()
+            other.zero_grad()
+            scaler.scale(model(tokens(count, step))).backward()
+            plain(tokens(count, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            other.step()
+    assert same(model, plain) == (count == FEW)
+    torch.testing.assert_close(dict(model.named_parameters()), dict(plain.named_parameters()), atol=1e-6, rtol=1e-5)
 
 
 def test_what_is_shared_is_said_and_counted() -> None:
