@@ -15,6 +15,7 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
+from resireduce.wrappers.fsdp_pass import PassEnd
 from resireduce.wrappers.fsdp_units import Unit, likes
 from resireduce.wrappers.under_way import UnderWay
 
@@ -38,7 +39,7 @@ class ShardedCompressionHook:
     def __init__(self, units: Sequence[Unit], feedback: ErrorFeedback, shards: Communicator):
         self.feedback, self.units = feedback, tuple(units)
         self.steps = 0
-        """How many times all units have been averaged: once for each backward pass that synchronises gradients."""
+        """How many backward passes have averaged gradients, of all units or of some."""
         self._shards = shards
         held = {name: like for name, like in likes(self.units).items() if like.numel()}
         self.slots = make_slots(held, feedback)
@@ -46,6 +47,7 @@ class ShardedCompressionHook:
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._reduced: set[Unit] = set()
         self._failed, self._is_known, self._is_fresh = False, False, True
+        self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
         for unit in self.units:
@@ -54,7 +56,8 @@ class ShardedCompressionHook:
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
         DCP."""
-        self._end_step()
+        if not self._pass.is_under_way:
+            self._end_step()  # of a pass that failed
         place = (self._shards.rank, self._shards.world_size)
         named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
         return self.feedback.state_dict(self.steps) | named
@@ -148,8 +151,9 @@ class ShardedCompressionHook:
         unit.check(flat)
         if not self._is_known:
             self._compare_replicas()
-        if unit in self._reduced:  # a second backward pass, or a module that was called twice
-            self._end_step()
+        is_new = self._pass.expect()
+        if unit in self._reduced:
+            self._end_step() if is_new else self._fold()
         if flat.is_cuda:
             self._hold(flat)
 
@@ -163,14 +167,18 @@ class ShardedCompressionHook:
 
     def _finish(self, unit: Unit) -> None:
         self._reduced.add(unit)
-        if len(self._reduced) == len(self.units):
-            self._end_step()
         self._failed = False
 
+    def _fold(self) -> None:
+        """Have residuals take in all that is left so far: a unit that was called twice may be reduced again."""
+        self.feedback.residual.end_step(self.steps)
+        self._reduced.clear()
+
+    @torch.no_grad()
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            self.feedback.residual.end_step(self.steps)
+            self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
 
@@ -182,7 +190,7 @@ class ShardedCompressionHook:
 
     def _hold(self, flat: Tensor) -> None:
         """Keep memory of other streams from being reused while the hook's stream uses it."""
-        stream = torch.cuda.current_stream(flat.device)
+        stream = self._pass.stream = torch.cuda.current_stream(flat.device)
         flat.record_stream(stream)
         if self._is_fresh:
             for tensor in self.feedback.state_dict(0).values():

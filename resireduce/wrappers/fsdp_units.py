@@ -52,6 +52,8 @@ class Unit:
     """Its FSDPParamGroup in torch."""
     held: tuple[Any, ...]
     """The FSDPParam of each slice in torch."""
+    state: Any
+    """The FSDPState of its module in torch."""
     divisor: object = None
     """The divisor set by `set_gradient_divide_factor`; None: the number of ranks."""
 
@@ -59,6 +61,11 @@ class Unit:
         """Have FSDP call `hook` with the flat tensor after each reduce-scatter."""
         self.divisor = self.group.gradient_divide_factor
         self.module.set_all_reduce_hook(hook)
+
+    @property
+    def is_in_backward(self) -> bool:
+        """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
+        return bool(self.state._state_ctx.post_backward_final_callback_queued)
 
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each trained parameter's name and this rank's slice of its current values."""
@@ -165,7 +172,10 @@ def _unit(name: str, module: FSDPModule, group: Any, model: nn.Module) -> Unit:
     policy = group.mp_policy
     own = trained[0].sharded_param.dtype if trained else torch.float32
     dtype = policy.reduce_dtype or policy.param_dtype or own
-    return Unit(name, module, tuple(slices), start, dtype, group.device, group, tuple(trained))
+    state = module._get_fsdp_state()
+    unit = Unit(name, module, tuple(slices), start, dtype, group.device, group, tuple(trained), state)
+    assert not unit.is_in_backward, "it is read here to find out whether this torch has it"
+    return unit
 
 
 def shard_group(units: list[Unit]) -> dist.ProcessGroup:

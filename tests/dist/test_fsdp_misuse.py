@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import Replicate, distribute_tensor
+from torch.utils.checkpoint import checkpoint
 
 import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
@@ -143,6 +144,67 @@ def test_a_layer_that_a_step_does_not_use_is_allowed_where_fsdp_makes_zeros(mesh
     model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
     train(model, steps=3)
     assert hook.steps == 3
+
+
+class Again(Sharded):
+    """Calls its middle block twice."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.first(x))
+        for block in (self.blocks[0], self.blocks[1], self.blocks[1], self.blocks[2]):
+            y = block(y)
+        return self.head(y)
+
+
+@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
+def test_a_block_that_is_reduced_twice_in_a_pass_ends_no_step(mesh: DeviceMesh) -> None:
+    """FSDP reduces zeros first. What was sent, and what is left in the residuals, are the gradients all the same."""
+    model, hook = compressed(mesh, Again, scheme="baseline")
+    model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    calls: list[str] = []
+    reduce = hook.reduce
+    with patch.object(hook, "reduce", lambda unit, flat: (calls.append(unit.name), reduce(unit, flat))):
+        train(model, "sgd", steps=1)
+    assert sorted(calls) == ["(root)", "blocks.0", "blocks.1", "blocks.1", "blocks.2"] and hook.steps == 1
+    plain = seeded(Again)
+    backward(plain)
+    for name, parameter in model.named_parameters():
+        sent, left = parameter.grad.to_local(), hook.residual_state_dict().get(f"full.{name}", torch.zeros(()))  # type: ignore[union-attr]
+        torch.testing.assert_close(sent + left, plain.get_parameter(name).grad)
+    grouped, hook = compressed(mesh, Again, scheme="w")
+    grouped.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    assert all(p.isfinite().all() for p in train(grouped, steps=3).parameters()) and hook.steps == 3
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_passes_of_checkpoints_are_no_steps(mesh: DeviceMesh, reentrant: bool) -> None:
+    class Checkpointed(Sharded):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm(self.first(x))
+            for block in self.blocks:
+                y = checkpoint(block, y, use_reentrant=reentrant)
+            return self.head(y)
+
+    model, hook = compressed(mesh, Checkpointed, scheme="w")
+    other, plain = compressed(mesh, scheme="w")
+    for step in range(3):
+        train(model, steps=1)
+        train(other, steps=1)
+        assert hook.steps == plain.steps == step + 1
+    found, expected = hook.residual_state_dict(), plain.residual_state_dict()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_parts_of_which_each_is_a_root_of_its_own(mesh: DeviceMesh) -> None:
+    """Nothing shards the model as a whole: FSDP ends each block's pass by a callback of its own."""
+    model = Sharded()
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["shard"])
+    with pytest.warns(UserWarning, match="in no unit"):
+        hook = resireduce.compress_fsdp(model, mesh["replicate"], "w", density=0.05)
+    for step in range(3):
+        backward(model)
+        assert hook.steps == step + 1
 
 
 def test_a_parameter_that_is_frozen_before_or_after(mesh: DeviceMesh) -> None:

@@ -1,5 +1,7 @@
 """Units of all forms under FSDP2, and ranks that do not fit together."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -111,6 +113,40 @@ def check_one_shard(communicator: Communicator) -> None:
         assert all(torch.equal(theirs[name], ours[name]) for name in theirs), options
 
 
+class Dropping(Sharded):
+    """Leaves out one block after the other, and all at first the last, as layer drop and stochastic depth do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        left_out, y = max(2 - self.passes, self.passes % 4), self.norm(self.first(x))
+        self.passes += 1
+        for number, block in enumerate(self.blocks):
+            y = y if number == left_out else block(y)
+        return self.head(y)
+
+
+def check_units_left_out(communicator: Communicator) -> None:
+    """A step ends with its backward pass, whichever units that has: as with kept gradients, and whoever saves."""
+    mesh, start = mesh_of(2, 1), seeded(Dropping)
+    for options in ({"scheme": "w"}, {"scheme": "baseline", "compressor": "randomk"}, {"residual_dtype": "int8"}):
+        flat, optimizer = train_flat(communicator, start, gradients="kept", steps=7, **options)  # type: ignore[arg-type]
+        model, hook = compressed(mesh, Dropping, **options)
+        steps: list[int] = []
+
+        def saved(model: nn.Module, generator: torch.Generator, hook: Any = hook, seen: list[int] = steps) -> Tensor:
+            seen.append(int(hook.residual_state_dict()["steps"]))
+            return loss_of(model, generator)
+
+        train(model, sgd_for(options), steps=7, loss=saved)
+        assert steps == [*range(7)] and hook.steps == 7
+        found, held = whole(model), hook.residual_state_dict()
+        assert all(torch.equal(found[name], tensor) for name, tensor in flat.state_dict().items()), options
+        assert all(torch.equal(held[name], tensor) for name, tensor in optimizer.residual_state_dict().items()), options
+
+
 def checkpointed() -> nn.Module:
     model = Sharded()
     apply_activation_checkpointing(model, check_fn=lambda module: isinstance(module, Block))
@@ -130,6 +166,7 @@ def check_kinds_of_units(communicator: Communicator) -> None:
 
 def check_two(communicator: Communicator) -> None:
     check_one_shard(communicator)
+    check_units_left_out(communicator)
     check_kinds_of_units(communicator)
 
 
