@@ -15,6 +15,7 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
+from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
 from resireduce.wrappers.fsdp_units import Unit, likes
 from resireduce.wrappers.under_way import UnderWay
@@ -50,6 +51,7 @@ class ShardedCompressionHook:
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.set_hook(partial(_reduce, self, unit))
 
@@ -123,9 +125,13 @@ class ShardedCompressionHook:
         """Put the average over the replicas into 1-D `flat`, which holds this rank's slices of `unit`'s gradients.
 
         Raises NonFiniteGradient, which names the parameter, if one holds NaN or infinity; UsageError if `flat` is not
-        what `unit` was at the start, or after a step that has failed.
+        what `unit` was at the start, or after a step that has failed. Zeros that come before gradients stay zeros.
         """
         self._begin(unit, flat)
+        if self._early[unit].is_early():
+            assert not flat.any(), "what is let go is zeros"
+            self._failed = False
+            return
         views = {self._slot_of[one.name]: one.of(flat) for one in unit.slices if one.name in self._slot_of}
         slots = sorted(views, key=lambda slot: -slot.index)  # last to first, as groups of residuals want them
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)

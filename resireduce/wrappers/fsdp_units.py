@@ -67,6 +67,15 @@ class Unit:
         """Whether a backward pass is under way, whose end FSDP waits for to reduce what has not been reduced."""
         return bool(self.state._state_ctx.post_backward_final_callback_queued)
 
+    @property
+    def makes_zeros(self) -> bool:
+        """Whether FSDP reduces zeros for parameters without a gradient (torch 2.13)."""
+        return bool(getattr(self.group, "reduce_scatter_unused_params", False))
+
+    def gathered(self) -> list[Tensor]:
+        """Return the whole parameters of which autograd makes gradients; FSDP makes them at the first use."""
+        return [one._unsharded_param for one in self.held if hasattr(one, "_unsharded_param")]
+
     def shards(self) -> Iterator[tuple[str, Tensor]]:
         """Yield each trained parameter's name and this rank's slice of its current values."""
         for one, parameter in zip(self.slices, self.held, strict=True):

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.settings import Settings
-from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, shard, train
+from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, shard, train, whole
 from tests.worlds import loss_of, seeded
 
 
@@ -157,23 +157,34 @@ class Again(Sharded):
 
 
 @pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
-def test_a_block_that_is_reduced_twice_in_a_pass_ends_no_step(mesh: DeviceMesh) -> None:
-    """FSDP reduces zeros first. What was sent, and what is left in the residuals, are the gradients all the same."""
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("scheme", ["baseline", "w"])
+def test_a_block_that_is_reduced_twice_in_a_pass_is_exchanged_once(mesh: DeviceMesh, scheme: str, passes: int) -> None:
+    """FSDP reduces zeros at first, or what earlier passes have added up: then there are two exchanges in one step."""
+    found = []
+    for makes_zeros in (False, True):
+        model, hook = compressed(mesh, Again, scheme=scheme)
+        model.set_reduce_scatter_unused_params(makes_zeros)  # type: ignore[operator]
+        calls: list[str] = []
+        reduce = hook.reduce
+        with patch.object(hook, "reduce", lambda unit, flat, r=reduce, c=calls: (c.append(unit.name), r(unit, flat))):
+            train(model, steps=3, passes=passes)
+        assert calls.count("blocks.1") == (6 if makes_zeros else 3 * passes) and calls.count("blocks.0") == 3
+        assert hook.steps == 3
+        found.append(whole(model) | hook.residual_state_dict())
+    assert passes == 2 or all(torch.equal(found[1][name], tensor) for name, tensor in found[0].items())
+
+
+def test_nothing_is_lost_of_a_block_that_is_exchanged_twice_in_a_pass(mesh: DeviceMesh) -> None:
     model, hook = compressed(mesh, Again, scheme="baseline")
-    model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-    calls: list[str] = []
-    reduce = hook.reduce
-    with patch.object(hook, "reduce", lambda unit, flat: (calls.append(unit.name), reduce(unit, flat))):
-        train(model, "sgd", steps=1)
-    assert sorted(calls) == ["(root)", "blocks.0", "blocks.1", "blocks.1", "blocks.2"] and hook.steps == 1
-    plain = seeded(Again)
-    backward(plain)
+    train(model, "sgd", steps=1, passes=2)
+    plain, generator, left = seeded(Again), torch.Generator().manual_seed(0), hook.residual_state_dict()
+    for _ in range(2):
+        loss_of(plain, generator).backward()
     for name, parameter in model.named_parameters():
-        sent, left = parameter.grad.to_local(), hook.residual_state_dict().get(f"full.{name}", torch.zeros(()))  # type: ignore[union-attr]
-        torch.testing.assert_close(sent + left, plain.get_parameter(name).grad)
-    grouped, hook = compressed(mesh, Again, scheme="w")
-    grouped.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
-    assert all(p.isfinite().all() for p in train(grouped, steps=3).parameters()) and hook.steps == 3
+        sent = parameter.grad.to_local()  # type: ignore[union-attr]
+        torch.testing.assert_close(sent + left.get(f"full.{name}", 0.0), plain.get_parameter(name).grad)
+    assert left["full.blocks.1.up.weight"].any()
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

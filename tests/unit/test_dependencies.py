@@ -53,7 +53,7 @@ LAYERS = (
     ("step.late_update",),
     ("step.exchange",),
     ("backward", "wrappers.comm_hook", "wrappers.fsdp_units"),
-    ("optimizer_view", "wrappers.fsdp_pass"),
+    ("optimizer_view", "wrappers.fsdp_early", "wrappers.fsdp_pass"),
     ("optimizer",),
     ("grad_scaler", "planning.itemise", "wrappers.fsdp_hook"),
     ("planning.slice_price", "resume"),
