@@ -68,7 +68,7 @@ def _past(record: CellResult) -> Iterator[str]:
     if float(record.wall_seconds or 0) <= sum(record.step_seconds):
         yield f"wall_seconds: {record.wall_seconds} is not more than its steps took"
     taken = [int(step or 0) for step, _ in record.metric_history]
-    if taken != sorted(set(taken)) or (taken and not 1 <= taken[0] <= taken[-1] <= record.steps):
+    if taken != sorted(set(taken)) or (taken and not 1 <= taken[0] <= taken[-1] <= int(record.steps or 0)):
         yield f"metric_history: its steps are not those of a training that ended after {record.steps}"
     every = WORKLOADS[record.cell.model].evaluate_every
     if every and not 0 <= record.steps // every - len(taken) <= 1:

@@ -95,3 +95,8 @@ def _with_name(name: str, value: Any) -> str:
         return f"merge {merge_option.text(value)}"
     words = {"released": "as released", "observe": "observed"}.get(name, name.replace("_", " "))
     return f"{words} {', '.join(value) if isinstance(value, tuple) else value}"
+
+
+def printable(text: str) -> str:
+    """Return text for the screen: what could steer a terminal, or is no character, is written as an escape."""
+    return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.reading import Hole, read_cells
+from benchmarks.analysis.reading import Doubted, Hole, read_cells
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.matrix import IMAGE_KEYS, WHOLE, WORDS, expand_parts
@@ -40,6 +40,10 @@ class Run:
     """What is odd about the folder."""
     parts: dict[str, Part] = field(default_factory=dict)
     """The parts of the run's config that count, by name."""
+    doubts: dict[Cell, str] = field(default_factory=dict)
+    """How results contradict themselves in what is not kept of them (`benchmarks.analysis.reading.Doubted`)."""
+    is_whole: bool = True
+    """Whether its config could be read, so that it is known which cells are missing."""
 
     @property
     def name(self) -> str:
@@ -95,9 +99,11 @@ def load_run(folder: Path, say: Report | None = None) -> Run:
     parts, notes = _expected(folder)
     cells = list(dict.fromkeys(cell for part in parts.values() for cell in part.cells))
     found = read_cells(folder, cells, say)
-    results = {cell: one for cell, one in found.items() if isinstance(one, CellResult)}
+    doubts = {cell: one.why for cell, one in found.items() if isinstance(one, Doubted)}
+    kept = {cell: one.result if isinstance(one, Doubted) else one for cell, one in found.items()}
+    results = {cell: one for cell, one in kept.items() if isinstance(one, CellResult)}
     holes = {cell: one for cell, one in found.items() if isinstance(one, Hole)}
-    return Run(folder, cells, results, holes, notes, parts)
+    return Run(folder, cells, results, holes, notes, parts, doubts, is_whole=not notes)
 
 
 def strays(run: Run) -> Iterator[tuple[Path, CellResult]]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 
+from benchmarks.analysis.claims.seconds import contradicted_seconds
 from benchmarks.analysis.failed import load_failed, unproven
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import try_json
@@ -53,7 +54,19 @@ class Hole:
         return f"{self.reason}; not shown: {self.doubt}" if self.doubt else self.reason
 
 
-def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, CellResult | Hole]:
+@dataclass(frozen=True)
+class Doubted:
+    """A record that contradicts itself in what `slim` leaves out: tables show it, claims do not count it."""
+
+    result: CellResult
+    why: str
+
+
+Read = CellResult | Doubted | Hole
+"""What was found of a cell."""
+
+
+def read_cells(folder: Path, cells: Sequence[Cell], say: Report | None = None) -> dict[Cell, Read]:
     """Return the record of each cell without its bulk (`slim`), or why there is none; `say` receives the progress."""
     chunks = [(folder, cells[i : i + CHUNK]) for i in range(0, len(cells), CHUNK)]
     if _bytes_of(folder) >= BYTES_ALONE and len(os.sched_getaffinity(0)) >= 2:
@@ -71,7 +84,7 @@ def _bytes_of(folder: Path) -> int:
         return 0
 
 
-def _told(chunks: Iterable[list[CellResult | Hole]], total: int, say: Report | None) -> Iterator[CellResult | Hole]:
+def _told(chunks: Iterable[list[Read]], total: int, say: Report | None) -> Iterator[Read]:
     """Yield the items of all chunks and report progress."""
     done, progress = 0, Progress(say or (lambda line: None), "read records", total)
     for chunk in chunks:
@@ -80,7 +93,7 @@ def _told(chunks: Iterable[list[CellResult | Hole]], total: int, say: Report | N
         progress.done(done)
 
 
-def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[CellResult | Hole]:
+def _read_chunk(chunk: tuple[Path, Sequence[Cell]]) -> list[Read]:
     folder, cells = chunk
     config = try_json(folder / "config.json")
     on_cluster = isinstance(config, dict) and config.get("site") is not None
@@ -104,7 +117,7 @@ def thin(seconds: Sequence[float]) -> list[float]:
     return [sum(seconds[size * i : size * (i + 1)]) / size for i in range(STRETCHES)]
 
 
-def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
+def _read(folder: Path, cell: Cell, start: str) -> Read:
     path = folder / "cells" / f"{cell.name}.json"
     if not path.exists():
         return _why_missing(folder, cell, start)
@@ -116,7 +129,8 @@ def _read(folder: Path, cell: Cell, start: str) -> CellResult | Hole:
         return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
     if result.status != "ok":
         return replace(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), doubt=unproven(result))
-    return slim(result)
+    why = contradicted_seconds(result)
+    return Doubted(slim(result), why) if why else slim(result)
 
 
 def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:

@@ -20,8 +20,10 @@ IMAGE_FILE = Path("/etc/resireduce-image.json")
 MAPS = Path("/proc/self/maps")
 TERMINAL = re.compile(r"\x1b\[[0-9;]*m")
 """Underlines and colours, which nvidia-smi writes to files too."""
-CODE = ("resireduce", "benchmarks", ":!benchmarks/config", "Snakefile", "containers", "constraints.txt", "*.toml")
-"""Files whose changes can change a result; configs are not among them, since every cell records all its fields."""
+CODE: tuple[str, ...] = ("resireduce", "benchmarks", ":!benchmarks/config", "results/paper", "Snakefile", "containers")
+CODE = (*CODE, "constraints.txt", "*.toml")
+"""Files whose changes can change a result or a verdict; configs are not among them, since every cell records all its
+fields."""
 OWN_FACTS = ("host", "gpu_uuid", "visible_gpus", "link_rate")
 """Facts that differ between the ranks of a job."""
 

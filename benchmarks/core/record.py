@@ -75,6 +75,7 @@ class CellResult(Measured):
     that could not be allocated, and `interrupted` if the same command will resume the cell."""
     provenance: dict[str, Any] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
+    """The version that the record was written in; claims tell a field that was removed from one that came later."""
 
     def __post_init__(self) -> None:
         """Raise RecordError for a wrong type, and for an ok record that is incomplete or does not add up."""
@@ -93,7 +94,7 @@ class CellResult(Measured):
             raise RecordError(f"record: keys are missing: {', '.join(missing)}")
         try:
             known_keys("record", values, (f.name for f in fields(cls)))
-            return cls(**{**values, "schema_version": SCHEMA_VERSION, "cell": Cell.from_dict(values["cell"])})
+            return cls(**{**values, "cell": Cell.from_dict(values["cell"])})
         except ConfigError as error:
             raise RecordError(str(error)) from None
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.show import to_json, to_screen
+from benchmarks.analysis.labels import printable
 from benchmarks.analysis.load_run import Run, load_run
 from resireduce.errors import ConfigError
 
@@ -27,8 +28,12 @@ def main(args: argparse.Namespace) -> int:
 
     A folder without a run is said to have no results yet.
     """
-    found = ledger(*(_load(path) for path in args.run))
-    print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
+    runs = [_load(path) for path in args.run]
+    for run in runs:
+        for note in run.notes:
+            print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
+    found = ledger(*runs)
+    print(to_json(found) if args.json else printable(to_screen(found)), end="" if args.json else "\n")
     return 0
 
 

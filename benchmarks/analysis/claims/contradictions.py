@@ -50,7 +50,7 @@ def _of_other_answers(record: CellResult) -> Iterator[str]:
     f1, exact = record.metrics.get("f1"), record.metrics.get("exact_match")
     if f1 is not None and exact is not None and f1 < exact * (1 - EXACT):
         yield f"metrics: f1 is {f1:.6g}, less than exact_match, {exact:.6g}"
-    for name, value in record.metrics.items():
+    for name, value in {**record.metrics, str(record.metric_name): record.metric}.items():
         count = HELD_OUT.get((record.cell.model, name))
         if count is None or record.cell.data != "real" or record.cell.released:  # some of those are means over batches
             continue

@@ -3,8 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 
+from benchmarks.analysis.claims.copies import copies, is_coarse, same_history
+from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
@@ -45,8 +48,12 @@ def gather(runs: Sequence[Run]) -> Evidence:
     ended: dict[Cell, str] = {}
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
+        if not run.is_whole:
+            twice |= dict.fromkeys(
+                run.results, f"config.json of {run.name} cannot be read: what is missing is not known"
+            )
         for cell, result in run.results.items():
-            if problem := unsound(result):
+            if problem := run.doubts.get(cell) or unsound(result):
                 holes[cell] = Hole(cell.name, "broken", problem, "delete its record, and run it again")
             else:
                 found.setdefault(cell, []).append((run.name, result))
@@ -74,9 +81,10 @@ def doubts(run: Run) -> list[str]:
     return [f"{text}. Tables show it, the ledger does not count it." for text in (*found[:MOST], *more)]
 
 
-def _when(record: tuple[str, CellResult]) -> tuple[str, str, str]:
+def _when(record: tuple[str, CellResult]) -> tuple[datetime, str, str]:
+    """Return when a record was measured; one that does not say comes last."""
     name, result = record
-    return str(result.provenance.get("date")), name, repr(result.step_seconds)
+    return date_of(result) or datetime.max.replace(tzinfo=UTC), name, repr(result.step_seconds)
 
 
 def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator[str]:
@@ -98,6 +106,19 @@ def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
             names = " and ".join(sorted(cell.name for cell in cells))
             text = f"{names} took the same seconds in every {kind}: one training, not {len(cells)}"
             texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
+    return texts | _same_histories(results)
+
+
+def _same_histories(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
+    """Return cells of one history and of other seeds or residuals.
+
+    Metrics that are shares of a few hundred answers may be equal by chance where cells are many; `copies` looks at the
+    cells of one comparison.
+    """
+    texts: dict[Cell, str] = {}
+    for those in grouped((one.cell.model, one) for one in results.values()).values():
+        if not is_coarse(those[0]):
+            texts |= {one.cell: text for alike in copies(those) for text in [same_history(alike)] for one in alike}
     return texts
 
 

@@ -1,7 +1,8 @@
 """The verdict on one scope of a claim: every group of cells must show it, with nothing odd about the records."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.analysis.claims.claim import Book, Claim, Scope
 from benchmarks.analysis.claims.evidence import Evidence
@@ -82,7 +83,10 @@ def combined(verdicts: Sequence[Verdict], groups: Sequence[str]) -> Verdict:
     return replace(leading, status=status, reason=reason, results=results)
 
 
-NUMERIC = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
+CONTENT = ("resireduce", "benchmarks", "packages")
+"""Parts of `provenance: content`: hashes of the library's and the suite's code, and what the data come from."""
+NUMERIC: tuple[str, ...] = ("data_hash", "weights_hash", "cpu", "device", "packages", "cuda", "dirty")
+NUMERIC += tuple(f"content: {name}" for name in CONTENT)
 """Provenance facts that can change a metric: other data, initial weights, order of sums or code."""
 NAMED = ("commit", "python", "driver", "nccl", "image_digest", "cores")
 """Further facts that are named, with `NUMERIC`, if they differ."""
@@ -110,6 +114,10 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
             status = INCONCLUSIVE
     cells = (record.cell for record in verdict.results)
     open_for = [] if bears == "nothing" else [text for one in verdict.results if (text := mislabelled(one))]
+    if len(versions := sorted({record.schema_version for record in verdict.results})) > 1:
+        open_for.append(
+            f"its records are of schema versions {' and '.join(map(str, versions))}: run the older ones again"
+        )
     open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
     if open_for or (missing and status == REPRODUCED):
         status = INCONCLUSIVE
@@ -124,7 +132,14 @@ def differing(results: Iterable[CellResult]) -> list[str]:
     # Data and initial weights differ between models, but no comparison crosses models.
     by_model = grouped((one.cell.model, one.provenance) for one in results).values()
     facts = (*NAMED, *NUMERIC)
-    return [key for key in facts if any(len({str(one.get(key)) for one in those}) > 1 for those in by_model)]
+    return [key for key in facts if any(len({str(_fact(one, key)) for one in those}) > 1 for those in by_model)]
+
+
+def _fact(source: Mapping[str, Any], key: str) -> Any:
+    """Return a fact of a record's provenance; None if it does not say."""
+    where, _, name = key.rpartition(": ")
+    found = source.get(where) if where else source
+    return found.get(name) if isinstance(found, Mapping) else None
 
 
 def _between_sides(results: Iterable[CellResult], bears: str) -> set[str]:

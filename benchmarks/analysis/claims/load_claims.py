@@ -1,5 +1,6 @@
 """Read results/paper/claims.yaml. Errors take one line: the claim, the field, the value, the cure."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -51,7 +52,8 @@ def _book(values: dict[str, Any]) -> Book:
 
 def _shared(values: Mapping[str, Any]) -> Book:
     """Check the values before the claims, which all entries share; returns a book without claims."""
-    allow("noise", values["noise"], is_number(values["noise"]), "a number above 0")
+    noise = values["noise"]
+    allow("noise", noise, is_number(noise) and 0 < noise < math.inf, "a number above 0")
     given = {name: mapping(name, values[name]) for name in TOP[1:-1]}
     published = load_published()
     for model, small in given["stand_ins"].items():

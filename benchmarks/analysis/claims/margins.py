@@ -18,6 +18,7 @@ from benchmarks.analysis.published import Published
 from benchmarks.analysis.statistics import power
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
+from resireduce.errors import ConfigError
 
 POWER = 0.8
 MOST = 200
@@ -40,8 +41,12 @@ Metrics = tuple[str, list[float], list[float]]
 
 @lru_cache
 def reference_metrics() -> dict[str, Metrics]:
-    """Return the committed metrics of each small model."""
-    return metrics_of(load_json(REFERENCE)["rows"])
+    """Return the committed metrics of each small model. Raises ConfigError, one line, if they are damaged."""
+    try:
+        return metrics_of(load_json(REFERENCE)["rows"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        cure = f"restore it with git checkout {REFERENCE.relative_to(ROOT)}"
+        raise ConfigError(f"reference: {REFERENCE} cannot be read ({error!r}); {cure}") from None
 
 
 def metrics_of(those: Sequence[Mapping[str, Any]]) -> dict[str, Metrics]:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.analysis.claims.copies import copied
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
 from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
@@ -74,7 +75,7 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
         text = f"n = 1: seed {next(iter(values))} alone has no interval; {text}"
         raise Undecided(text, value=mean.mean, unit=unit, seeds=1, results=records)
     level = sum(float(one.metric or 0) for one in others) / len(others)
-    if odd := without_spread(found, (tested, against)) or _equal_losses(values, level):
+    if odd := without_spread(found, (tested, against)) or copied(records) or _equal_losses(values, level):
         raise Undecided(odd, value=mean.mean, unit=unit, seeds=mean.n, results=records)
     return Loss(mean, within, unit, level)
 

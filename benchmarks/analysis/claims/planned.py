@@ -12,13 +12,16 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.analysis.claims.contradictions import contradictions
+from benchmarks.analysis.claims.origins import wrong_origin
+from benchmarks.analysis.claims.seconds import ROUNDING, wrong_seconds
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.record import BYTE_FIELDS, CellResult
-from benchmarks.core.sample_counts import planned_steps, steps_per_second
+from benchmarks.core.sample_counts import planned_steps
 from benchmarks.core.workloads import WORKLOADS
+from resireduce.errors import ConfigError
 
 STATES_FILE = ROOT / "results/paper/states.json"
 """Written by `python -m benchmarks states`; a test compares it with `plan`."""
@@ -52,8 +55,13 @@ def setting_name(scheme: str, residual_dtype: str | None) -> str:
 
 @lru_cache
 def load_planned(path: Path = STATES_FILE) -> dict[str, Planned]:
-    """Return the table by model."""
-    return {model: Planned(**entry) for model, entry in load_json(path)["models"].items()}
+    """Return the table by model. Raises ConfigError, one line, if it is damaged."""
+    try:
+        return {model: Planned(**entry) for model, entry in load_json(path)["models"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"states: {path} cannot be read ({error}); write it with python -m benchmarks states"
+        ) from None
 
 
 def planned_residuals(cell: Cell) -> int | None:
@@ -109,10 +117,19 @@ def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
     return None
 
 
+METRICS = {
+    "digits": ("accuracy", True),
+    "questions": ("f1", True),
+    "bytes": ("perplexity", False),
+    "cifar": ("top1", True),
+    "imagenet": ("top1", True),
+    "imagenet-half": ("top1", True),
+    "squad": ("f1", True),
+    "wikitext": ("perplexity", False),
+}
+"""The metric of each task, and whether more of it is better; a test compares with the tasks, which import torch."""
 SHARES = ("accuracy", "top1", "f1", "exact_match")
 """Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
-ROUNDING = 0.01
-"""Largest relative difference between a speed and the times that it is computed from."""
 THINNED = 0.5
 """Largest relative difference between a speed and times that were kept as means of several steps: their median is not
 that of the steps."""
@@ -121,7 +138,7 @@ ITEMISED = "model_state_itemised"
 
 def unsound(record: CellResult) -> str | None:
     """Return in one line why a finished record cannot have been measured; None if it can."""
-    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, _wrong_times, contradictions)
+    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, contradictions, wrong_origin, _wrong_times)
     return next((problem for check in checks for problem in check(record)), None)
 
 
@@ -161,6 +178,8 @@ def _wrong_metric(record: CellResult) -> Iterator[str]:
         yield f"{name}: from 0 to 100 and higher is better; here up to {max(values):g}, {record.higher_is_better}"
     if name == "perplexity" and (record.higher_is_better or min(values) < 1):
         yield f"perplexity: 1 or more and lower is better; here from {min(values):g}, {not record.higher_is_better}"
+    if (name, record.higher_is_better) != (recipe := METRICS[WORKLOADS[record.cell.model].task]):
+        yield f"metric_name: {name}, higher_is_better {record.higher_is_better}; its recipe {recipe[0]}, {recipe[1]}"
 
 
 def _wrong_ranks(record: CellResult) -> Iterator[str]:
@@ -180,13 +199,14 @@ def _wrong_ranks(record: CellResult) -> Iterator[str]:
 
 def _wrong_times(record: CellResult) -> Iterator[str]:
     seconds, speed = record.step_seconds, float(record.steps_per_second or 0)
-    thinned = len(seconds) == STRETCHES and record.steps >= 2 * STRETCHES
-    if (len(seconds) != record.steps and not thinned) or min(seconds) <= 0:
-        yield f"step_seconds: {len(seconds)} that took time are needed for {record.steps} steps"
+    if record.schema_version > 1 and not record.phase_seconds.get("step"):
+        yield "phase_seconds: step: missing"
+    if len(seconds) != STRETCHES or record.steps < 2 * STRETCHES or min(seconds) <= 0:
+        yield from wrong_seconds(record)
         return
-    counted = 1 / median(seconds) if thinned else steps_per_second(seconds)
-    taken = sum(seconds) * (record.steps // STRETCHES if thinned else 1)
-    if abs(speed - counted) > (THINNED if thinned else ROUNDING) * counted:
+    # Thinned: `contradicted_seconds` saw all of them when the record was read.
+    counted, taken = 1 / median(seconds), sum(seconds) * (record.steps // STRETCHES)
+    if abs(speed - counted) > THINNED * counted:
         yield f"steps_per_second: {speed:.4g}, by its step_seconds {counted:.4g}"
     if float(record.wall_seconds or 0) < (1 - ROUNDING) * taken:
         yield f"wall_seconds: {record.wall_seconds:.4g} is less than its steps took, {taken:.4g}"

@@ -13,11 +13,14 @@ from statistics import mean, stdev
 from benchmarks.analysis.claims.margins import margin_of
 from benchmarks.analysis.claims.paired import BOTH
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, on_cpu
-from benchmarks.analysis.claims.verdict import INCONCLUSIVE, Verdict, below, bounds, number, written
+from benchmarks.analysis.claims.verdict import INCONCLUSIVE, Undecided, Verdict, below, bounds, number, written
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, p_beyond, t_quantile
 from benchmarks.core.record import CellResult
 
 BLOCKS = 10
+REST = 0.15
+"""Largest difference between the two sides' times outside of steps, as a share of the shorter training. In the smoke
+run it is up to 0.05."""
 UNIT = "%"
 
 
@@ -25,6 +28,8 @@ def lost_time(case: Case, name: str) -> Verdict:
     """Judge the loss of steps_per_second or the rise of wall_seconds; the whole interval must be below the margin."""
     found = case.only
     seeds = common_seeds(found, *BOTH)
+    if name == "wall_seconds" and (odd := _other_rest(found, seeds)):
+        raise Undecided(odd, seeds=len(seeds), results=found.records(*BOTH))
     loss, how = _loss(found, seeds, name)
     margin, within = margin_of(case.book, case.limits), bounds(loss)
     word = "loss of throughput" if name == "steps_per_second" else "longer by"
@@ -54,6 +59,29 @@ def _loss(found: Comparison, seeds: Sequence[int], name: str) -> tuple[Interval,
     if name == "steps_per_second" and not any(map(on_cpu, pairs[0])) and (over_blocks := _block_interval(*pairs[0])):
         return over_blocks, f"one run each, over {BLOCKS} blocks of steps"
     return Interval(values[0], None, 1), "n = 1: no interval"
+
+
+def _other_rest(found: Comparison, seeds: Sequence[int]) -> str | None:
+    """Return which two trainings spent so different times outside of their steps that steps cannot explain the total.
+
+    The rest (start, evaluations, measuring) is the same work on both sides.
+    """
+    for seed in seeds:
+        pair = [found.results[role][seed] for role in BOTH]
+        total = [float(one.wall_seconds or 0) for one in pair]
+        rest = [all_of - taken(one) for one, all_of in zip(pair, total, strict=True)]
+        if abs(rest[0] - rest[1]) > REST * min(total):
+            return (
+                f"seed {seed} of {pair[0].cell.name} spent {number(rest[0])} s outside of its steps, that of "
+                f"{pair[1].cell.name} {number(rest[1])} s: more than {REST:.0%} of the time of a training apart"
+            )
+    return None
+
+
+def taken(record: CellResult) -> float:
+    """Return the seconds of all steps of a record; a long training has the means of equal stretches of them."""
+    seconds = record.step_seconds
+    return sum(seconds) * (record.steps / len(seconds) if seconds else 0.0)
 
 
 def _loss_of(one: CellResult, other: CellResult, name: str) -> float:

@@ -43,7 +43,7 @@ def test_a_claim_of_accuracy_says_how_many_it_needs() -> None:
     assert before.seeds_needed and before.seeds_needed > 3 and before.p_value is None
     cells = [Cell(model="vgg-digits", scheme=s, seed=n) for s in ("baseline", "w+2d", "none") for n in range(3)]
     after = ledger(run_of([make(cell) for cell in cells]), book=book)[0]
-    assert after.seeds_needed == 2 and after.status == after.holm == "reproduced"
+    assert after.seeds_needed and after.seeds_needed <= 3 and after.status == after.holm == "reproduced"
 
 
 def test_a_budget_says_how_many_seeds_a_config_has_and_needs() -> None:

@@ -35,7 +35,7 @@ WORLDS: dict[str, Callable[[Cell], CellResult]] = {
     "the accuracy is lost": lambda cell: make(cell, worse=5.0 * (cell.scheme == "w+2d")),
     "seeds differ much": lambda cell: make(cell, spread=2.0 * (cell.scheme == "w+2d")),
     "no control": lambda cell: make(cell, worse=-6.0 * (cell.scheme == "none")),
-    "streamed is other": lambda cell: make(cell, worse=1e-3 * (cell.gradients == "streamed")),
+    "streamed is other": lambda cell: make(cell, worse=0.3 * (cell.gradients == "streamed")),
     "it is slow": lambda cell: make(cell, slower=2.0 if cell.scheme == "w+2d" or cell.gradients == "streamed" else 1.0),
 }
 
@@ -75,7 +75,13 @@ def shortened(records: Records, holes: Holes, cell: Cell, random: Random) -> Non
 
 def copied(records: Records, holes: Holes, cell: Cell, random: Random) -> None:
     """One result under two names: of another seed, or of the other side."""
-    records[cell] = replace(records[random.choice([one for one in records if one != cell])], cell=cell)
+    records[cell] = renamed(records[random.choice([one for one in records if one != cell])], cell)
+
+
+def renamed(record: CellResult, cell: Cell) -> CellResult:
+    """The record under the name of another cell, wherever it has it."""
+    content = {**record.provenance["content"], "cell": cell.to_dict()}
+    return replace(record, cell=cell, provenance={**record.provenance, "content": content})
 
 
 def swapped(records: Records, holes: Holes, cell: Cell, random: Random) -> None:
@@ -87,7 +93,7 @@ def swapped(records: Records, holes: Holes, cell: Cell, random: Random) -> None:
             for s, g in ((cell.scheme, cell.gradients), other)
         )
         if one in records and two in records:
-            records[one], records[two] = replace(records[two], cell=one), replace(records[one], cell=two)
+            records[one], records[two] = renamed(records[two], one), renamed(records[one], two)
 
 
 def contradicted(records: Records, holes: Holes, cell: Cell, random: Random) -> None:

@@ -26,7 +26,8 @@ UNIT = SPREAD / 2.5**0.5
 
 def planted(cell: Cell, metric: float) -> CellResult:
     plain = make(cell)
-    return replace(plain, metric=metric, metric_history=history(cell, plain.steps, metric))
+    metrics = {str(plain.metric_name): metric}
+    return replace(plain, metric=metric, metrics=metrics, metric_history=history(cell, plain.steps, metric))
 
 
 def as_printed(claim: Claim, worse: float = 0.0) -> list[CellResult]:

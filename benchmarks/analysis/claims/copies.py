@@ -1,0 +1,49 @@
+"""Find records of one training under several names by their history: the metric of each evaluation.
+
+Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, or of
+residuals of other sizes, do not, except by chance where a metric is a share of a few hundred answers.
+"""
+
+from collections.abc import Hashable, Sequence
+
+from benchmarks.analysis.claims.contradictions import HELD_OUT
+from benchmarks.analysis.claims.planned import planned_residuals
+from benchmarks.analysis.grouping import grouped
+from benchmarks.core.record import CellResult
+
+EVALUATIONS = 3
+"""Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
+
+
+def copies(records: Sequence[CellResult]) -> list[list[CellResult]]:
+    """Return the groups of records of one model that share a history, one record of each training in it."""
+    alike = grouped((str([[*pair] for pair in one.metric_history]), one) for one in records if _tells(one))
+    found = [grouped((_training(one), one) for one in those) for those in alike.values()]
+    return [[one for same in trainings.values() for one in same] for trainings in found if len(trainings) > 1]
+
+
+def copied(records: Sequence[CellResult]) -> str | None:
+    """Return which records of one comparison are of one training; None if none are, or one pair by chance."""
+    found = copies(records)
+    pairs = sum(len({_training(one) for one in alike}) - 1 for alike in found)
+    return same_history(found[0]) if pairs > (1 if found and is_coarse(found[0][0]) else 0) else None
+
+
+def same_history(alike: Sequence[CellResult]) -> str:
+    """Return what is said of records that share a history."""
+    names = sorted(one.cell.name for one in alike)
+    return f"{' and '.join(names)} have the same history: they are one training"
+
+
+def is_coarse(record: CellResult) -> bool:
+    """Return whether a metric has so few values that two trainings may agree by chance."""
+    return (record.cell.model, record.metric_name) in HELD_OUT
+
+
+def _training(record: CellResult) -> Hashable:
+    """Return what two cells share that may train alike: the seed, and residuals of one size by plan."""
+    return record.cell.seed, planned_residuals(record.cell) or record.cell.scheme
+
+
+def _tells(record: CellResult) -> bool:
+    return len({value for _, value in record.metric_history}) >= EVALUATIONS
