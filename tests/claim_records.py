@@ -53,8 +53,8 @@ def states(cell: Cell) -> dict[str, int]:
 def history(cell: Cell, steps: int, metric: float) -> list[list[float]]:
     """Evaluations as the recipe has them, the last one of the metric."""
     recipe = WORKLOADS[cell.model]
-    count = math.ceil(steps / recipe.evaluate_every) if recipe.evaluate_every else recipe.epochs or 1
-    count = 1 if cell.steps else count
+    by_epochs = 1 if cell.steps else recipe.epochs or 1
+    count = math.ceil(steps / recipe.evaluate_every) if recipe.evaluate_every else by_epochs
     every = recipe.evaluate_every or steps // count
     name = f"{cell.compressor}{cell.density}{of_scheme(cell)}{cell.seed}"
     own = [crc32(f"{name}{one}".encode()) / 2**32 / 10 for one in range(count)]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks.analysis.claims.contradictions import of_another_cell
 from benchmarks.core.cell import Cell
@@ -54,10 +55,11 @@ def _origin(record: CellResult) -> Iterator[str]:
 
 def _moment(record: CellResult) -> Iterator[str]:
     """Check the step in which it ended: the one after its last whole step, or that one's evaluation."""
-    step, (planned, at_least) = record.failure.get("step"), planned_steps(record.cell)
-    if not isinstance(step, int) or not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
+    step: Any = record.failure.get("step")
+    planned, at_least = planned_steps(record.cell)
+    if not is_count(step) or step < 1 or step not in (record.steps, record.steps + 1):
         yield f"failure: step: {step!r} is not the one after the {record.steps} steps that it finished"
-    if planned and (record.steps or 0) > planned and not at_least:
+    if planned is not None and record.steps > planned and not at_least:
         yield f"steps: {record.steps}, its cell and recipe have {planned}"
 
 
@@ -68,7 +70,7 @@ def _past(record: CellResult) -> Iterator[str]:
     if float(record.wall_seconds or 0) <= sum(record.step_seconds):
         yield f"wall_seconds: {record.wall_seconds} is not more than its steps took"
     taken = [int(step or 0) for step, _ in record.metric_history]
-    if taken != sorted(set(taken)) or (taken and not 1 <= taken[0] <= taken[-1] <= int(record.steps or 0)):
+    if taken != sorted(set(taken)) or (taken and not 1 <= taken[0] <= taken[-1] <= record.steps):
         yield f"metric_history: its steps are not those of a training that ended after {record.steps}"
     every = WORKLOADS[record.cell.model].evaluate_every
     if every and not 0 <= record.steps // every - len(taken) <= 1:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from benchmarks.core.checks import first_twice
+from benchmarks.core.checks import first_twice, is_number
 from resireduce.errors import ConfigError
 
 LARGEST_FILE = 2_000_000_000
@@ -31,14 +31,16 @@ def finite(value: Any) -> Any:
 
 
 def all_finite(value: Any) -> bool:
-    """Say whether there is no NaN and no infinity in value."""
+    """Say whether there is no NaN, no infinity and no whole number beyond those of a float in value."""
     if isinstance(value, dict):
         return all(map(all_finite, value.values()))
     if isinstance(value, list | tuple):
         # Long lists contain numbers or pairs of them: this is many times faster than one call for each.
         plain = set(map(type, value)) <= {float, int}
-        return all(map(math.isfinite, value)) if plain else all(map(all_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
+        with suppress(OverflowError):
+            return all(map(math.isfinite, value)) if plain else all(map(all_finite, value))
+        return False
+    return is_number(value) and math.isfinite(value) if type(value) in (int, float) else True
 
 
 def save_json(values: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ from benchmarks.analysis.bundle.notes import notes
 from benchmarks.analysis.bundle.pack import BundleError
 from benchmarks.analysis.bundle.stage import OUTPUTS, differences, files_of, fresh_report
 from benchmarks.analysis.bundle.unpack import unpack
+from benchmarks.analysis.labels import printable
 from benchmarks.core.paths import RUNS
 from benchmarks.core.progress import counted
 from resireduce.errors import ConfigError
@@ -52,7 +53,7 @@ def main(args: argparse.Namespace) -> int:
 def _note(found: list[str]) -> None:
     more = [f"{len(found) - MOST_SHOWN} more like these"] if len(found) > MOST_SHOWN else []
     for note in [*found[:MOST_SHOWN], *more]:
-        print(f"Note: {_printable(note)}")
+        print(f"Note: {printable(note)}")
 
 
 def differing_tables(run: Path, name: str) -> list[str]:
@@ -70,14 +71,9 @@ def differing_tables(run: Path, name: str) -> list[str]:
     return sorted(problems)
 
 
-def _printable(text: str) -> str:
-    """Return text with terminal control characters made visible, as names in a zip may hold them."""
-    return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
-
-
 def _failed(bundle: Path, problems: list[str]) -> int:
     for problem in problems[:MOST_SHOWN]:
-        print(f"DIFFERS: {_printable(problem)}")
+        print(f"DIFFERS: {printable(problem)}")
     if len(problems) > MOST_SHOWN:
         print(f"... and {len(problems) - MOST_SHOWN} more")
     print(f"NOT verified: {bundle}: {len(problems)} problem{'s' if len(problems) > 1 else ''}")

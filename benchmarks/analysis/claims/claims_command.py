@@ -33,7 +33,7 @@ def main(args: argparse.Namespace) -> int:
         for note in run.notes:
             print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
     found = ledger(*runs)
-    print(to_json(found) if args.json else printable(to_screen(found)), end="" if args.json else "\n")
+    print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0
 
 

@@ -45,7 +45,7 @@ def reference_metrics() -> dict[str, Metrics]:
     try:
         return metrics_of(load_json(REFERENCE)["rows"])
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        cure = f"restore it with git checkout {REFERENCE.relative_to(ROOT)}"
+        cure = "restore it with git checkout results/reference"
         raise ConfigError(f"reference: {REFERENCE} cannot be read ({error!r}); {cure}") from None
 
 

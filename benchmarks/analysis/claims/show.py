@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.analysis.claims.verdict import STATUSES, LedgerRow, number, written
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.labels import markdown_table
+from benchmarks.analysis.labels import markdown_table, printable
 
 WIDTH = 118
 SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
@@ -63,7 +63,7 @@ def to_screen(judged: Sequence[LedgerRow]) -> str:
         one_seed = ", one seed" if {one.seeds for one in tested} <= {0, 1} else ""
         if tested:
             lines += ["", label + (f"{one_seed}: {HONEST}" if scope == "small models" else ""), *map(_line, tested)]
-    return "\n".join([*lines, *_not_run(judged)])
+    return printable("\n".join([*lines, *_not_run(judged)]))
 
 
 def _line(one: LedgerRow) -> str:

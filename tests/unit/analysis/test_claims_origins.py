@@ -1,0 +1,265 @@
+"""Records that contradict themselves in what they say of their origin, times and metrics, or no longer say it."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.claims import margins, planned
+from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.planned import METRICS, load_planned
+from benchmarks.analysis.claims.seconds import OBSERVED_SHARE, OBSERVED_STEPS
+from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.load_run import load_run
+from benchmarks.core.cell import Cell
+from benchmarks.core.provenance import CODE
+from benchmarks.core.record import ADDED, CellResult
+from benchmarks.core.registry import TASKS
+from benchmarks.core.sample_counts import steps_per_second
+from benchmarks.training.measure import probe
+from resireduce.errors import ConfigError
+from resireduce.scheme import load
+from tests.claim_records import make, ranks, run_of
+
+BOOK = load_claims()
+ACCURACY, TIME, SPEED = "exp2-accuracy-vgg19", "exp2-time-vgg19", "exp3-throughput-64-vgg19"
+SEEDS = range(5)
+Change = Callable[[CellResult], Mapping[str, Any]]
+
+
+def sides(model: str = "vgg-digits", **fields: Any) -> dict[str, list[CellResult]]:
+    schemes = ("baseline", "w+2d", "none")
+    return {s: [make(Cell(model=model, scheme=s, seed=seed, **fields)) for seed in SEEDS] for s in schemes}
+
+
+def judged(name: str, found: Mapping[str, list[CellResult]]) -> LedgerRow:
+    claim = next(claim for claim in BOOK.claims if claim.id == name)
+    return ledger(run_of([one for those in found.values() for one in those]), book=replace(BOOK, claims=(claim,)))[0]
+
+
+def source(**facts: Any) -> Change:
+    return lambda one: {"provenance": {**one.provenance, **facts}}
+
+
+def without(*names: str) -> Change:
+    return lambda one: {"provenance": {name: value for name, value in one.provenance.items() if name not in names}}
+
+
+def first_version(one: CellResult) -> dict[str, Any]:
+    return {"schema_version": 1} | {name: type(getattr(one, name))() for name in ADDED if name != "failure"}
+
+
+GPU = {"device": "NVIDIA A100", "cuda": "12.6", "device_memory_bytes": 2**36, "gpu_uuids": ["GPU-a", "GPU-b"]}
+WRONG: list[tuple[Change, str]] = [
+    (source(device="NVIDIA A100"), "NVIDIA A100, but cuda, device_memory_bytes, gpu_uuids as on a CPU"),
+    (source(**GPU, packages={"torch": "2.13.0+cpu"}), "but its torch is one for CPUs alone"),
+    (source(**GPU), "but gloo, which joins ranks that share a GPU, and each has its own"),
+    (source(device_memory_bytes=2**36), "device: cpu, but gpu_uuids and device_memory_bytes are those of a GPU"),
+    (source(backend="local"), "backend: local, its cell has torch"),
+    (source(ranks_per_host={"a": 1}), "ranks_per_host: {'a': 1}, its cell has 2 ranks"),
+    (source(host_of_rank=["a"]), "host_of_rank: ['a'], by ranks_per_host {'node0': 2}"),
+    (lambda one: {"provenance": {}}, "provenance: device, content, backend, ranks_per_host: missing"),
+    (source(content={"resireduce": "r1"}), "provenance: content: cell: missing"),
+    (without("device"), "provenance: device: missing"),
+    (lambda one: {"per_rank": []}, "per_rank: 0 ranks, its cell has 2"),
+    (lambda one: {"metrics": {}}, "metrics: missing"),
+    (lambda one: {"phase_seconds": {}}, "phase_seconds: step: missing"),
+    (source(date="9999-01-01T00:00:00+00:00"), "date: 9999-01-01T00:00:00+00:00 is not from 2024 to now"),
+    (source(date="1970-01-01T00:00:00+00:00"), "is not from 2024 to now"),
+    (source(date="!first"), "date: '!first' is not a date with a time zone"),
+    (without("date"), "date: 'None' is not a date with a time zone"),
+    (source(resumed_at_steps=[5000]), "resumed_at_steps: [5000] of a training of 200 steps"),
+    (lambda one: {"schema_version": 1}, "schema_version: 1, but it has metrics, phase_seconds, provenance: content"),
+    (lambda one: first_version(one) | without("content")(one), "of schema versions 1 and 2: run the older ones again"),
+    (lambda one: {"metric_name": "top1", "metrics": {"top1": one.metric}}, "its recipe accuracy, True"),
+    (lambda one: quicker(one, 1.3), "phase_seconds: step: 0.0"),
+]
+
+
+def quicker(one: CellResult, times: float) -> dict[str, Any]:
+    """All seconds of the steps and what follows from them, but not the phases."""
+    seconds = [second / times for second in one.step_seconds]
+    return {"step_seconds": seconds, "steps_per_second": steps_per_second(seconds)}
+
+
+@pytest.mark.parametrize(("change", "reason"), WRONG, ids=[reason for _, reason in WRONG])
+def test_what_contradicts_its_origin_is_no_evidence(change: Change, reason: str) -> None:
+    found = sides()
+    assert judged(ACCURACY, found).status == "reproduced"
+    found["w+2d"] = [replace(one, **change(one)) for one in found["w+2d"]]
+    one = judged(ACCURACY, found)
+    assert one.status == "inconclusive" and reason in one.reason, one.reason
+
+
+def test_a_ladder_of_a_cpu_is_not_that_of_a_gpu() -> None:
+    both = [make(Cell(model="vgg19", scheme=scheme, world_size=8)) for scheme in ("w+2d", "baseline")]
+    rung = {"name": "allocated", "method": "torch", "bytes": None, "reason": "no CUDA device"}
+    for change, status in (({}, "not reproduced"), ({"ladder": [rung]}, "inconclusive")):
+        one = judged("exp1-local-vgg19", {"both": [replace(record, **change) for record in both]})
+        assert one.status == status and ("its ladder was measured on a CPU" in one.reason) == bool(change)
+
+
+@pytest.mark.parametrize("name", ["resireduce", "benchmarks", "packages"])
+def test_other_code_on_one_side_is_named(name: str) -> None:
+    found = sides()
+    for place, one in enumerate(found["w+2d"]):
+        content = {**one.provenance["content"], name: "other"}
+        found["w+2d"][place] = replace(one, provenance={**one.provenance, "content": content})
+    for claim in (ACCURACY, TIME, SPEED):
+        one = judged(claim, found)
+        assert one.status == "inconclusive" and f"the cells compared differ in content: {name}" in one.reason
+
+
+def test_a_total_time_needs_its_steps() -> None:
+    found = sides()
+    for times, status in ((0.95, "reproduced"), (1.3, "inconclusive")):
+        found["w+2d"] = [replace(one, wall_seconds=times * float(one.wall_seconds or 0)) for one in found["w+2d"]]
+        assert judged(TIME, found).status == status
+    assert "s outside of its steps, that of" in judged(TIME, found).reason
+
+
+@pytest.mark.parametrize(("model", "claim"), [("vgg-digits", ACCURACY), ("gpt2-bytes", "exp2-accuracy-gpt2-medium")])
+@pytest.mark.parametrize("shift", [0, 1])
+def test_two_trainings_do_not_have_one_history(model: str, claim: str, shift: int) -> None:
+    found = sides(model)
+    for place in (0, 1):
+        other = found["baseline"][place + shift]
+        same = {name: getattr(other, name) for name in ("metric", "metrics", "metric_history")}
+        found["w+2d"][place] = replace(found["w+2d"][place], **same)
+    one = judged(claim, found)
+    assert one.status == "inconclusive" and "have the same history: they are one training" in one.reason
+
+
+# --- in files ---
+
+
+def written(folder: Path, records: list[CellResult]) -> Path:
+    (folder / "cells").mkdir(parents=True)
+    config = {"run": folder.name, "matrix": [one.cell.to_dict() for one in records]}
+    (folder / "config.json").write_text(json.dumps(config))
+    for one in records:
+        one.save(folder / f"cells/{one.cell.name}.json")
+    return folder
+
+
+def of_a_thousand(cell: Cell, change: Change) -> CellResult:
+    """A record as it is written: with the seconds of all its steps."""
+    one = make(cell)
+    seconds = [one.step_seconds[step % len(one.step_seconds)] for step in range(one.steps)]
+    whole = {"step_seconds": seconds, "steps_per_second": steps_per_second(seconds), "phase_seconds": one.phase_seconds}
+    whole |= {"wall_seconds": 1.1 * sum(seconds)}
+    one = replace(one, **whole, per_rank=ranks(cell, vars(one) | whole))
+    return replace(one, **change(one))
+
+
+LONG: list[tuple[Change, str]] = [
+    (lambda one: {}, ""),
+    (lambda one: {"steps_per_second": 1.4 * float(one.steps_per_second or 0)}, "broken, steps_per_second: "),
+    (
+        lambda one: {"step_seconds": one.step_seconds[:400]},
+        "broken, step_seconds: 400 that took time are needed for 1000",
+    ),
+    (lambda one: {"phase_seconds": {**one.phase_seconds, "data": 1.0}}, "broken, phase_seconds: not those of rank 0"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), LONG, ids=[reason for _, reason in LONG])
+def test_a_long_training_is_checked_before_it_is_thinned(tmp_path: Path, change: Change, reason: str) -> None:
+    fields: dict[str, Any] = {"model": "vgg-digits", "steps": 1000}
+    records = [of_a_thousand(Cell(scheme="baseline", seed=seed, **fields), lambda one: {}) for seed in SEEDS]
+    records += [of_a_thousand(Cell(scheme="w+2d", seed=seed, **fields), change) for seed in SEEDS]
+    run = load_run(written(tmp_path / "x", records))
+    one = next(one for one in ledger(run) if one.id == SPEED)
+    assert len(run.results) == 10, "tables show them all"
+    assert one.status == ("inconclusive" if reason else "reproduced") and reason in one.reason, one.reason
+
+
+@pytest.mark.parametrize("text", [None, '{"run": "x", "matr'])
+def test_without_its_matrix_a_run_decides_nothing(
+    tmp_path: Path, text: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "x", [one for those in sides().values() for one in those])
+    assert next(one for one in ledger(load_run(folder)) if one.id == ACCURACY).status == "reproduced"
+    (folder / "config.json").unlink() if text is None else (folder / "config.json").write_text(text)
+    one = next(one for one in ledger(load_run(folder)) if one.id == ACCURACY)
+    assert (
+        one.status == "inconclusive" and "config.json of x cannot be read: what is missing is not known" in one.reason
+    )
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert capsys.readouterr().err.startswith("note: x: config.json cannot be read")
+
+
+def test_what_a_record_says_does_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cell = Cell(model="vgg-digits", scheme="w+2d")
+    failed = CellResult(cell=cell, status="oom", reason="\x1b[2J\x1b[31mall reproduced\u202e")
+    folder = written(tmp_path / "x", [make(Cell(model="vgg-digits"))])
+    (folder / "config.json").write_text(json.dumps({"run": "x", "matrix": [{"model": "vgg-digits", "scheme": "w+2d"}]}))
+    failed.save(folder / f"cells/{cell.name}.json")
+    assert main(["claims", "--run", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b[2J" in said and all(one.isprintable() or one == "\n" for one in said)
+
+
+FAR = {"wasserstein": 0.3, "jensen_shannon": 0.1}
+DISTANCES: list[dict[str, Any]] = [
+    {"jensen_shannon": "nan"},
+    {"jensen_shannon": "0.02"},
+    {"jensen_shannon": "\u0660.\u0661"},
+    {"jensen_shannon": -1.0},
+    {"jensen_shannon": True},
+    {"jensen_shannon": 50.0},
+    {"jensen_shannon": 10**400},
+    {"wasserstein": "1e400"},
+]
+
+
+@pytest.mark.parametrize("where", ["within", "between"])
+@pytest.mark.parametrize("change", DISTANCES, ids=lambda change: str(change)[:30])
+def test_a_distance_is_a_number(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
+    cell = Cell(model="vgg-digits", observe=("distributions",))
+    seen = {"within": {"wasserstein": 0.1, "jensen_shannon": 0.02}, "between": FAR}
+    folder = written(tmp_path / "x", [make(cell, observations={"distributions": seen})])
+    path = folder / f"cells/{cell.name}.json"
+    name = "sec4-overlap-vgg19"
+    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "reproduced"
+    seen[where] = {**seen[where], **change}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"observations": {"distributions": seen}}))
+    assert next(one for one in ledger(load_run(folder)) if one.id == name).status == "inconclusive"
+
+
+# --- what is compared with code that needs torch, and what is committed ---
+
+
+def test_metrics_and_observed_steps_are_those_of_training() -> None:
+    tasks = {name: load(where) for name, where in TASKS.items()}
+    assert {name: (task.metric, task.higher_is_better) for name, task in tasks.items()} == METRICS
+    assert (OBSERVED_STEPS, OBSERVED_SHARE) == (probe.OBSERVED_STEPS, probe.OBSERVED_SHARE)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"models": {"vgg19": {}}}', '{"rows": [{}]}'])
+def test_a_damaged_table_is_told_in_one_line(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "table.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"^states: .*cannot be read .*; write it with python -m benchmarks states$"):
+        load_planned.__wrapped__(path)
+    monkeypatch.setattr(margins, "REFERENCE", path)
+    with pytest.raises(ConfigError, match=r"^reference: .*table\.json cannot be read .*; restore it"):
+        margins.reference_metrics.__wrapped__()
+    assert planned.STATES_FILE.exists()
+
+
+@pytest.mark.parametrize("noise", ["-1", ".nan", ".inf", "true"])
+def test_noise_is_above_0(tmp_path: Path, noise: str) -> None:
+    text = (planned.STATES_FILE.parent / "claims.yaml").read_text().replace("\nnoise: 0.5\n", f"\nnoise: {noise}\n")
+    (tmp_path / "claims.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"noise: .* is not allowed; give a number above 0"):
+        load_claims.__wrapped__(tmp_path / "claims.yaml")
+
+
+def test_changed_claims_are_uncommitted_changes() -> None:
+    assert "results/paper" in CODE
