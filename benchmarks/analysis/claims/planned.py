@@ -4,7 +4,6 @@ The plan is the committed table of the bytes that models hold. `CellResult` refu
 this module refuses records that no training can have left, as they are no evidence.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.analysis.claims.contradictions import contradictions
+from benchmarks.analysis.claims.histories import wrong_history, wrong_metric
 from benchmarks.analysis.claims.origins import wrong_origin
 from benchmarks.analysis.claims.seconds import ROUNDING, wrong_seconds
 from benchmarks.analysis.reading import STRETCHES
@@ -20,7 +20,6 @@ from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
 from benchmarks.core.record import BYTE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps
-from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError
 
 STATES_FILE = ROOT / "results/paper/states.json"
@@ -117,19 +116,6 @@ def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
     return None
 
 
-METRICS = {
-    "digits": ("accuracy", True),
-    "questions": ("f1", True),
-    "bytes": ("perplexity", False),
-    "cifar": ("top1", True),
-    "imagenet": ("top1", True),
-    "imagenet-half": ("top1", True),
-    "squad": ("f1", True),
-    "wikitext": ("perplexity", False),
-}
-"""The metric of each task, and whether more of it is better; a test compares with the tasks, which import torch."""
-SHARES = ("accuracy", "top1", "f1", "exact_match")
-"""Metrics in per cent of correct answers. Perplexity is the other kind: at least 1, and less is better."""
 THINNED = 0.5
 """Largest relative difference between a speed and times that were kept as means of several steps: their median is not
 that of the steps."""
@@ -138,7 +124,7 @@ ITEMISED = "model_state_itemised"
 
 def unsound(record: CellResult) -> str | None:
     """Return in one line why a finished record cannot have been measured; None if it can."""
-    checks = (_wrong_steps, _wrong_history, _wrong_metric, _wrong_ranks, contradictions, wrong_origin, _wrong_times)
+    checks = (_wrong_steps, wrong_history, wrong_metric, _wrong_ranks, contradictions, wrong_origin, _wrong_times)
     return next((problem for check in checks for problem in check(record)), None)
 
 
@@ -148,38 +134,6 @@ def _wrong_steps(record: CellResult) -> Iterator[str]:
     planned, at_least = planned_steps(record.cell)
     if planned and (record.steps < planned or (record.steps > planned and not at_least)):
         yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
-
-
-def _wrong_history(record: CellResult) -> Iterator[str]:
-    history = record.metric_history
-    if not history or any(value is None for pair in history for value in pair):
-        yield "metric_history: empty or null, so the metric was never evaluated"
-        return
-    taken = [int(step or 0) for step, _ in history]
-    if taken != sorted(set(taken)) or taken[0] < 1 or taken[-1] != record.steps:
-        yield f"metric_history: its steps, up to {taken[-1]}, are not those of a training of {record.steps}"
-    if history[-1][1] != record.metric:
-        yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
-    if (expected := _evaluations(record)) is not None and len(history) != expected:
-        yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
-
-
-def _evaluations(record: CellResult) -> int | None:
-    """Return the number of evaluations in a training; None if the recipe does not say."""
-    workload = WORKLOADS[record.cell.model]
-    if workload.evaluate_every:
-        return math.ceil(record.steps / workload.evaluate_every)
-    return None if record.cell.steps else workload.epochs
-
-
-def _wrong_metric(record: CellResult) -> Iterator[str]:
-    name, values = record.metric_name, [float(pair[1] or 0) for pair in record.metric_history]
-    if name in SHARES and not (record.higher_is_better and min(values) >= 0 and max(values) <= 100):
-        yield f"{name}: from 0 to 100 and higher is better; here up to {max(values):g}, {record.higher_is_better}"
-    if name == "perplexity" and (record.higher_is_better or min(values) < 1):
-        yield f"perplexity: 1 or more and lower is better; here from {min(values):g}, {not record.higher_is_better}"
-    if (name, record.higher_is_better) != (recipe := METRICS[WORKLOADS[record.cell.model].task]):
-        yield f"metric_name: {name}, higher_is_better {record.higher_is_better}; its recipe {recipe[0]}, {recipe[1]}"
 
 
 def _wrong_ranks(record: CellResult) -> Iterator[str]:

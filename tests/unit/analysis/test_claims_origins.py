@@ -10,9 +10,10 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.claims import margins, planned
+from benchmarks.analysis.claims.histories import METRICS
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.load_claims import load_claims
-from benchmarks.analysis.claims.planned import METRICS, load_planned
+from benchmarks.analysis.claims.planned import load_planned
 from benchmarks.analysis.claims.seconds import OBSERVED_SHARE, OBSERVED_STEPS
 from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import load_run
