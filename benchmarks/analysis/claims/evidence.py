@@ -44,8 +44,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
     holes: dict[Cell, Hole] = {}
-    twice: dict[Cell, str] = {}
-    ended: dict[Cell, str] = {}
+    twice, ended = dict[Cell, str](), dict[Cell, str]()
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
         if not run.is_whole:
@@ -60,10 +59,10 @@ def gather(runs: Sequence[Run]) -> Evidence:
         for cell, hole in run.holes.items():
             holes[cell] = min(holes.get(cell, hole), hole, key=_rank)
             if hole.status in OUTCOMES:
-                ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}: {hole.why}")
+                ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}, not elsewhere: {hole.why}")
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
-    twice |= {cell: f"{text}; another record of it finished" for cell, text in ended.items() if cell in results}
+    twice |= {cell: text for cell, text in ended.items() if cell in results}
     return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
 
 
