@@ -100,6 +100,8 @@ GROUPS = {
 }
 """Commands, each a module and a line about it, by what they are for: the order in which the help lists them."""
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+LONGEST_NAME, LONGEST_PATH = 255, 4095
+"""Most bytes of a file's name and of a path on Linux."""
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
@@ -121,9 +123,13 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
 
 
 def named_path(text: str) -> Path:
-    """Return a path that an option names; an empty text, which Path would take for this folder, is refused."""
-    if not text:
-        raise argparse.ArgumentTypeError("'' is no path; give the name of a file or folder, . for this one")
+    """Return a path that an option names; what no path can be is refused, also "", which Path takes for this folder."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"{text!r} is no path; give the name of a file or folder, . for this one")
+    if len(os.fsencode(text)) > LONGEST_PATH or max(map(len, os.fsencode(text).split(b"/"))) > LONGEST_NAME:
+        raise argparse.ArgumentTypeError(
+            f"{text[:60]!r}... is too long; a name has up to {LONGEST_NAME} bytes, a path up to {LONGEST_PATH}"
+        )
     return Path(text)
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.core.cell import CELL_FIELDS
 from benchmarks.core.checks import allow, known_keys, several, within
-from benchmarks.core.files import once
+from benchmarks.core.files import once, read_text
 from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
 from benchmarks.core.taking import INSTEAD, ONLY, taken
@@ -63,7 +63,7 @@ def read_config(path: Path, part: str | None = None) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file unchanged. Raises ConfigError as read_config does."""
     try:
-        config = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        config = yaml.load(read_text(path), _Loader)
     except OSError as error:
         raise ConfigError(
             f"config: {path}: {error.strerror}; give one of benchmarks/config, or your own (what it extends is looked "

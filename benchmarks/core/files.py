@@ -17,6 +17,10 @@ from typing import Any, BinaryIO
 from benchmarks.core.checks import first_twice
 from resireduce.errors import ConfigError
 
+MOST_DIGITS = 300
+"""Most digits of a whole number; a float holds 308."""
+TEMPORARY = ".resireduce-"
+"""Start of temporary names, which are short: that of a file may already be as long as names can be."""
 LARGEST_FILE = 2_000_000_000
 """Largest JSON file that is read, in bytes: a record of many ranks and steps has a hundredth of it."""
 
@@ -31,16 +35,17 @@ def finite(value: Any) -> Any:
 
 
 def all_finite(value: Any) -> bool:
-    """Say whether there is no NaN and no infinity in value; whole numbers are finite, however large."""
+    """Say whether there is no NaN, no infinity and no whole number too large for a float in value."""
     if isinstance(value, dict):
         return all(map(all_finite, value.values()))
     if isinstance(value, list | tuple):
         # Long lists contain numbers or pairs of them: this is many times faster than one call for each.
         plain = set(map(type, value)) <= {float, int}
-        with suppress(OverflowError):
+        try:
             return all(map(math.isfinite, value)) if plain else all(map(all_finite, value))
-        return all(map(all_finite, value))  # one was too large for a float
-    return not isinstance(value, float) or math.isfinite(value)
+        except OverflowError:
+            return False
+    return not isinstance(value, int | float) or abs(value) <= sys.float_info.max  # False for NaN
 
 
 def save_json(values: Any, path: Path) -> None:
@@ -66,7 +71,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     A reader sees either the old or the new content, even after a crash.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, suffix=".tmp", dir=path.parent)
     try:
         os.close(handle)
         with open(temporary, "wb") as file:
@@ -96,30 +101,52 @@ def alone(path: Path, waiting: str = "") -> Iterator[None]:
 
 def writable(field: str, path: Path) -> None:
     """Make the folder of a file that will be written. Raises ConfigError, one line, if it cannot be written."""
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{field}: {path} is not a file; give the name of one")
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{field}: {path} is not a file; give the name of one")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
+        with tempfile.NamedTemporaryFile(prefix=TEMPORARY, suffix=".tmp", dir=path.parent):
             pass
     except OSError as error:
+        file = next((one for one in path.parents if os.path.exists(one) and not os.path.isdir(one)), None)
+        reason = error.strerror if file is None else f"{file} is a file, not a folder"
         raise ConfigError(
-            f"{field}: {path} cannot be written: {error.strerror}; give a file in a folder of yours"
+            f"{field}: {_shown(path)} cannot be written: {reason}; give a file in a folder of yours"
         ) from None
 
 
+def _shown(path: Path) -> str:
+    return str(path) if len(str(path)) <= 300 else f"{str(path)[:300]}..."
+
+
 def load_json(path: Path) -> Any:
-    """Read strict JSON. Raises OSError, or ValueError for text that is half written, or holds NaN or a duplicate key.
+    """Read strict JSON. Raises OSError as read_text does, or ValueError for text that is half written or not strict.
+
+    Not strict are NaN, a duplicate key, a number too large for a float, and half a character (a lone surrogate).
+    """
+    text = read_text(path)
+    try:
+        strict = {"parse_constant": _refuse, "parse_int": _integer, "parse_float": _float}
+        values = json.loads(text, object_pairs_hook=once, **strict)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{error.object[error.start]!a} is half a character") from None
+    return values
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file. Raises OSError or UnicodeDecodeError if it cannot be read.
 
     OSError is also raised for a pipe or a device, which might never end, and for more than LARGEST_FILE bytes.
     """
     status = path.stat()
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)) or status.st_size > LARGEST_FILE:
         raise OSError(errno.EINVAL, f"it is no file of up to {LARGEST_FILE:,} bytes", str(path))
-    try:
-        return json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse, object_pairs_hook=once)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return path.read_text(encoding="utf-8")
 
 
 def try_json(path: Path) -> Any:
@@ -139,6 +166,18 @@ def once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is not strict JSON")
+
+
+def _integer(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError(f"{text[:20]}... is too large a number")
+    return int(text)
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text[:20]} is too large a number")
+    return number
 
 
 def file_hash(path: Path) -> str:

@@ -159,11 +159,11 @@ def _ok_problems(result: CellResult) -> list[str]:
     wrong = [f"{name}: missing, an ok record must have it" for name in needed if getattr(result, name) is None]
     if wrong:
         return wrong
+    if problem := _range_problem(result):
+        return [problem]
     # Items are many, and are already known to be whole numbers.
     if not all_finite(vars(result) | {"cell": result.cell.to_dict(), "items": None}):
         return ["metric: NaN or infinity in an ok record; its status is diverged"]
-    if problem := _range_problem(result):
-        return [problem]
     return _sum_problems(result)
 
 

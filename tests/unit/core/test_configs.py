@@ -1,6 +1,7 @@
 """The configs that are shipped: they can be used, hold what they say, and share what they can."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,20 @@ def test_paper_has_the_worlds_of_the_paper() -> None:
     assert {cell.world_size for cell in cells["exp3"]} == {16, 32, 64}
     assert set(cells["exp5"]) & set(cells["exp2-local"]), "shared cells are trained once"
     assert all(cell.gradients == "kept" for cell in cells["exp2-local"])
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert main(["cells", "--config", str(tmp_path / "pipe.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "config: " in said and "pipe.yaml: it is no file" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("path", ["", "a" * 256, "a/" * 2500, "a\0b"], ids=["empty", "name", "path", "nul"])
+def test_what_no_path_can_be_is_named_with_its_option(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["cells", "--config", path])
+    assert ended.value.code == 2 and "error: argument --config: '" in capsys.readouterr().err
 
 
 def test_the_cells_of_a_part_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

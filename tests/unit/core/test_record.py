@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.core.cell import CELL_FIELDS, Cell
-from benchmarks.core.files import LARGEST_FILE
+from benchmarks.core.files import LARGEST_FILE, all_finite, writable
 from benchmarks.core.matrix import expand_parts
 from benchmarks.core.record import ADDED, BYTE_FIELDS, CellResult, RecordError, expand
 from benchmarks.core.scheme_options import CHECKS
@@ -292,6 +292,58 @@ def test_the_schema_knows_the_same_fields():
 
     schema = json.loads((Path(__file__).parents[3] / "benchmarks/config/schema/run.schema.json").read_text())
     assert set(schema["$defs"]["entry"]["properties"]) == set(CELL_FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("provenance", '{"link_rates": [1' + "0" * 400 + "]}", "100000.* is too large a number"),
+        ("observations", '{"distributions": {"x": -1' + "0" * 400 + "}}", "-10000.* is too large a number"),
+        ("provenance", '{"x": 1e400}', "1e400 is too large a number"),
+        ("provenance", '{"cpu": "\\ud800"}', "'.ud800' is half a character"),
+        ("unit", '"\\uDFFFx"', "'.udfff' is half a character"),
+    ],
+)
+def test_what_no_table_could_show_is_refused(result, tmp_path, field, text, message):
+    path = tmp_path / "cell.json"
+    whole = json.dumps(result.to_dict() | {field: "HERE"})
+    path.write_text(whole.replace('"HERE"', text))
+    with pytest.raises(RecordError, match=message) as error:
+        CellResult.load(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+    path.write_text(whole.replace('"HERE"', '"images"' if field == "unit" else '{"cpu": "\\ud83d\\ude00"}'))
+    assert field == "observations" or CellResult.load(path).status == "ok"
+
+
+def test_whole_numbers_too_large_for_a_float_are_refused(result):
+    for huge in (10**400, [1.0, 10**400], [[10**400]], {"a": -(10**400)}):
+        assert not all_finite(huge)
+        with pytest.raises(RecordError, match="NaN or infinity"):
+            dataclasses.replace(result, provenance={"link_rates": huge})
+    assert all_finite([10**300, 1.0, True, None, "x", 10**300])
+
+
+def test_a_name_may_be_as_long_as_the_file_system_allows(result, tmp_path):
+    path = tmp_path / f"{'n' * 250}.json"
+    writable("output", path)
+    result.save(path)
+    assert CellResult.load(path) == result and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("n" * 256, "File name too long"),
+        ("n" * 256 + "/x", "File name too long"),
+        ("f/x.json", "f is a file, not a folder"),
+        ("f/y/x.json", "f is a file, not"),
+    ],
+)
+def test_what_cannot_be_written_is_said_before_any_work(tmp_path, name, said):
+    (tmp_path / "f").write_text("")
+    with pytest.raises(ConfigError, match=f"output: .* cannot be written: .*{said}.*; give a file"):
+        writable("output", tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge"])
