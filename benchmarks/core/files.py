@@ -126,7 +126,7 @@ def load_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        strict = {"parse_constant": _refuse, "parse_int": _integer, "parse_float": _float}
+        strict: dict[str, Any] = {"parse_constant": _refuse, "parse_int": _integer, "parse_float": _float}
         values = json.loads(text, object_pairs_hook=once, **strict)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
