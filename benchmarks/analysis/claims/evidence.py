@@ -59,7 +59,7 @@ def gather(runs: Sequence[Run]) -> Evidence:
         for cell, hole in run.holes.items():
             holes[cell] = min(holes.get(cell, hole), hole, key=_rank)
             if hole.status in OUTCOMES:
-                ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}, not elsewhere: {hole.why}")
+                ended.setdefault(cell, f"{cell.name} ended as {hole.status} in {run.name}: {hole.why}")
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     twice |= {cell: text for cell, text in ended.items() if cell in results}
