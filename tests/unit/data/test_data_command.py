@@ -347,4 +347,4 @@ def test_a_manifest_without_sense_is_damaged(small, capsys):
     (small / "squad").mkdir(parents=True)
     (small / "squad/manifest.json").write_text('{"name": "squad", "hash": "x", "files": {"a": 1e999}}')
     assert data("check") == 1
-    assert "cannot be read (cannot convert float infinity to integer)" in capsys.readouterr().out
+    assert "cannot be read (" in capsys.readouterr().out
