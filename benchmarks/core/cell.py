@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from benchmarks.core import merge_option, scheme_options
-from benchmarks.core.checks import allow, integer, known_keys
+from benchmarks.core.checks import allow, integer, known_keys, short
 from benchmarks.core.registry import OBSERVATIONS, WATCHES
 from benchmarks.core.workloads import WORKLOADS
 from resireduce.errors import ConfigError, check_share, choose, is_count
@@ -147,9 +147,10 @@ class Cell:
     def _check_slices(self) -> None:
         if self.slices is None:
             return
-        if self.slices is not True:
-            wanted = f"null, true, or bytes, {SMALLEST_SLICE} or more"
-            allow("slices", self.slices, is_count(self.slices) and self.slices >= SMALLEST_SLICE, wanted)
+        most, whole = merge_option.MOST_BYTES, is_count(self.slices)
+        if self.slices is not True and not (whole and SMALLEST_SLICE <= self.slices <= most):
+            wanted = f"null, true, or bytes, {SMALLEST_SLICE} to {most}"
+            raise ConfigError(f"slices: {short(self.slices)} is not allowed; give {wanted}")
         for field, allowed in (("gradients", "streamed"), ("hierarchy", "flat")):
             if getattr(self, field) != allowed:
                 raise ConfigError(

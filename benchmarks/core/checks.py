@@ -45,6 +45,11 @@ def several(where: str, given: Any) -> list[Any]:
     return list(allow(where, given, isinstance(given, list | tuple) and given, "a list of at least one"))
 
 
+def optional(where: str, values: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Return the mapping under a key, an empty one if it is left out or null; where names it in the message."""
+    return {} if values.get(key) is None else mapping(where, values[key])
+
+
 def known_keys(where: str, given: Any, allowed: Iterable[str]) -> dict[str, Any]:
     """Return given if it is a mapping with allowed keys only; where names the mapping in the message."""
     names = list(allowed)
@@ -57,10 +62,11 @@ def integer(field: str, value: object, minimum: int, maximum: int) -> int:
     """Return value if it is a whole number from minimum to maximum."""
     if is_count(value) and minimum <= value <= maximum:  # type: ignore[operator]
         return value  # type: ignore[return-value]
-    raise ConfigError(f"{field}: {_short(value)} is not allowed; give a whole number, {minimum} to {maximum}")
+    raise ConfigError(f"{field}: {short(value)} is not allowed; give a whole number, {minimum} to {maximum}")
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
+    """Return a value for a message, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."
 

@@ -1,6 +1,7 @@
 """`python -m benchmarks cells`: lists the cells of a config, including those it extends. Imports no torch."""
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import yaml
 
 from benchmarks.core.cell import CELL_FIELDS
-from benchmarks.core.checks import allow, known_keys, several, within
+from benchmarks.core.checks import allow, known_keys, optional, several, within
 from benchmarks.core.files import once, read_text
 from benchmarks.core.matrix import WORDS, chosen_parts
 from benchmarks.core.run_config import get_cells, get_run_name
@@ -26,12 +27,23 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, str(error), node.start_mark) from None
         return super().construct_mapping(node, deep)
 
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """Refuse what YAML 1.1 reads as another number than is written."""
+        value = self.construct_scalar(node)
+        if ":" in value or re.fullmatch(r"[-+]?0[0-7_]+", value):
+            meant = super().construct_yaml_int(node)
+            raise ValueError(f"YAML takes it for {meant}; write that number, or quotes if it is a text")
+        return super().construct_yaml_int(node)
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         try:
             return super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError) as error:  # such as a date with a month 13
             problem = f"{getattr(node, 'value', '')!r} cannot be read: {error}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,7 +113,7 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
                 raise ConfigError(f"{key}: not allowed without {EXTENDS}; name the config that cells are taken from")
         return config
     name = config.pop(EXTENDS)
-    allow(EXTENDS, name, isinstance(name, str) and name, "the name of a file, such as paper.yaml")
+    allow(EXTENDS, name, isinstance(name, str) and name and "\0" not in name, "the name of a file, such as paper.yaml")
     base = read(folder / name)
     if EXTENDS in base:
         raise ConfigError(f"{EXTENDS}: {name} extends {base[EXTENDS]} itself; extend that one, or put them together")
@@ -116,11 +128,12 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
 def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:
     """Return matrix and parts with all defaults written into their entries."""
     chosen_parts({key: config[key] for key in config if key == "parts"})  # checks that parts are mappings
-    usual = known_keys(f"{where}defaults", config.get("defaults") or {}, CELL_FIELDS)
+    usual = known_keys(f"{where}defaults", optional(f"{where}defaults", config, "defaults"), CELL_FIELDS)
     matrix = _entries(f"{where}matrix", usual, config["matrix"]) if "matrix" in config else []
     parts = {}
     for name, part in (config.get("parts") or {}).items():
-        own = known_keys(f"{where}part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
+        place = f"{where}part {name}: defaults"
+        own = known_keys(place, optional(place, part, "defaults"), CELL_FIELDS)
         entries = _entries(f"{where}part {name}: matrix", {**usual, **own}, part.get("matrix"))
         parts[name] = {key: part[key] for key in WORDS if key in part} | {"matrix": entries}
     return {"matrix": matrix, "parts": parts}

@@ -126,8 +126,9 @@ def load_json(path: Path) -> Any:
     """
     text = read_text(path)
     try:
-        strict: dict[str, Any] = {"parse_constant": _refuse, "parse_int": _integer, "parse_float": _float}
-        values = json.loads(text, object_pairs_hook=once, **strict)
+        values = json.loads(
+            text, parse_constant=_refuse, parse_int=_integer, parse_float=_float, object_pairs_hook=once
+        )
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if "\\ud" in text or "\\uD" in text:  # elsewhere in UTF-8 there is none

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from benchmarks.core.cell import CELL_FIELDS, NAME_LISTS, Cell
-from benchmarks.core.checks import allow, known_keys, mapping, several, within
+from benchmarks.core.checks import allow, is_text, known_keys, optional, several, within
 from benchmarks.core.merge_option import is_plan
 from resireduce.errors import ConfigError, choose
 
@@ -37,22 +37,26 @@ def expand_parts(config: Mapping[str, Any]) -> dict[str, list[Cell]]:
     """Return the cells of each part that counts, by its name; those outside of parts are under `WHOLE`."""
     known_keys("config", dict(config), KEYS)
     chosen = chosen_parts(config)
-    usual = known_keys("defaults", config.get("defaults") or {}, CELL_FIELDS)
+    usual = known_keys("defaults", optional("defaults", config, "defaults"), CELL_FIELDS)
     found = {}
     if chosen is None and ("matrix" in config or not config.get("parts")):
         found[WHOLE] = _cells("", usual, config.get("matrix"))
     for name, part in (config.get("parts") or {}).items():
         if chosen is None or str(name) in chosen:
-            own = known_keys(f"part {name}: defaults", part.get("defaults") or {}, CELL_FIELDS)
+            where = f"part {name}: defaults"
+            own = known_keys(where, optional(where, part, "defaults"), CELL_FIELDS)
             found[name] = _cells(f"part {name}: ", {**usual, **own}, part.get("matrix"))
     return found
 
 
 def chosen_parts(config: Mapping[str, Any]) -> list[str] | None:
     """Return the names in `part`, a comma-separated text or a list; None without `part`, so that all count."""
-    parts = config.get("parts") or {}
-    for name, part in mapping("parts", parts).items():
+    parts = optional("parts", config, "parts")
+    for name, part in parts.items():
+        allow("parts", name, is_text(name), "a text as its name, in quotes if it is digits")
         known_keys(f"part {name}", part, (*WORDS, "defaults", "matrix"))
+        for word in WORDS:
+            allow(f"part {name}: {word}", part.get(word), part.get(word) is None or is_text(part[word]), "a text")
     given = config.get("part")
     if given is None or given == "":
         return None

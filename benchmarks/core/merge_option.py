@@ -3,11 +3,14 @@
 import json
 from typing import Any
 
+from benchmarks.core.checks import short
 from benchmarks.core.content import text_hash
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_count
 from resireduce.scheme import COMPRESSORS, MERGES
 from resireduce.settings import dear_bytes
 
+MOST_BYTES = 2**63 - 1
+"""Most bytes that a field may name: no memory has more, and the name of a cell contains them."""
 CURE = f"give {', '.join(MERGES)}, a number of bytes, or lists of names of parameters"
 
 
@@ -16,6 +19,9 @@ def freeze(merge: Any, compressor: str) -> Any:
 
     Raises ConfigError, one line, for a value that is not allowed, or a `compressor` whose payloads cannot be merged.
     """
+    most = merge if is_count(merge) else dear_bytes(merge)
+    if most is not None and most > MOST_BYTES:
+        raise ConfigError(f"merge: {short(merge)} is not allowed; give a number of bytes up to {MOST_BYTES}")
     if isinstance(merge, str) and dear_bytes(merge) is None:
         choose("merge", merge, MERGES)
     elif isinstance(merge, list | tuple):

@@ -11,23 +11,32 @@ from benchmarks.core.checks import allow, known_keys
 from benchmarks.core.files import save_bytes, save_json, try_json
 from benchmarks.core.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.core.record import CellResult, RecordError
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 
 CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
+RUNTIMES = ("none", "docker", "podman", "apptainer")
+"""What runs cells; none: this machine's own python."""
+NETWORKS = ("none", "host")
+"""The network of an image; none: ranks can reach each other and nothing else."""
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def get_run_name(config: Mapping[str, Any]) -> str:
     """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
-    name = str(config.get("run", "smoke"))
-    allowed = "a folder name of up to 100 letters, digits, '.', '_' and '-'"
-    allow("run", name[:120], RUN_NAME.fullmatch(name), allowed)
-    return name
+    name = config.get("run", "smoke")
+    allowed = "a folder name of up to 100 letters, digits, '.', '_' and '-', in quotes if YAML takes it for no text"
+    shown = name[:120] if isinstance(name, str) else name
+    return str(allow("run", shown, isinstance(name, str) and RUN_NAME.fullmatch(name), allowed))
 
 
 def get_cells(config: Mapping[str, Any]) -> dict[str, Cell]:
     """Return the cells of a config by name. Raises ConfigError, one line, for anything not allowed in config."""
     known_keys("config", dict(config), CONFIG_KEYS)
+    for key, names in {"runtime": RUNTIMES, "network": NETWORKS}.items():
+        if key in config:
+            choose(key, config[key], names)
+    for key in ("image", "site"):
+        allow(key, config.get(key), key not in config or isinstance(config[key], str), "a text")
     cells = expand({key: value for key, value in config.items() if key in KEYS})
     return {cell.name: cell for cell in cells}
 

@@ -24,8 +24,8 @@ def taken(base: Mapping[str, Any], config: Mapping[str, Any], name: str) -> dict
     that is left. Raises ConfigError, one line, for a field that cells do not have, for a value that no entry has, and
     if nothing is left.
     """
-    only = {field: _several(value) for field, value in known_keys(ONLY, config.get(ONLY) or {}, PLAIN).items()}
-    instead = known_keys(INSTEAD, config.get(INSTEAD) or {}, CELL_FIELDS)
+    only = {field: _several(value) for field, value in known_keys(ONLY, config.get(ONLY, {}), PLAIN).items()}
+    instead = known_keys(INSTEAD, config.get(INSTEAD, {}), CELL_FIELDS)
     groups = {None: base["matrix"], **{part: its["matrix"] for part, its in base["parts"].items()}}
     _check_known(only, [entry for entries in groups.values() for entry in entries], name)
     left = {part: [entry | instead for entry in _chosen(entries, only)] for part, entries in groups.items()}

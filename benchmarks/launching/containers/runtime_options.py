@@ -2,13 +2,9 @@
 
 import argparse
 
+from benchmarks.core.run_config import NETWORKS, RUNTIMES
 from benchmarks.launching.containers.runtime import Runtime
 from resireduce.errors import ConfigError, choose
-
-RUNTIMES = ("none", "docker", "podman", "apptainer")
-"""none: this machine's own python."""
-NETWORKS = ("none", "host")
-"""none: ranks can reach each other and nothing else."""
 
 
 def add_runtime_arguments(parser: argparse.ArgumentParser) -> None:

@@ -69,6 +69,33 @@ def test_paper_has_the_worlds_of_the_paper() -> None:
     assert all(cell.gradients == "kept" for cell in cells["exp2-local"])
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: null", "run: None is not allowed; give a folder name"),
+        ("run: true", "run: True is not allowed; give a folder name"),
+        ("run: 7", "run: 7 is not allowed; give a folder name"),
+        ("run: 007", "line 1, column 6: '007' cannot be read: YAML takes it for 7; write that number, or quotes"),
+        ("defaults: {seed: 010}", "'010' cannot be read: YAML takes it for 8; write that number, or quotes"),
+        ("defaults: {seed: 1:30}", "'1:30' cannot be read: YAML takes it for 90; write that number, or quotes"),
+        ("site: 5", "site: 5 is not allowed; give a text"),
+        ("image: 5", "image: 5 is not allowed; give a text"),
+        ("runtime: dcker", "runtime: 'dcker' is not known (did you mean 'docker'?)"),
+        ("network: zz", "network: 'zz' is not known; allowed: host, none"),
+        ("parts: {1: {matrix: [{model: vgg-digits}]}}", "parts: 1 is not allowed; give a text as its name"),
+    ],
+)
+def test_a_value_that_would_mean_something_else_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str
+) -> None:
+    (tmp_path / "x.yaml").write_text(f"{text}\nmatrix: [{{model: vgg-digits}}]\n")
+    assert main(["cells", "--config", str(tmp_path / "x.yaml")]) == 2
+    found = capsys.readouterr().err
+    assert said in found and found.count("\n") == 1
+    (tmp_path / "x.yaml").write_text("run: '007'\nmatrix: [{model: vgg-digits, seed: [0, 0x10, 10]}]\n")
+    assert main(["cells", "--config", str(tmp_path / "x.yaml")]) == 0
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     assert main(["cells", "--config", str(tmp_path / "pipe.yaml")]) == 2

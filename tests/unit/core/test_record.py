@@ -52,7 +52,7 @@ BAD_FIELDS = [
     ({"ranks_per_node": 2}, "ranks_per_node: 2 is allowed with hierarchy .node. only"),
     ({"ranks_per_node": 3, "hierarchy": "node", "world_size": 4}, "ranks_per_node: 3 .* 4 ranks on a machine"),
     ({"slices": True}, "slices: True is not allowed with gradients .kept.; allowed: streamed, or slices null"),
-    ({"slices": 100, "gradients": "streamed"}, "slices: 100 is not allowed; give null, true, or bytes, 1024 or more"),
+    ({"slices": 100, "gradients": "streamed"}, "slices: 100 is not allowed; give null, true, or bytes, 1024 to"),
     ({"slices": True, "gradients": "streamed", "hierarchy": "node"}, "slices: True is not allowed with hierarchy"),
     ({"slices": True, "gradients": "streamed", "model": "bert-base"}, "slices: True .* the optimizer of .bert-base.,"),
     (
@@ -153,7 +153,21 @@ def test_expand_is_a_product_without_duplicates():
             "matrix entry 1: its lists make 1,000,000 cells, allowed are 100,000",
         ),
         ({"parts": {}}, "matrix: None"),
-        ({"parts": []}, "matrix: None"),
+        ({"parts": []}, "parts: .. is not a mapping"),
+        ({"parts": {1: {"matrix": [{"model": "gpt2-bytes"}]}}}, "parts: 1 is not allowed; give a text as its name, in"),
+        ({"parts": {"a": {"title": {"x": 1}, "matrix": [{}]}}}, "part a: title: {'x': 1} is not allowed; give a text"),
+        ({"parts": {"a": {"about": 3, "matrix": [{}]}}}, "part a: about: 3 is not allowed; give a text"),
+        ({"parts": {"a": {"defaults": 0, "matrix": [{}]}}}, "part a: defaults: 0 is not a mapping"),
+        *(({"defaults": odd, "matrix": [{}]}, f"defaults: {odd!r} is not a mapping") for odd in (0, False, "")),
+        (
+            {"matrix": [{"model": "gpt2-bytes", "merge": int("9" * 400)}]},
+            "merge: 9{60}.* is not allowed; give a number",
+        ),
+        ({"matrix": [{"model": "gpt2-bytes", "merge": "dear-" + "9" * 400}]}, "merge: 'dear-9{54}.* is not allowed"),
+        (
+            {"matrix": [{"model": "gpt2-bytes", "gradients": "streamed", "slices": int("9" * 400)}]},
+            "slices: 9{60}.* is not allowed; give null, true, or bytes, 1024 to 9223372036854775807",
+        ),
         ({"parts": [1], "matrix": [{"model": "gpt2-bytes"}]}, "parts: .* is not a mapping"),
         ({"parts": {"a": {"matrix": []}}}, "part a: matrix: "),
         ({"parts": {"a": {"matrx": []}}}, "part a key: 'matrx'"),
@@ -174,10 +188,10 @@ def test_parts_share_cells_and_are_chosen_by_name():
     config = {
         "defaults": {"model": "gpt2-bytes", "density": 0.05},
         "matrix": [{"seed": 7}],
-        "parts": {"one": one, "two": {"matrix": [{"density": [0.05, 0.1]}]}, 3: {"matrix": [{"seed": 9}]}},
+        "parts": {"one": one, "two": {"matrix": [{"density": [0.05, 0.1]}]}, "3": {"matrix": [{"seed": 9}]}},
     }
     parts = expand_parts(config)
-    assert {name: len(cells) for name, cells in parts.items()} == {"matrix": 1, "one": 2, "two": 2, 3: 1}
+    assert {name: len(cells) for name, cells in parts.items()} == {"matrix": 1, "one": 2, "two": 2, "3": 1}
     assert [cell.density for cell in parts["one"]] == [0.1, 0.1]
     assert len(expand(config)) == 5, "baseline at 0.1 is in two parts"
     assert [cell.density for cell in expand({**config, "part": "two"})] == [0.05, 0.1]
