@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "threads of each case, plain torch's too (default: the cores that this process may use, as torch has them)"
     parser.add_argument("--threads", type=int, metavar="N", help=text)
     parser.add_argument("--device", default="cpu", help=f"{' or '.join(DEVICES)} (default: %(default)s)")
-    parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds, to try it out")
+    parser.add_argument("--tiny", action="store_true", help="the smallest size in two rounds at most, to try it out")
     place = Path("results/runs/micro/micro.json")
     text = "JSON file; a table (.md) and a picture (.svg) lie beside it (default: %(default)s)"
     parser.add_argument("--output", type=Path, default=place, help=text)
@@ -52,10 +52,11 @@ def main(args: argparse.Namespace) -> int:
     """Time all cases, write and print their table, and return 0. Raises ConfigError for unusable input."""
     sizes = [_size(size) for size in args.sizes or SIZES]
     densities = [check_share("densities", density) for density in args.densities or DENSITIES]
+    rounds = integer("rounds", args.rounds, 1, 10**4)
     settings: dict[str, Any] = {
         "sizes": sizes[:1] if args.tiny else sizes,
         "densities": densities[:1] if args.tiny else densities,
-        "rounds": integer("rounds", 2 if args.tiny else args.rounds, 1, 10**4),
+        "rounds": min(rounds, 2) if args.tiny else rounds,
         "device": choose("device", args.device, DEVICES),
         "row": ROW,
         "cases": args.cases,

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import library
 from benchmarks.analysis.labels import TIMES, short_labels
 from benchmarks.analysis.load_run import load_run
@@ -53,6 +54,17 @@ def folder(tmp_path):
 
 def rows(table):
     return list(csv.DictReader(io.StringIO(to_csv(table))))
+
+
+@pytest.mark.parametrize("name", ["tables", "figures", "report.html", "claims.json"])
+def test_what_is_in_the_way_of_a_report_is_named_before_any_work(folder, capsys, name):
+    path = folder / name
+    path.mkdir() if "." in name else path.write_text("x")
+    before = sorted(folder.rglob("*"))
+    assert main(["report", "--run", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert f"error: run: {path} is " in said and "move it away" in said and said.count("\n") == 1
+    assert sorted(folder.rglob("*")) == before
 
 
 def test_memory_is_the_arithmetic_of_the_records(folder):

@@ -43,6 +43,11 @@ def test_cases_are_chosen_by_name_and_compared_with_a_copy_and_the_naive_form(tm
     assert names == ["copy", "naive", "topk, w", "topk, w+2d", "dgc, baseline"]
 
 
+def test_rounds_that_tiny_does_not_need_are_checked_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["micro", "--tiny", "--rounds", "0", "--output", str(tmp_path / "micro.json")]) == 2
+    assert "rounds: 0 is not allowed; give a whole number, 1 to 10000" in capsys.readouterr().err
+
+
 def test_a_case_that_there_is_not_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["micro", "--tiny", "--cases", "topk", "--output", str(tmp_path / "micro.json")]) == 2
     assert "error: cases: 'topk' is not known; there are: copy; torch.topk; naive" in capfd.readouterr().err
