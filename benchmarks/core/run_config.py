@@ -11,7 +11,7 @@ from benchmarks.core.checks import allow, known_keys
 from benchmarks.core.files import save_bytes, save_json, try_json
 from benchmarks.core.matrix import IMAGE_KEYS, KEYS, expand
 from benchmarks.core.record import CellResult, RecordError
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, is_count
 
 CONFIG_KEYS = ("run", "site", *IMAGE_KEYS, *KEYS)
 RUNTIMES = ("none", "docker", "podman", "apptainer")
@@ -24,6 +24,7 @@ RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 def get_run_name(config: Mapping[str, Any]) -> str:
     """Return the name of the run's folder. Raises ConfigError if it cannot be one."""
     name = config.get("run", "smoke")
+    name = str(name) if is_count(name) else name  # as Snakemake's --config run=2026 gives it
     allowed = "a folder name of up to 100 letters, digits, '.', '_' and '-', in quotes if YAML takes it for no text"
     shown = name[:120] if isinstance(name, str) else name
     return str(allow("run", shown, isinstance(name, str) and RUN_NAME.fullmatch(name), allowed))

@@ -74,7 +74,7 @@ def test_paper_has_the_worlds_of_the_paper() -> None:
     [
         ("run: null", "run: None is not allowed; give a folder name"),
         ("run: true", "run: True is not allowed; give a folder name"),
-        ("run: 7", "run: 7 is not allowed; give a folder name"),
+        ("run: 7.0", "run: 7.0 is not allowed; give a folder name"),
         ("run: 007", "line 1, column 6: '007' cannot be read: YAML takes it for 7; write that number, or quotes"),
         ("defaults: {seed: 010}", "'010' cannot be read: YAML takes it for 8; write that number, or quotes"),
         ("defaults: {seed: 1:30}", "'1:30' cannot be read: YAML takes it for 90; write that number, or quotes"),
