@@ -87,6 +87,7 @@ draw("<svg></svg>")
         ("<div><svg><g>", "<div><svg></svg><svg><g>", "line 2"),
         ("<p>not reproduced</p><div>", "<p>not reproduced</p><svg><g/></svg><h1>reproduced</h1><div>", "line 3"),
         ("<text", "<foreignObject><h1>reproduced</h1></foreignObject><text", "line 3"),
+        ("<svg><text", "<svg></svg><h1>reproduced</h1><svg><text", "line 3"),
         ("<text", "<script>write()</script><text", "line 3"),
         ("<text", '<text onclick="write()"', "line 3"),
         ("<text", '<text style="position: fixed"', "line 3"),
