@@ -14,6 +14,7 @@ from resireduce.slices.row_gradients import RowGradient
 from resireduce.slices.row_layers import RowLayers
 from resireduce.step.exchange import Exchange
 from resireduce.step.slot import Slot
+from resireduce.step.stage import Stage
 
 
 class BackwardPasses:
@@ -138,11 +139,11 @@ class BackwardPasses:
             self._exchange.begin_backward()
             Variable._execution_engine.queue_callback(self._end)
 
-    @torch.no_grad()
     def _before(self, slot: Slot, comes: bool) -> None:
         """Prepare for what autograd is about to add to `.grad`: nothing, if no gradient `comes`, or only rows of it."""
         slot.is_announced = comes
-        if comes or slot.by_rows:
+        is_clear = slot.stage is Stage.OPEN and slot.parameter.grad is None  # most often, so it must cost little
+        if not is_clear and (comes or slot.by_rows):
             self._exchange.refuse_if_failed()
             self._exchange.expect(slot)
 
