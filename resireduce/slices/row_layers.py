@@ -12,6 +12,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.slices.copies import without_own_forward
 from resireduce.slices.layers import TAKERS, Taker, forms
 from resireduce.slices.row_gradients import RowGradient
 from resireduce.step.slot import Slot
@@ -80,6 +81,7 @@ class RowLayers:
             taker = TAKERS[slot.parameter] = _taker(slot, act, weakref.ref(owner))
             self._handles.append(taker.node.register_hook(_after(slot, done, weakref.ref(owner))))
             for module, _ in holders:
+                without_own_forward(type(module))
                 module.forward = MethodType(_form(module), module)
                 self._modules.append(module)
         self._end = weakref.finalize(

@@ -77,7 +77,9 @@ class Updater(Applier):
             self.watch.note_use()
             slot = self._receive()
             self._early_bytes -= slot.nbytes if slot.is_taken else 0
+            updated = [*self._updating, *([slot] if slot in self.queue.in_slices and slot.is_taken else [])]
             self._update_some()
+            self.watch.note_updated(updated)
 
     def skip(self) -> None:
         """Note that a gradient was not finite, so that the step is skipped: its norm is infinite."""

@@ -37,11 +37,16 @@ class Watch:
     def restart(self) -> None:
         """Forget the last step."""
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
+        self._updated: dict[Slot, tuple[int, int]] = {}  # parameters that have been updated early, as they were then
 
     def note_use(self) -> None:
         """Remember the options, which are about to be used in the backward pass. UsageError if a hook would miss it."""
         self._used = self._used or self._options()
         self._refuse_hooks()
+
+    def note_updated(self, slots: Sequence[Slot]) -> None:
+        """Remember the parameters of `slots`, which have just been updated in the backward pass, as they are now."""
+        self._updated.update((slot, _version(slot)) for slot in slots)
 
     def refuse(self) -> None:
         """Raise UsageError if the wrapped optimizer would update what is not averaged, or has updated wrongly."""
@@ -70,6 +75,13 @@ class Watch:
             )
         if self._used is not None:
             self._refuse_hooks()
+        changed = next((slot for slot, version in self._updated.items() if _version(slot) != version), None)
+        if changed is not None:
+            raise UsageError(
+                f"the parameter {changed.name!r} was changed between backward() and step(), when update='in_backward' "
+                "had updated it already, so that the change came after the update and not before it: change parameters "
+                "before backward() or after step(), or use update='in_step'"
+            )
 
     def _refuse_hooks(self) -> None:
         if not self._wrapped_step.is_sliced:
@@ -84,3 +96,11 @@ class Watch:
             {key: value.tolist() if isinstance(value, Tensor) else value for key, value in group.items()}
             for group in ({key: value for key, value in group.items() if key != "params"} for group in groups)
         ]
+
+
+def _version(slot: Slot) -> tuple[int, int]:
+    """Return two numbers, one of which changes when the parameter of `slot` is written to, or given other memory.
+
+    Writing through `.data`, or through a view made of that, changes neither.
+    """
+    return slot.parameter._version, slot.parameter.data_ptr()

@@ -46,7 +46,7 @@ LAYERS = (
     ("step.outdated",),
     ("attach", "step.buckets", "step.merge", "step.profile", "step.slicing"),
     ("left_out", "resumed", "slices.layers", "step.gather", "step.scatter", "wrapped_step"),
-    ("step.receive",),
+    ("slices.copies", "step.receive"),
     ("step.launch",),
     ("slices.row_layers", "step.apply", "step.halves", "step.row_intake", "step.watch"),
     ("step.intake", "step.update"),

@@ -55,6 +55,37 @@ def test_a_hook_that_comes_when_the_backward_pass_has_updated() -> None:
         optimizer.step()
 
 
+def decay(parameter: nn.Parameter) -> None:
+    with torch.no_grad():
+        parameter.mul_(0.9)
+
+
+def decay_by_hand(parameter: nn.Parameter) -> None:
+    parameter.data = parameter.data * 0.9
+
+
+@pytest.mark.parametrize("change", [decay, decay_by_hand])
+def test_parameters_that_are_changed_when_the_backward_pass_has_updated_them(change: Callable[..., None]) -> None:
+    """Those that it has not updated yet are changed before their update, as in plain training."""
+    build = lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)])  # noqa: E731
+    model, plain = seeded(build), seeded(build)
+    optimizer, other = distributed(model, update="in_backward"), torch.optim.SGD(plain.parameters(), 0.1)
+    for _ in range(2):
+        for trained, one in ((model, optimizer), (plain, other)):
+            one.zero_grad()
+            trained(torch.ones(2, 130)).sum().backward()
+            change(trained[0].bias)
+            one.step()
+    assert same(model, plain)
+    optimizer.zero_grad()
+    model(torch.ones(2, 130)).sum().backward()
+    change(model[5].weight)
+    with pytest.raises(
+        UsageError, match=r"'5\.weight' was changed between backward\(\) and step\(\).*update='in_step'"
+    ):
+        optimizer.step()
+
+
 def test_momentum_that_comes_later_beside_momentum_that_is_corrected() -> None:
     model = seeded(Net)
     optimizer = distributed(model, compressor="dgc-momentum")
