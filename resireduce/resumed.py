@@ -15,7 +15,8 @@ class Resumed:
     """What has been loaded since the last step of a distributed optimizer, whose wrapped one is `optimizer`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        self._optimizer, self._residuals = bool(_places(getattr(optimizer, "state", {}))), False
+        state = getattr(optimizer, "state", {})
+        self._optimizer, self._residuals = bool(_places(state)) and not _is_of_no_steps(state), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
         if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not all optimizers of others begin as torch's
@@ -35,7 +36,7 @@ class Resumed:
         given = state_dict.get("state") or {}
         if given and _places(given) <= _places(optimizer.state):
             return
-        self._optimizer |= bool(given) or self._has_stepped
+        self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
 
     def residuals(self) -> None:
         """Note that residuals were loaded, or that a step was named from which to go on."""
@@ -63,3 +64,14 @@ def _places(state: Mapping[Any, Any]) -> set[int]:
     """Return where the tensors of an optimizer's `state` lie."""
     held = [one for values in state.values() if isinstance(values, Mapping) for one in values.values()]
     return {one.data_ptr() for one in held if isinstance(one, Tensor) and one.numel() and not one.is_meta}
+
+
+def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:
+    """Whether an optimizer's `state` is empty, or such as Adagrad makes before its first step."""
+    return all(isinstance(values, Mapping) and _is_zero(values.get("step")) for values in state.values())
+
+
+def _is_zero(step: object) -> bool:
+    if isinstance(step, Tensor):
+        return step.numel() == 1 and not step.is_meta and not bool(step)
+    return isinstance(step, int | float) and step == 0

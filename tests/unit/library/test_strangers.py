@@ -147,6 +147,25 @@ def test_gradients_set_to_zero_are_let_go_where_they_are_streamed_and_that_is_sa
         distributed(model, LocalCommunicator()).zero_grad(set_to_none=False)
 
 
+def test_a_state_of_no_steps_is_none_to_go_on_from() -> None:
+    """Adagrad makes its state when it is built, and saves it from then on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for loads in (False, True):
+            model = nn.Sequential(nn.Linear(104, 104), nn.Linear(104, 3))
+            adagrad = torch.optim.Adagrad(model.parameters())
+            optimizer = distributed(model, LocalCommunicator(), compressor="topk", scheme="baseline", optimizer=adagrad)
+            if loads:
+                optimizer.load_state_dict(torch.optim.Adagrad(model.parameters()).state_dict())
+            for _ in range(2):
+                model(torch.ones(2, 104)).sum().backward()
+                optimizer.step()
+            optimizer.close()
+    with pytest.warns(UserWarning, match="but not the residuals"):
+        optimizer = distributed(model, LocalCommunicator(), compressor="topk", scheme="baseline", optimizer=adagrad)
+        optimizer.step()
+
+
 def test_draws_do_not_depend_on_the_default_dtype() -> None:
     flat = torch.arange(1.0, 4097.0)
     sent = []
