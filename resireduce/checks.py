@@ -26,6 +26,8 @@ def check_types(model: object, optimizer: object) -> None:
             raise ConfigError(
                 f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
             )
+    assert isinstance(model, nn.Module)
+    _check_made(model, optimizer)
     if isinstance(model, DistributedDataParallel):
         raise ConfigError(
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
@@ -38,6 +40,27 @@ def check_types(model: object, optimizer: object) -> None:
         raise ConfigError(
             f"model: {what} is sharded (FSDP or DTensor), and gradients of shards are reduced by that; give a model "
             "whose parameters are whole on every rank, or use resireduce.compress_fsdp(...)"
+        )
+
+
+def _check_made(model: nn.Module, optimizer: object) -> None:
+    """Raise ConfigError unless autograd can train `model`, and `optimizer` has what torch's constructor gives it."""
+    name = type(optimizer).__name__
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise ConfigError(
+            f"optimizer: {name} is not allowed as it is, made without the constructor of torch.optim.Optimizer: call "
+            f"super().__init__(params, defaults) in {name}.__init__, or give the optimizer that it wraps"
+        )
+    if torch.is_inference_mode_enabled():
+        raise ConfigError(
+            "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "
+            "autograd: call it outside (torch.no_grad() is allowed)"
+        )
+    inferred = next((key for key, one in model.named_parameters() if one.is_inference()), None)
+    if inferred is not None:
+        raise ConfigError(
+            f"model: {inferred!r} is not allowed, made within torch.inference_mode(), so that autograd cannot train "
+            "it: build or load the model outside, or clone the parameter there"
         )
 
 

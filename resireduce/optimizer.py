@@ -65,7 +65,7 @@ class DistributedOptimizer(OptimizerView):
         self.feedback, self.streamed, self.grad_scaler = feedback, settings.streamed, settings.scaler
         self.overflowed = False
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
-        self._closed = False
+        self._closed, self._zeroes_as_asked = False, _takes_one(optimizer.zero_grad)
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
         self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
         for slot in self.slots:
@@ -111,7 +111,7 @@ class DistributedOptimizer(OptimizerView):
             self.flush()
         self._exchange.updater.let_gradients_go()
         with QUIET():
-            self.wrapped.zero_grad(set_to_none)
+            self.wrapped.zero_grad(*([set_to_none] if self._zeroes_as_asked else []))
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the wrapped optimizer has, like `train()`. UsageError for what `close` has freed."""
@@ -213,3 +213,14 @@ class DistributedOptimizer(OptimizerView):
     def __exit__(self, *_: object) -> None:
         """Close the optimizer."""
         self.close()
+
+
+def _takes_one(method: Callable[..., object]) -> bool:
+    """Whether `method` may be given one argument: `zero_grad()` of some optimizers takes none."""
+    try:
+        inspect.signature(method).bind(True)
+    except TypeError:
+        return False
+    except ValueError:  # not known
+        return True
+    return True

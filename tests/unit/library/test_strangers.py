@@ -166,6 +166,56 @@ def test_a_state_of_no_steps_is_none_to_go_on_from() -> None:
         optimizer.step()
 
 
+def test_an_optimizer_made_without_the_constructor_of_torch() -> None:
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer):
+            self.base, self.param_groups, self.defaults, self.state = base, base.param_groups, base.defaults, base.state
+
+        def step(self, closure: Any = None) -> Any:
+            return self.base.step(closure)
+
+    model = net()
+    with pytest.raises(
+        ConfigError, match=r"optimizer: Lookahead is not allowed.*super\(\)\.__init__\(params, defaults\)"
+    ):
+        distributed(model, LocalCommunicator(), optimizer=Lookahead(torch.optim.SGD(model.parameters(), 0.1)))
+
+
+@pytest.mark.parametrize("gradients", KINDS)
+def test_an_optimizer_whose_zero_grad_takes_no_argument(gradients: str) -> None:
+    class Plain(torch.optim.SGD):
+        step_is_separable = True
+
+        def zero_grad(self) -> None:  # type: ignore[override]
+            super().zero_grad()
+
+    models = net(), net()
+    ours = distributed(
+        models[0], LocalCommunicator(), gradients=gradients, optimizer=Plain(models[0].parameters(), lr=0.1)
+    )
+    for model, optimizer in zip(models, (ours, Plain(models[1].parameters(), lr=0.1)), strict=True):
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            optimizer.step()
+    assert all(torch.equal(*pair) for pair in zip(models[0].parameters(), models[1].parameters(), strict=True))
+
+
+def test_what_is_made_in_inference_mode_is_refused_with_the_cure() -> None:
+    model = net()
+    wrapped = torch.optim.SGD(model.parameters(), 0.1)
+    with torch.inference_mode():
+        other = net()
+        with pytest.raises(ConfigError, match=r"model: distribute\(\) is not allowed within torch\.inference_mode\(\)"):
+            distributed(model, LocalCommunicator(), optimizer=wrapped)
+    with pytest.raises(ConfigError, match=r"model: '0\.weight' is not allowed, made within torch\.inference_mode\(\)"):
+        distributed(other, LocalCommunicator(), optimizer=torch.optim.SGD(other.parameters(), 0.1))
+    with torch.no_grad():
+        optimizer = distributed(model, LocalCommunicator(), optimizer=wrapped)
+    loss_of(model, 0).backward()
+    optimizer.step()
+
+
 def test_draws_do_not_depend_on_the_default_dtype() -> None:
     flat = torch.arange(1.0, 4097.0)
     sent = []
