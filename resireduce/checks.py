@@ -33,8 +33,8 @@ def check_types(model: object, optimizer: object) -> None:
             "model: a DistributedDataParallel is not allowed, since it averages gradients too; give the model within, "
             "and train that without the wrapper, or use resireduce.compress_ddp(...)"
         )
-    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)  # type: ignore[attr-defined]
-    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)  # type: ignore[attr-defined]
+    sharded = next((name for name, p in model.named_parameters() if hasattr(p, "placements")), None)
+    wrapper = next((m for m in model.modules() if type(m).__name__ == "FullyShardedDataParallel"), None)
     if sharded is not None or wrapper is not None:
         what = "the model" if sharded is None else repr(sharded)
         raise ConfigError(

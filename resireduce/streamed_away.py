@@ -48,7 +48,7 @@ class StreamedAway(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Refuse what comes from C++ code: autograd, which adds up, and DistributedDataParallel, which copies."""
         guard = next(value for value in tree_leaves((args, kwargs)) if isinstance(value, StreamedAway))
-        if func is torch.ops.aten.add_.Tensor:
+        if func in (torch.ops.aten.add_.Tensor, torch.ops.aten.add.Tensor):  # the second with create_graph=True
             raise UsageError(SECOND_BACKWARD.format(name=guard.owner))
         raise UsageError(
             f"{func}: the gradient of {guard.owner!r} has been streamed, and somebody else takes it for one of its "

@@ -17,7 +17,7 @@ def without_own_forward(kind: type[nn.Module]) -> None:
     By the table that `copy` and `pickle` ask for a class, for the whole process; other layers are copied as ever.
     """
     if kind not in copyreg.dispatch_table:
-        copyreg.pickle(kind, _reduced)  # type: ignore[arg-type]
+        copyreg.pickle(kind, _reduced)
 
 
 def _reduced(layer: nn.Module) -> Any:

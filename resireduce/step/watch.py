@@ -68,13 +68,17 @@ class Watch:
                 f"the optimizer has {own} now, beside a compressor that corrects momentum, so that it would be applied "
                 "twice: load a state without it, and use a scheduler that leaves it (cycle_momentum=False)"
             )
-        if self._used is not None and self._used != self._options():
+        if self._used is not None:
+            self._refuse_after_use()
+
+    def _refuse_after_use(self) -> None:
+        """Raise UsageError if something has changed since it was used in the backward pass."""
+        if self._used != self._options():
             raise UsageError(
                 "an option of the optimizer was changed between backward() and step(), when update='in_backward' had "
                 "used it already: change it before backward() (scheduler.step() after step()), or use update='in_step'"
             )
-        if self._used is not None:
-            self._refuse_hooks()
+        self._refuse_hooks()
         changed = next((slot for slot, version in self._updated.items() if _version(slot) != version), None)
         if changed is not None:
             raise UsageError(
