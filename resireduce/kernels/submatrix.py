@@ -85,13 +85,17 @@ def cut_largest(matrix: Tensor, n_rows: int, n_columns: int) -> tuple[Tensor, Te
     `n_rows` rows and `n_columns` columns (1-D int32, ascending), as `l1_norms` in float32 at least and `largest_norms`
     choose them, and a copy as of `cut_crossing`. Compiled code does all of it in one call.
     """
-    rows, columns = (torch.empty(count, dtype=torch.int32, device=matrix.device) for count in (n_rows, n_columns))
-    compiled = library("submatrix") if _suit(rows, columns, matrix) and min(matrix.shape) > 1 else None
+    fits = matrix.is_cpu and matrix.dtype == torch.float32 and matrix.is_contiguous() and min(matrix.shape) > 1
+    compiled = library("submatrix") if fits else None
     if compiled is None:
-        of_rows, of_columns = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
-        rows, columns = largest_norms(of_rows, n_rows), largest_norms(of_columns, n_columns)
+        norms_of = l1_norms(matrix, torch.promote_types(matrix.dtype, torch.float32))
+        rows, columns = map(largest_norms, norms_of, (n_rows, n_columns))
+        del norms_of
         return rows, columns, cut_crossing(matrix, rows, columns)
-    values, norms = matrix.new_empty(n_rows, n_columns), matrix.new_empty(sum(matrix.shape))
+    rows, columns = (torch.empty(count, dtype=torch.int32, device=matrix.device) for count in (n_rows, n_columns))
+    values = matrix.new_empty(n_rows, n_columns)
+    enough = values.numel() >= sum(matrix.shape)
+    norms = values if enough else matrix.new_empty(sum(matrix.shape))  # nobody needs them when values are cut out
     of, down, across = ((held.data_ptr(), len(held)) for held in (matrix, rows, columns))
     told = *of, matrix.shape[1], *down, *across, values.data_ptr(), norms.data_ptr()
     _cut_largest(compiled)(*told, threads(matrix.numel()))

@@ -105,7 +105,9 @@ class RowsColumnsResidual(Residual):
         block, matrix = self._blocks[name], left.view(len(left), -1)
         block.values.release()
         if (self.norms, self.choice) == ("residual", "largest"):
-            block.rows, block.columns, values = cut_largest(matrix, len(block.rows), len(block.columns))
+            sizes = len(block.rows), len(block.columns)
+            block.rows = block.columns = block.rows.new_empty(0)  # free before others are made
+            block.rows, block.columns, values = cut_largest(matrix, *sizes)
         else:
             if self.norms == "residual":
                 self._norms[name] = l1_norms(matrix, norm_dtype(matrix))
