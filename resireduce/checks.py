@@ -7,6 +7,7 @@ from inspect import Parameter, signature
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from resireduce.attach import is_distributed
 from resireduce.compressors.base import Compressor
@@ -56,7 +57,7 @@ def _check_made(model: nn.Module, optimizer: object) -> None:
             "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "
             "autograd: call it outside (torch.no_grad() is allowed)"
         )
-    inferred = next((key for key, one in model.named_parameters() if one.is_inference()), None)
+    inferred = next((key for key, one in model.named_parameters() if not is_lazy(one) and one.is_inference()), None)
     if inferred is not None:
         raise ConfigError(
             f"model: {inferred!r} is not allowed, made within torch.inference_mode(), so that autograd cannot train "
