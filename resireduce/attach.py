@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from resireduce.accumulation import accumulation_node
 from resireduce.errors import UsageError
 from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
@@ -65,8 +66,7 @@ class Attachment:
         To be called again when a gradient has come without it: torch makes another node for a parameter whose dtype or
         device was changed, even if it was changed back.
         """
-        with torch.enable_grad():  # the node that adds to .grad: torch.autograd.grad does not pass it
-            node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+        node = accumulation_node(slot.parameter)
         if self._nodes.get(slot.index) is not node:
             self._nodes[slot.index] = node
             self._handles.append(node.register_prehook(_Before(self._owner, slot.index, act)))

@@ -1,6 +1,7 @@
 """The optimizer for compressors that form momentum before they compress: SGD whose weight decay has a momentum."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from resireduce.errors import ConfigError, is_number
 
 
-class ParameterwiseOptimizer(torch.optim.Optimizer):
+class ParameterwiseOptimizer(torch.optim.Optimizer, ABC):
     """The common base of optimizers that update one parameter after the other: a subclass defines `_update`."""
 
     @torch.no_grad()
@@ -26,9 +27,9 @@ class ParameterwiseOptimizer(torch.optim.Optimizer):
                     self._update(parameter, parameter.grad, group)
         return loss
 
+    @abstractmethod
     def _update(self, parameter: Tensor, grad: Tensor, group: dict[str, Any]) -> None:
         """Update `parameter`, in place, by its gradient `grad` and the options in its `group`."""
-        raise NotImplementedError(f"{type(self).__name__} does not say how it updates a parameter")
 
 
 class DGCSGD(ParameterwiseOptimizer):

@@ -79,7 +79,7 @@ def _measured(names: list[str]) -> Iterator[dict[str, Any]]:
 
 
 RANKS = 2
-"""Of all but the fullest moments, which need the memory of a machine for one."""
+"""Ranks that train together; the model of `fullest` has one, as a machine has no memory for two."""
 EXACT = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 """Every block from 64 KiB on has its own pages, returned when it is freed: resident memory equals live memory."""
 MALLOCS: dict[str, Mapping[str, str]] = {"exact": EXACT, "default": {}, "cells": MALLOC}

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
+from resireduce.accumulation import accumulation_node
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.slices.copies import without_own_forward
 from resireduce.slices.layers import TAKERS, Taker, forms
@@ -170,15 +170,13 @@ def _form(module: nn.Module) -> Any:
 
 
 def _taker(slot: Slot, act: Callable[[Any, Slot, RowGradient], bool], owner: weakref.ref[Any]) -> Taker:
-    with torch.enable_grad():
-        node: Any = slot.parameter.view_as(slot.parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
     index = slot.index
 
     def take(gradient: RowGradient) -> bool:
         optimizer = owner()
         return optimizer is not None and act(optimizer, optimizer.slots[index], gradient)
 
-    return Taker(node, take)
+    return Taker(accumulation_node(slot.parameter), take)
 
 
 def _after(slot: Slot, done: Callable[[Any, Slot], None], owner: weakref.ref[Any]) -> Callable[..., None]:

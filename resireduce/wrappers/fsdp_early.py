@@ -4,11 +4,10 @@ With `set_reduce_scatter_unused_params(True)` a module that is called several ti
 autograd makes the gradients of its parameters at the last.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from resireduce.accumulation import accumulation_node
 from resireduce.wrappers.fsdp_units import Unit
 
 
@@ -54,6 +53,4 @@ class Early:
 
 def _will_come(parameter: Tensor) -> bool:
     """Whether the backward pass under way makes, or has made, a gradient of `parameter`."""
-    with torch.enable_grad():
-        node: Any = parameter.view_as(parameter).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
-    return bool(torch._C._will_engine_execute_node(node))
+    return bool(torch._C._will_engine_execute_node(accumulation_node(parameter)))

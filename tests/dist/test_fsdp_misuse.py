@@ -20,6 +20,11 @@ from resireduce.settings import Settings
 from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, shard, train, whole
 from tests.worlds import loss_of, seeded
 
+needs_zeros = pytest.mark.skipif(
+    not hasattr(FSDPModule, "set_reduce_scatter_unused_params"),
+    reason="before torch 2.13 FSDP cannot be told to reduce zeros for parameters without a gradient",
+)
+
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
@@ -138,7 +143,7 @@ def test_a_layer_that_a_step_does_not_use(mesh: DeviceMesh) -> None:
     assert hook.steps == 1
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
+@needs_zeros
 def test_a_layer_that_a_step_does_not_use_is_allowed_where_fsdp_makes_zeros(mesh: DeviceMesh) -> None:
     model, hook = compressed(mesh, Branching, scheme="baseline")
     model.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
@@ -156,7 +161,7 @@ class Again(Sharded):
         return self.head(y)
 
 
-@pytest.mark.skipif(not hasattr(FSDPModule, "set_reduce_scatter_unused_params"), reason="torch 2.13 has it")
+@needs_zeros
 @pytest.mark.parametrize("passes", [1, 2])
 @pytest.mark.parametrize("scheme", ["baseline", "w"])
 def test_a_block_that_is_reduced_twice_in_a_pass_is_exchanged_once(mesh: DeviceMesh, scheme: str, passes: int) -> None:

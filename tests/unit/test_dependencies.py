@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = (
     ("exactly", "planning", "sending", "slices", "step", "wrappers"),
     (
+        "accumulation",
         "blocks",
         "clip",
         "draw",

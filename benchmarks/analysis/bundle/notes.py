@@ -61,15 +61,11 @@ def _of_texts(manifest: Manifest, folder: Path) -> Iterator[str]:
 def _of_others(manifest: Manifest) -> Iterator[str]:
     """Yield the files that no bundle needs."""
     run = Path(RUNS) / manifest.run
+    of_run = [run / name for name in (*INPUTS, *OUTPUTS)]
     for name in sorted(manifest.files):
         path = Path(name)
-        of_run = (
-            path.is_relative_to(run)
-            and path.relative_to(run).parts[:1]
-            and (path.relative_to(run).parts[0] in (*INPUTS, *OUTPUTS))
-        )
         of_project = any(path.match(pattern) and len(path.parts) == len(Path(pattern).parts) for pattern in PROJECT)
-        if not of_run and not of_project and name not in (README, crate.NAME, *SOURCE):
+        if not (of_project or any(map(path.is_relative_to, of_run)) or name in (README, crate.NAME, *SOURCE)):
             yield f"{name} is no part of a bundle; nothing in it is verified"
 
 

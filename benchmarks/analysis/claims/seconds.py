@@ -13,7 +13,7 @@ from benchmarks.core.sample_counts import WARMUP_STEPS, steps_per_second
 ROUNDING = 0.01
 """Largest relative difference between a time and the seconds that it is computed from."""
 BY_EVENTS = 0.15
-"""The same for phases on a GPU, whose events are not the host's clock."""
+"""Largest relative difference between a GPU's phases, which its events time, and the seconds of the host's clock."""
 OBSERVED_STEPS, OBSERVED_SHARE = 50, 4
 """Most steps after warm-up whose phases are timed, and of how many steps one is: a test compares with
 `benchmarks.training.measure.probe`, which imports torch."""

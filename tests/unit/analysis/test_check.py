@@ -1,7 +1,6 @@
 """The regression check: planted wrong records change it exactly as they should, and none crashes it."""
 
 import json
-import math
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -11,129 +10,11 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.check.bands import UNEVEN, Bands
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.check.reference_rows import change_text
-from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
-from benchmarks.core.matrix import expand
-from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
-from benchmarks.core.sample_counts import planned_steps
-from benchmarks.core.workloads import WORKLOADS
+from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS, load
+from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, make, path_of, residuals, sound
 from tests.records import make_result
-
-CONFIG = {
-    "run": "x",
-    "defaults": {"density": 0.01},
-    "matrix": [
-        {"model": ["vgg-digits", "gpt2-bytes"], "scheme": ["baseline", "w+2d"], "gradients": ["kept", "streamed"]},
-        {"model": "vgg-digits", "scheme": "none", "seed": [0, 1]},
-    ],
-}
-ANSWERS = 449
-"""Held-out answers of the digits, of which the accuracy is a whole number."""
-VGG = Cell(model="vgg-digits", scheme="w+2d")
-LABEL = "w+2d, kept on vgg-digits"
-MEASURED = {
-    "commit": "0" * 40,
-    "dirty": False,
-    "python": "3.11.9",
-    "packages": {"torch": "2.13.0+cpu"},
-    "cpu": "Example CPU",
-    "device": "cpu",
-    "ranks_per_host": {"node": 2},
-    "date": "2026-01-02T03:04:05+00:00",
-}
-
-
-def path_of(folder, cell):
-    return folder / "cells" / f"{cell.name}.json"
-
-
-def sound(record):
-    """The record with all that follows from its bytes, steps, speed and metric, as a training leaves it."""
-    cell, speed = Cell.from_dict(record["cell"]), record["steps_per_second"]
-    steps = planned_steps(cell)[0]
-    if record["metric_name"] == "accuracy":
-        share = record["metric"] if record["metric"] <= 1 else record["metric"] / 100
-        record["metric"] = round(share * ANSWERS) * 100 / ANSWERS
-    count = math.ceil(steps / WORKLOADS[cell.model].evaluate_every)
-    every = [steps - count + 1 + one for one in range(count)]
-    record["total_bytes"] = sum(record[name] for name in STATE_FIELDS)
-    record["in_flight_bytes"] = max(record["peak_states_bytes"] - record["total_bytes"], 0)
-    record["peak_states_bytes"] = record["total_bytes"] + record["in_flight_bytes"]
-    held = {name: record[name] for name in BYTE_FIELDS}
-    seconds = [1 / speed] * (steps if steps < 2 * STRETCHES else STRETCHES)
-    phases = {"forward_backward": 0.9 / speed, "update": 0.1 / speed, "step": 1 / speed}
-    source = record["provenance"]
-    if isinstance(source, dict):
-        if source.get("device") not in (None, "cpu"):
-            gpus = {"cuda": "12.6", "device_memory_bytes": 2**36, "gpu_uuids": ["GPU-0", "GPU-1"]}
-            source = {**source, **gpus, "packages": {"torch": "2.13.0"}}
-        record["provenance"] = {"backend": cell.backend, "content": {"cell": cell.to_dict()}, **source}
-    return record | {
-        "metrics": {record["metric_name"]: record["metric"]},
-        "phase_seconds": phases,
-        "steps": steps,
-        "metric_history": [[step, record["metric"]] for step in every],
-        "step_seconds": seconds,
-        "wall_seconds": 1.1 * steps / speed,
-        "units_per_second": 32 * speed,
-        "per_rank": [{"rank": rank, "phase_seconds": phases, **held} for rank in range(cell.world_size)],
-        "ladder": [{"name": "model_state_itemised", "method": "sum", "bytes": record["total_bytes"]}],
-    }
-
-
-def change(folder, cell=VGG, **values):
-    """Replace fields of a cell's record, and all that follows from them."""
-    path = path_of(folder, cell)
-    record = json.loads(path.read_text())
-    if "residuals_bytes" in values:
-        values["peak_states_bytes"] = (
-            record["peak_states_bytes"] + values["residuals_bytes"] - record["residuals_bytes"]
-        )
-    path.write_text(json.dumps(sound(record | values)))
-
-
-def make(folder, config):
-    """A run of this config, measured well."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    for cell in expand({key: config[key] for key in ("defaults", "matrix")}):
-        values = make_result(cell).to_dict() | {"provenance": MEASURED}
-        CellResult.from_dict(sound(values)).save(path_of(folder, cell))
-    return folder
-
-
-def change_all(folder, **values):
-    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
-        change(folder, cell, **values)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    return make(tmp_path / "x", CONFIG)
-
-
-@pytest.fixture
-def reference(folder, tmp_path, capsys):
-    path = tmp_path / "reference.json"
-    assert main(["check", "--run", str(folder), "--reference", str(path), "--accept", "first"]) == 0
-    capsys.readouterr()
-    return path
-
-
-@pytest.fixture
-def check(folder, reference, capsys):
-    def run(*more, status):
-        code = main(["check", "--run", str(folder), "--reference", str(reference), *more])
-        said = capsys.readouterr()
-        assert code == status, said.out + said.err
-        return said.out + said.err
-
-    return run
-
-
-def residuals(folder, cell=VGG):
-    return json.loads(path_of(folder, cell).read_text())["residuals_bytes"]
 
 
 def test_an_equal_run_passes(check):
@@ -282,12 +163,6 @@ def test_one_record_of_another_device_does_not_widen_the_bands_of_others(folder,
     assert "fullest moment to the byte" in said and f"fullest moment {old:,} -> {old + 1:,}: 1 bytes more" in said
 
 
-def test_a_run_of_several_devices_is_no_reference(folder, capsys):
-    change(folder, provenance=MEASURED | {"device": "NVIDIA H100"})
-    assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 2
-    assert "has records of several: device ['NVIDIA H100', 'cpu']" in capsys.readouterr().err
-
-
 def test_records_of_other_code_are_a_note(folder, check, monkeypatch):
     here = {"commit": MEASURED["commit"], "dirty": False}
     monkeypatch.setattr("benchmarks.analysis.check.check_command.provenance", lambda: here)
@@ -395,153 +270,6 @@ def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, 
     assert any("w+2d, kept on gpt2-bytes: broken" in text for text in texts)
     assert len({(case.get("classname"), case.get("name")) for case in cases}) == len(cases)
     assert len(cases) >= 8 * len(("saving", "total"))
-
-
-def test_a_run_is_a_reference_too(folder, check):
-    assert main(["check", "--run", str(folder), "--reference", str(folder)]) == 0
-    assert main(["check", "--run", str(folder), "--reference", str(folder), "--accept", "x"]) == 2
-
-
-def test_a_folder_of_references_has_one_for_the_device(folder, reference, tmp_path, capsys):
-    several = tmp_path / "several"
-    several.mkdir()
-    text = reference.read_text()
-    (several / "cpu.json").write_text(text)
-    (several / "gpu.json").write_text(text.replace('"device": "cpu"', '"device": "NVIDIA H100"'))
-    (several / "other.json").write_text('{"confidence": 0.95}')
-    assert main(["check", "--run", str(folder), "--reference", str(several)]) == 0
-    (several / "cpu2.json").write_text(text)
-    assert main(["check", "--run", str(folder), "--reference", str(several)]) == 2
-    assert "cpu.json, cpu2.json; name the file" in capsys.readouterr().err
-
-
-def test_accepting_keeps_why_and_what_changed(folder, reference, check):
-    before = len(reference.read_text().splitlines())
-    change(folder, residuals_bytes=residuals(folder) + 147_000)
-    check("--accept", "2d keeps  more\nrows", status=0)
-    check(status=0)
-    first, second = Reference.load(reference).history
-    assert first["reason"] == "first" and first["changes"] == ["9 settings measured for the first time"]
-    assert second["reason"] == "2d keeps more rows" and second["date"] and "commit" in second
-    assert f"{LABEL}: saving 17.5 % -> 17.1 %: 0.4 points less" in second["changes"]
-    assert len(second["changes"]) == 5 and before < len(reference.read_text().splitlines())
-    text = reference.read_text()
-    assert "stays as it is" in check("--accept", "again", status=0) and reference.read_text() == text
-
-
-@pytest.mark.parametrize("spoil", ["empty", "hole", "twice", "mixed", "config", "lost"])
-def test_what_cannot_be_accepted_leaves_the_reference(folder, reference, check, spoil):
-    reason, text = "why", reference.read_text()
-    if spoil == "empty":
-        reason = " "
-    elif spoil == "hole":
-        path_of(folder, VGG).unlink()
-    elif spoil == "twice":
-        (folder / "cells/copy.json").write_text(path_of(folder, VGG).read_text())
-    elif spoil == "mixed":
-        change(folder, provenance=MEASURED | {"packages": {"torch": "2.9.1"}})
-    elif spoil == "config":
-        (folder / "config.json").write_text("{")
-    else:
-        config = CONFIG | {"matrix": CONFIG["matrix"][:1]}
-        (folder / "config.json").write_text(json.dumps(config))
-    said = check("--accept", reason, status=2)
-    assert said.splitlines()[-1].startswith("error: accept: ") and reference.read_text() == text
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "{}",
-        '{"confidence": 0.95, "rows": []}',
-        '{"made_by": "python -m benchmarks check --accept", "format": 9}',
-    ],
-)
-def test_what_is_no_reference_is_refused(folder, reference, check, text):
-    reference.write_text(text)
-    assert check(status=2).startswith("error: reference: ")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("total_bytes", 5),
-        ("total_bytes", -1),
-        ("parameters_bytes", "8"),
-        ("seeds", []),
-        ("seeds", [0, 0]),
-        ("metric", "x"),
-        ("name", "other"),
-        ("cell", {"model": "unknown"}),
-        ("color", 1),
-        ("baseline_total_bytes", None),
-        ("baseline_total_bytes", 0),
-        ("baseline_total_bytes", 1),
-        ("normalised", 0.5),
-        ("peak_states_bytes", 0),
-        ("throughput_ratio", -1.0),
-        ("metric_name", None),
-    ],
-)
-def test_a_reference_with_a_wrong_row_is_refused(reference, check, name, value):
-    values = json.loads(reference.read_text())
-    values["rows"][0][name] = value
-    reference.write_text(json.dumps(values))
-    said = check(status=2)
-    assert said.startswith(f"error: reference: {reference}: ") and said.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"rows": []}, "rows: '[]' is not a list of at least one setting"),
-        ({"rows": {}}, "rows: '{}' is not a list"),
-        ({"format": True}, "has format True"),
-        ({"format": "1"}, "has format '1'"),
-        ({"more": 1}, "its keys differ by more"),
-        ({"provenance": {}}, "provenance: '{}' is not a mapping of device, torch"),
-        ({"provenance": []}, "provenance: '[]' is not a mapping of device, torch"),
-        ({"provenance": {"device": ["cpu"]}}, "provenance: device: ['cpu'] is not a text"),
-        ({"provenance": {"torch": 5}}, "provenance: torch: 5 is not a text"),
-        ({"provenance": {"device": None}}, "provenance: device: None is not a text"),
-        ({"history": 5}, "history: '5' is not a list"),
-        ({"history": []}, "history: '[]' is not a list of at least one"),
-    ],
-    ids=str,
-)
-def test_a_reference_with_a_gap_is_refused(reference, check, change, named):
-    values = json.loads(reference.read_text())
-    if change.get("provenance"):
-        change = {"provenance": values["provenance"] | change["provenance"]}
-    reference.write_text(json.dumps(values | change))
-    said = check(status=2)
-    assert said.startswith(f"error: reference: {reference}") and named in said and said.count("\n") == 1
-
-
-def test_a_reference_whose_baselines_are_left_out_of_its_rows_is_refused(reference, check):
-    values = json.loads(reference.read_text())
-    for row in values["rows"]:
-        del row["baseline_total_bytes"], row["normalised"]
-    reference.write_text(json.dumps(values))
-    assert "baseline_total_bytes: None is not the total of its baseline" in check(status=2)
-
-
-def test_records_that_do_not_say_their_device_are_not_accepted(folder, tmp_path, capsys):
-    change_all(folder, provenance=MEASURED | {"device": None})
-    assert main(["check", "--run", str(folder), "--reference", str(tmp_path / "new.json"), "--accept", "x"]) == 2
-    assert "provenance: device: missing" in capsys.readouterr().err
-
-
-def test_a_reference_with_a_row_twice_or_nan_is_refused(reference, check):
-    values = json.loads(reference.read_text())
-    reference.write_text(json.dumps(values | {"rows": [*values["rows"], values["rows"][0]]}))
-    assert "is there twice" in check(status=2)
-    values["rows"][0]["metric"] = float("nan")
-    reference.write_text(json.dumps(values))
-    assert "NaN is not strict JSON" in check(status=2)
 
 
 def test_wrong_use_is_one_line(folder, reference, tmp_path, capsys):

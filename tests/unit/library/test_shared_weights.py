@@ -135,7 +135,7 @@ def scaled(slices: int | None = SLICE) -> tuple[Tied, DistributedOptimizer, resi
 
 
 def broken(hidden: Tensor) -> Tensor:
-    """The same values, whose gradient is infinite."""
+    """Return `hidden` itself, whose gradient will be infinite."""
     hidden.register_hook(lambda grad: grad * torch.inf)
     return hidden
 
