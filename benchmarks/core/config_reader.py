@@ -120,9 +120,9 @@ def extend(config: Mapping[str, Any], folder: Path, read: Callable[[Path], dict[
     theirs, own = taken(_spread(f"{EXTENDS}: {name}: ", base), config, name), _spread("", config)
     if both := sorted(theirs["parts"].keys() & own["parts"].keys(), key=str):
         raise ConfigError(f"{EXTENDS}: part {both[0]!r} is in {name} too; give it another name here")
-    matrix = [*theirs["matrix"], *own["matrix"]]
     kept = {key: value for key, value in config.items() if key not in TOGETHER}
-    return kept | ({"matrix": matrix} if matrix else {}) | {"parts": {**theirs["parts"], **own["parts"]}}
+    together = {"matrix": [*theirs["matrix"], *own["matrix"]], "parts": {**theirs["parts"], **own["parts"]}}
+    return kept | {key: cells for key, cells in together.items() if cells}
 
 
 def _spread(where: str, config: dict[str, Any]) -> dict[str, Any]:

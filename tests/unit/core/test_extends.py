@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand, expand_parts
 from benchmarks.core.run_config import get_cells, get_config
 from resireduce.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[3] / "benchmarks/config"
 
 BASE = """
 run: base
@@ -115,9 +118,16 @@ def test_a_part_without_any_of_the_values_is_left_out_and_own_entries_stay(tmp_p
     assert list(expand_parts(matrix(own))) == ["matrix"]
 
 
+@pytest.mark.parametrize("own", [OWN, "extends: smoke.yaml\nonly: {model: gpt2-bytes}", "extends: smoke.yaml"])
+def test_what_stands_by_itself_is_valid_by_the_schema_which_snakemake_asks(tmp_path: Path, own: str) -> None:
+    (tmp_path / "smoke.yaml").write_text((CONFIGS / "smoke.yaml").read_text())
+    config = read_config(write(tmp_path, own))
+    jsonschema.validate(config, json.loads((CONFIGS / "schema/run.schema.json").read_text()))
+    assert get_cells(config)
+
+
 def test_systems_on_a_cluster_are_those_of_one_machine_with_a_rank_on_each_node() -> None:
-    folder = Path(__file__).parents[3] / "benchmarks/config"
-    ours, theirs = (expand_parts(matrix(folder / f"{name}.yaml")) for name in ("systems-slurm", "systems"))
+    ours, theirs = (expand_parts(matrix(CONFIGS / f"{name}.yaml")) for name in ("systems-slurm", "systems"))
     assert list(ours) == list(theirs)
     for name, [cell] in ours.items():
         assert replace(cell, nodes=None) in theirs[name] and (cell.nodes, cell.world_size) == (2, 2)
