@@ -35,6 +35,7 @@ PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
     "sharing": ((BASELINE, SHARED),),
     "compression": ((DENSE, BASELINE),),
     "both": ((BASELINE, ("baseline", "streamed"), SHARED),),
+    "every": ((BASELINE, ("baseline", "streamed"), SHARED, DENSE),),
 }
 """Groups of settings that are timed in the same processes: all others are compared with the first."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
     text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
-    text += "both, or against no compression: compression"
+    text += "both, or every, which has no compression too; or against no compression: compression"
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)

@@ -33,8 +33,8 @@ SETTINGS: tuple[Setting, ...] = (
 All others are compared with the first setting; the most telling ones come next.
 """
 NAMES = ("compressor", "scheme", "gradients", "residual_dtype", "slices")
-APART = ("gpt2-large",)
-"""Models of which only two at a time fit on the GPU together, to be timed in turn."""
+TIMED_TOGETHER = 4
+"""Settings of a model that are timed in turn in one process; for gpt2-large they take some 75 GB together."""
 
 # Estimates, not measurements: generous for an H100, so that a stretch ends in time.
 START_SECONDS = 14.0

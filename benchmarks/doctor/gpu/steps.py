@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
-from benchmarks.doctor.gpu.cases import APART, MODELS, ROUND_STEPS, ROUNDS, TRAINED, estimate, memory_cells
+from benchmarks.doctor.gpu.cases import MODELS, ROUND_STEPS, ROUNDS, TIMED_TOGETHER, TRAINED, estimate, memory_cells
 
 OUTPUT = "OUTPUT"
 """Placeholder in a command for the JSON file that it writes."""
@@ -64,11 +64,10 @@ def _memory(tiny: bool) -> Iterator[Step]:
 def _throughput(device: str, tiny: bool) -> Iterator[Step]:
     rounds, steps = (2, 1) if tiny else (ROUNDS, ROUND_STEPS)
     for model in (TINY_MODEL,) if tiny else MODELS:
-        for pairs, cells in (("streaming", 2), ("sharing", 2)) if model in APART else (("both", 3),):
-            command = ("benchmarks", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", pairs,
-                       "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
-            seconds = estimate(model, (rounds + 1) * steps, cells)
-            yield Step(f"throughput.{model}.{pairs}", "throughput", seconds, command=command)
+        command = ("benchmarks", "pace", "--device", device, "--ranks", "1", "--models", model, "--pairs", "every",
+                   "--rounds", str(rounds), "--steps", str(steps), "--output", OUTPUT)  # fmt: skip
+        seconds = estimate(model, (rounds + 1) * steps, TIMED_TOGETHER)
+        yield Step(f"throughput.{model}", "throughput", seconds, command=command)
 
 
 def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
