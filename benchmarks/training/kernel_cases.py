@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.training.compress_cases import now
+from resireduce.compressors.topk import TopK
 from resireduce.draw import generator
 from resireduce.finiteness import zero_unless_finite_
-from resireduce.kernels.gpu import blocks, finite, select, self_check, take_out
+from resireduce.kernels.gpu import blocks, finite, select, self_check, sent, take_out
 from resireduce.kernels.largest import PIECE, by_keys
 from resireduce.residuals.few_bits import Blocks
 
@@ -31,8 +32,27 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
             lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
             lambda x: (take_out.take_out_(x, indices), x),
         ),
+        **(_travelling(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
     }
+
+
+def _travelling(indices: Tensor) -> dict[str, tuple[Way, Way]]:
+    """Return the ways of what travels: packed and taken out, and added to an average."""
+    compressor, count = TopK(DENSITY), indices.numel()
+
+    def pack(x: Tensor) -> tuple[Tensor, ...]:
+        payload = compressor.packed(x, indices)
+        return payload.buffer, compressor.error_(x, payload)
+
+    def add(x: Tensor) -> tuple[Tensor, ...]:
+        return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
+
+    def add_by_kernel(x: Tensor) -> tuple[Tensor, ...]:
+        sent.add_sent_(x, 0, compressor.packed(x, indices).buffer, count, 1 / 3)
+        return (x,)
+
+    return {"pack and take out": (pack, lambda x: (sent.take_packed_(x, indices), x)), "add": (add, add_by_kernel)}
 
 
 def select_plainly(flat: Tensor, k: int) -> Tensor:

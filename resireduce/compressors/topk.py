@@ -8,6 +8,7 @@ from torch import Tensor
 from resireduce.compressors.base import Selecting
 from resireduce.compressors.sparse import SparseCompressor
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
+from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.packed_largest import Addend, packed_largest
 from resireduce.payload import Payload
 from resireduce.share import share
@@ -48,7 +49,12 @@ class TopK(Selecting, SparseCompressor):
         if not (addend is None or isinstance(addend, Tensor)):
             addend.add_to_(dense)
             addend = None
-        payload = self.packed(dense, largest_of_sum_(flat, addend, k, check))
+        indices = largest_of_sum_(flat, addend, k, check)
+        if flat.dtype == torch.float32 and not self.half and in_triton(flat, indices):
+            from resireduce.kernels.gpu.sent import take_packed_
+
+            return self._payload(dense, take_packed_(flat, indices))
+        payload = self.packed(dense, indices)
         self.error_(dense, payload)
         return payload
 

@@ -10,18 +10,19 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, finite, near, select, take_out
+from resireduce.kernels.gpu import blocks, finite, near, select, sent, take_out
 from resireduce.kernels.gpu.language import EXACT
 
 KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
 KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
 HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16"}
-SIZES = {"n": "i32", "k": "i32", "room": "i32", "blocks": "i32"}
+SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32"}
 LOOK = {"BITS": 31, "TILE": select.TILE}
 WHOLE = LOOK | {"NEAR": False}
 NEAR = LOOK | {"NEAR": True}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
+SENT = {"values": "*fp32", "places": "*i32"}
 KERNELS = {
     "the first bits": (select._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": select.TILES}),
     "the last bits": (select._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": select.TILES}),
@@ -42,6 +43,8 @@ KERNELS = {
         {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},
         {"TILE": take_out.TILE},
     ),
+    "pack": (sent._take_packed, SENT | {"flat": "*fp32", "indices": "*i64"}, {"TILE": sent.TILE}),
+    "add": (sent._add_sent, SENT | {"part": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
     "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
     "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
     "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),

@@ -19,10 +19,11 @@ from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, finite, near, self_check, take_out
+from resireduce.kernels.gpu import blocks, finite, near, self_check, sent, take_out
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
+from resireduce.kernels.gpu.sent import add_sent_, take_packed_
 from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.residuals.few_bits import Blocks
 
@@ -183,6 +184,24 @@ def test_what_is_taken_out_leaves_zeros(count: int, dtype: torch.dtype) -> None:
     assert flat.tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("count", [1, 300])
+def test_what_is_packed_is_what_has_come_and_is_added_to_its_places(count: int) -> None:
+    flat, indices = drawn(1000), torch.randperm(1000, generator=torch.Generator().manual_seed(1))[:count]
+    before, places = flat.numpy().copy(), indices.numpy()
+    packed = take_packed_(flat, indices, tile=256).numpy()
+    assert packed[: 4 * count].view(np.float32).tolist() == before[places].tolist()
+    assert packed[4 * count :].view(np.int32).tolist() == places.tolist()
+    scale = np.float32(1 / 3)
+    sums = np.ones(1000, np.float32)
+    sums[places] += before[places] * scale
+    parts = [torch.ones(700), torch.ones(300)]
+    for part, first in zip(parts, (0, 700), strict=True):
+        add_sent_(part, first, torch.from_numpy(packed), count, 1 / 3, tile=256)
+    assert torch.cat(parts).tolist() == sums.tolist()
+    before[places] = 0
+    assert flat.tolist() == before.tolist()
+
+
 @pytest.mark.usefixtures("used")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -211,12 +230,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
     "in the host's memory": {"residual_dtype": "int8", "residual_device": "cpu"},
 }
-CODED = {"select", "zero_unless_finite_", "encode", "decode_add_"}
+TOP_K = {"select", "zero_unless_finite_", "take_packed_", "add_sent_"}
+CODED = TOP_K | {"encode", "decode_add_"}
 USED = {
-    "float32": {"select", "zero_unless_finite_"},
-    "weighted": {"select", "zero_unless_finite_"},
+    "float32": TOP_K,
+    "weighted": TOP_K,
     "int4": CODED,
-    "in slices": {"take_out_", "zero_unless_finite_"},
+    "in slices": {"take_out_", "zero_unless_finite_", "add_sent_"},
     "in the host's memory": CODED,
 }
 """What of the library's kernels takes part."""
@@ -258,7 +278,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
     functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "select"))
-    for module, name in (*functions, (take_out, "take_out_")):
+    of_messages = ((take_out, "take_out_"), (sent, "take_packed_"), (sent, "add_sent_"))
+    for module, name in (*functions, *of_messages):
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
     return calls
@@ -286,7 +307,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
 def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(on_gpu.SWITCH, "1")  # what it sets is undone
     found = measured("cpu", tiny=True)
-    assert found["triton"] and len(found["rows"]) == 7
+    assert found["triton"] and len(found["rows"]) == 9
     for row in found["rows"]:
         assert row["same"] and row["kernel_seconds"] > 0 < row["plain_seconds"], row
 
@@ -324,6 +345,7 @@ PLACES = {
     "select of many": "select",
     "finite": "zero_unless_finite_",
     "take out": "take_out_",
+    "pack and add": "take_packed_",
     "8 bits": "encode",
     "4 bits": "decode_add_",
 }

@@ -9,6 +9,7 @@ from resireduce.kernels.gpu import near
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
+from resireduce.kernels.gpu.sent import add_sent_, take_packed_
 from resireduce.kernels.gpu.take_out import take_out_
 
 NUMEL = 9 * 8192 + 77
@@ -66,6 +67,22 @@ def _takes_out(flat: Tensor) -> bool:
     return same_bits(taken, flat[indices]) and same_bits(left, flat.index_fill(0, indices, 0.0))
 
 
+def _packs_and_adds(flat: Tensor) -> bool:
+    if flat.dtype != torch.float32:
+        return True  # they are for float32 alone
+    indices = torch.arange(1, flat.numel(), 3, device=flat.device)
+    left, half = flat.clone(), flat.numel() // 2
+    packed = take_packed_(left, indices)
+    expected = torch.cat((flat[indices].view(torch.uint8), indices.to(torch.int32).view(torch.uint8)))
+    added, scale = torch.ones_like(flat), 1 / 3
+    for first in (0, half):
+        add_sent_(added[first : first + half], first, packed, indices.numel(), scale)
+    sums = torch.ones_like(flat)
+    sums[indices] += flat[indices] * scale
+    right = same_bits(packed, expected) and same_bits(left, flat.index_fill(0, indices, 0.0))
+    return right and same_bits(added[: 2 * half], sums[: 2 * half])
+
+
 def _codes(bits: int) -> Callable[[Tensor], bool]:
     def same(flat: Tensor) -> bool:
         numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
@@ -106,6 +123,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select of many": _selects_of_many,
     "finite": _zeroes,
     "take out": _takes_out,
+    "pack and add": _packs_and_adds,
     "8 bits": _codes(8),
     "4 bits": _codes(4),
 }
