@@ -10,7 +10,8 @@ from benchmarks.training.compress_cases import now
 from resireduce.compressors.topk import TopK
 from resireduce.draw import generator
 from resireduce.finiteness import zero_unless_finite_
-from resireduce.kernels.gpu import blocks, finite, select, self_check, sent, take_out
+from resireduce.kernels import submatrix
+from resireduce.kernels.gpu import blocks, crossing, finite, select, self_check, sent, take_out
 from resireduce.kernels.largest import PIECE, by_keys
 from resireduce.residuals.few_bits import Blocks
 
@@ -32,8 +33,38 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
             lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
             lambda x: (take_out.take_out_(x, indices), x),
         ),
+        **_crossing(source),
         **(_travelling(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
+    }
+
+
+def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
+    """Return the ways to add to, and to copy, every second row and column of a matrix: plain torch's is the library's.
+
+    It uses no kernels where the environment says so.
+    """
+    shape = -1, next(width for width in (1024, 25, 1) if source.numel() % width == 0)
+    sizes = source.view(shape).shape
+    rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=source.device) for size in sizes)
+    values = torch.ones(len(rows), len(columns), dtype=source.dtype, device=source.device)
+    into = torch.empty_like(values)
+
+    def add(way: Callable[..., None]) -> Way:
+        def added(x: Tensor) -> tuple[Tensor, ...]:
+            way(x.view(shape), rows, columns, values)
+            # Plain torch adds zeros to the other elements of these rows: a negative zero becomes a positive one there.
+            return (x.add_(0.0),)
+
+        return added
+
+    def cut(x: Tensor) -> tuple[Tensor, ...]:
+        crossing.cut_crossing_into(into, x.view(shape), rows, columns)
+        return (into.clone(),)
+
+    return {
+        "add a crossing": (add(submatrix.add_crossing_), add(crossing.add_crossing_)),
+        "cut a crossing": (lambda x: (submatrix.cut_crossing(x.view(shape), rows, columns),), cut),
     }
 
 

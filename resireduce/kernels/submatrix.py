@@ -13,6 +13,7 @@ from resireduce.blocks import PIECES
 from resireduce.kernels.largest import largest_norms
 from resireduce.kernels.native import addresses, library, threads
 from resireduce.kernels.norms import l1_norms
+from resireduce.kernels.on_gpu import DTYPES, in_triton
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,15 @@ def add_crossing_(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor,
     """Add 2-D `values` to where 1-D `rows` cross 1-D `columns` (int32, ascending) of contiguous 2-D `matrix`, in place.
 
     Whole rows, in `pieces`: where operations must be deterministic, a GPU would write the elements one by one after
-    sorting their indices, which takes several times the memory of the matrix. Compiled code gives the same bits.
+    sorting their indices, which takes several times the memory of the matrix. Compiled code gives the same bits, and so
+    does a kernel on a GPU.
     """
     if _compiled("resireduce_add_crossing", matrix, rows, columns, values):
+        return
+    if _in_triton(matrix, rows, columns, values):
+        from resireduce.kernels.gpu import crossing
+
+        crossing.add_crossing_(matrix, rows, columns, values)
         return
     places = columns.long()
     for some, part in zip(rows.tensor_split(pieces), values.tensor_split(pieces), strict=True):
@@ -73,6 +80,11 @@ def cut_crossing(matrix: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """
     values = matrix.new_empty(len(rows), len(columns))
     if _compiled("resireduce_cut_crossing", matrix, rows, columns, values):
+        return values
+    if _in_triton(matrix, rows, columns, values):
+        from resireduce.kernels.gpu import crossing
+
+        crossing.cut_crossing_into(values, matrix, rows, columns)
         return values
     for some, part in zip(rows.tensor_split(PIECES), values.tensor_split(PIECES), strict=True):
         torch.index_select(matrix.index_select(0, some), 1, columns, out=part)
@@ -122,6 +134,12 @@ def _compiled(name: str, matrix: Tensor, rows: Tensor, columns: Tensor, values: 
     count = threads(len(rows) * matrix.shape[1])
     told = place, height, width, of_rows, n_rows, of_columns, n_columns, held, count
     return bool(getattr(compiled, name)(*told))
+
+
+def _in_triton(matrix: Tensor, rows: Tensor, columns: Tensor, values: Tensor) -> bool:
+    """Whether kernels of a GPU know them: numbers of int32, values in one of their dtypes."""
+    known = rows.dtype == columns.dtype == torch.int32 and values.dtype in DTYPES
+    return known and in_triton(matrix, rows, columns, values)
 
 
 def _suit(rows: Tensor, columns: Tensor, *numbers: Tensor) -> bool:

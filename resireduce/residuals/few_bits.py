@@ -1,6 +1,6 @@
 """Stored tensors in few bits an element, in blocks that share a scale."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import copy
 from typing import ClassVar
 
@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.blocks import pieces, spread
+from resireduce.blocks import PIECES, pieces, slices, spread
 from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
 from resireduce.residuals.stored import Stored
 
 BLOCK = 64
 """Elements that share a scale: a float32 scale costs 0.5 bits per element."""
+SMALLEST_DRAW = 1 << 20
+"""Elements for which a GPU draws at once, if there are so many and they are no sixteenth of the tensor."""
 
 
 class Blocks(Stored):
@@ -63,12 +65,12 @@ class Blocks(Stored):
     def _encode(self, flat: Tensor, source: torch.Generator | None) -> None:
         """Encode 1-D `flat`, drawing from `source` at its current position, as compiled code cannot."""
         if encodes_in_one_pass(flat, self.kind, self.codes, self.scales):
-            for piece in pieces(self.numel, BLOCK):
+            for piece in self._drawn_at_once(flat):
                 held = self._part(flat[piece], piece.start)
                 encode_piece(flat[piece], self.kind, held.codes, held.scales, source)
             return
         largest = self.LARGEST[self.kind]
-        for piece in pieces(self.numel, BLOCK):
+        for piece in self._drawn_at_once(flat):
             part = flat[piece].float()
             blocks = pad(part, (0, -part.numel() % BLOCK)).view(-1, BLOCK)
             scales = blocks.abs().amax(1)
@@ -80,6 +82,12 @@ class Blocks(Stored):
                 draw = torch.rand(scaled.shape, dtype=torch.float32, device=scaled.device, generator=source)
                 scaled = scaled.add_(draw).floor_()
             self._write(piece, scaled.clamp_(-largest, largest))
+
+    def _drawn_at_once(self, flat: Tensor) -> Iterator[slice]:
+        """Return the pieces for which numbers are drawn at once: on a GPU, larger ones, as each draw is a launch."""
+        if flat.is_cpu or flat.is_meta:
+            return pieces(self.numel, BLOCK)
+        return slices(self.numel, max(SMALLEST_DRAW, BLOCK * -(-self.numel // (PIECES * BLOCK))))
 
     def _read(self, piece: slice) -> Tensor:
         if self.kind != "int4":

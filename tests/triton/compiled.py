@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, finite, near, select, sent, take_out
+from resireduce.kernels.gpu import blocks, crossing, finite, near, select, sent, take_out
 from resireduce.kernels.gpu.language import EXACT
 
 KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
@@ -23,6 +23,7 @@ NEAR = LOOK | {"NEAR": True}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
 SENT = {"values": "*fp32", "places": "*i32"}
+CROSSING = {"rows": "*i32", "columns": "*i32", "width": "i32"}
 KERNELS = {
     "the first bits": (select._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": select.TILES}),
     "the last bits": (select._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": select.TILES}),
@@ -45,6 +46,8 @@ KERNELS = {
     ),
     "pack": (sent._take_packed, SENT | {"flat": "*fp32", "indices": "*i64"}, {"TILE": sent.TILE}),
     "add": (sent._add_sent, SENT | {"part": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
+    "add a crossing": (crossing._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": crossing.TILE}),
+    "cut a crossing": (crossing._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": crossing.TILE}),
     "encode int8": (blocks._encode, CODES | {"values": "*fp32"}, {"TINY": blocks.TINY, "BITS": 8, "ROWS": blocks.ROWS}),
     "encode int4": (blocks._encode, PAIRS | {"values": "*fp16"}, {"TINY": blocks.TINY, "BITS": 4, "ROWS": blocks.ROWS}),
     "decode int8": (blocks._decode_add, CODES | {"target": "*fp32"}, {"BITS": 8, "TILE": blocks.TILE}),

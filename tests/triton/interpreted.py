@@ -19,7 +19,7 @@ from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, finite, near, self_check, sent, take_out
+from resireduce.kernels.gpu import blocks, crossing, finite, near, self_check, sent, take_out
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
@@ -202,6 +202,21 @@ def test_what_is_packed_is_what_has_come_and_is_added_to_its_places(count: int) 
     assert flat.tolist() == before.tolist()
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("shape", [(7, 300), (300, 7), (1, 9)])
+def test_where_rows_cross_columns(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    matrix = drawn(shape[0] * shape[1], dtype).view(shape)
+    before = matrix.double().numpy().copy()
+    rows, columns = (np.arange(size % 2, size, 2) for size in shape)
+    numbers = [torch.from_numpy(places).to(torch.int32) for places in (rows, columns)]
+    values = torch.empty(len(rows), len(columns), dtype=dtype)
+    crossing.cut_crossing_into(values, matrix, *numbers, tile=64)
+    assert values.tolist() == before[np.ix_(rows, columns)].tolist()
+    crossing.add_crossing_(matrix, *numbers, values, tile=64)
+    before[np.ix_(rows, columns)] *= 2  # exact
+    assert matrix.tolist() == before.tolist()
+
+
 @pytest.mark.usefixtures("used")
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -225,6 +240,7 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
 GROUPED = Grouping(groups=(("0.weight", "1.weight"),))
 OPTIONS: dict[str, dict[str, Any]] = {
     "float32": {},
+    "rows and columns": {"scheme": "2d", "groups": Grouping(groups=(), specific=("0.weight", "1.weight"))},
     "weighted": {"scheme": "w", "groups": GROUPED, "gradients": "kept"},
     "int4": {"residual_dtype": "int4"},
     "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
@@ -234,6 +250,7 @@ TOP_K = {"select", "zero_unless_finite_", "take_packed_", "add_sent_"}
 CODED = TOP_K | {"encode", "decode_add_"}
 USED = {
     "float32": TOP_K,
+    "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into"},
     "weighted": TOP_K,
     "int4": CODED,
     "in slices": {"take_out_", "zero_unless_finite_", "add_sent_"},
@@ -278,6 +295,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
     functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "select"))
+    functions += ((crossing, "add_crossing_"), (crossing, "cut_crossing_into"))
     of_messages = ((take_out, "take_out_"), (sent, "take_packed_"), (sent, "add_sent_"))
     for module, name in (*functions, *of_messages):
         right = getattr(module, name)
@@ -307,7 +325,7 @@ def test_a_gradient_that_is_not_finite_does_what_it_does_without_them(
 def test_a_machine_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(on_gpu.SWITCH, "1")  # what it sets is undone
     found = measured("cpu", tiny=True)
-    assert found["triton"] and len(found["rows"]) == 9
+    assert found["triton"] and len(found["rows"]) == 11
     for row in found["rows"]:
         assert row["same"] and row["kernel_seconds"] > 0 < row["plain_seconds"], row
 
@@ -346,6 +364,7 @@ PLACES = {
     "finite": "zero_unless_finite_",
     "take out": "take_out_",
     "pack and add": "take_packed_",
+    "rows and columns": "cut_crossing_into",
     "8 bits": "encode",
     "4 bits": "decode_add_",
 }

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from resireduce.kernels.gpu import near
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
+from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
 from resireduce.kernels.gpu.sent import add_sent_, take_packed_
@@ -83,6 +84,18 @@ def _packs_and_adds(flat: Tensor) -> bool:
     return right and same_bits(added[: 2 * half], sums[: 2 * half])
 
 
+def _crosses(flat: Tensor) -> bool:
+    matrix = flat[: flat.numel() // 25 * 25].view(25, -1)
+    rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=flat.device) for size in matrix.shape)
+    crossing, added = matrix[1::2, 1::2].contiguous(), matrix.clone()
+    values = torch.empty_like(crossing)
+    cut_crossing_into(values, matrix, rows, columns)
+    add_crossing_(added, rows, columns, values)
+    sums = matrix.clone()
+    sums[1::2, 1::2] += crossing
+    return same_bits(values, crossing) and same_bits(added, sums)
+
+
 def _codes(bits: int) -> Callable[[Tensor], bool]:
     def same(flat: Tensor) -> bool:
         numel, blocks = flat.numel(), -(-flat.numel() // BLOCK)
@@ -124,6 +137,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "finite": _zeroes,
     "take out": _takes_out,
     "pack and add": _packs_and_adds,
+    "rows and columns": _crosses,
     "8 bits": _codes(8),
     "4 bits": _codes(4),
 }
