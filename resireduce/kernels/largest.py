@@ -51,12 +51,17 @@ def largest_magnitudes(flat: Tensor, k: int, piece: int | None = None) -> Tensor
 def largest_of_sum_(flat: Tensor, added: Tensor | None, k: int, check: bool = False) -> Tensor:
     """Add 1-D `added`, if any, to 1-D `flat`, in place, of its dtype; return indices of its `k` largest magnitudes.
 
-    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of it.
+    As `largest_magnitudes`: int64, ascending. On a CPU compiled code reads each element once for all of it; on a GPU
+    the sum is formed by the kernel that first looks at it.
 
     check: FloatingPointError is raised if an element of the sum is NaN or infinite.
     """
     if k < flat.numel() and not in_triton(flat) and flat.device.type in ("cpu", "meta"):
         return by_candidates(flat, k, piece_of(flat.numel()), added, check)
+    if k < flat.numel() and added is not None and not check and in_triton(flat, added) and added.dtype == flat.dtype:
+        from resireduce.kernels.gpu.select import select
+
+        return select(flat, k, added)
     if added is not None:
         flat.add_(added)
     if check:

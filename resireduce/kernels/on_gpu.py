@@ -1,18 +1,23 @@
 """Whether Triton's kernels are used for a tensor: on an NVIDIA GPU, once they have shown there that they are right.
 
-Else plain torch has the same results. RESIREDUCE_TRITON=0 says that they are not to be used.
+Else plain torch has the same results. RESIREDUCE_TRITON=0 says that they are not to be used; RESIREDUCE_TRITON=launches
+that none of them is whose programs wait for each other.
 """
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
 SWITCH = "RESIREDUCE_TRITON"
 """Environment variable: 0 says that no kernel in Triton is to be used."""
+IN_LAUNCHES = "launches"
+"""Value of that variable: kernels in Triton are used, but none whose programs wait for each other."""
 DEVICE = "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SMALLEST, LARGEST = 1 << 16, 1 << 30
@@ -39,24 +44,33 @@ def in_triton(*tensors: Tensor) -> bool:
 def works(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether Triton is there and its kernels have the bits of plain torch on `device`, for tensors of `dtype`.
 
-    They are compiled for that. If they fail, a warning says why.
+    They are compiled for that. If they fail, a warning says why; if only those fail whose programs wait for each other,
+    the others are used, and a warning says that.
     """
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
         return False
-    try:
-        from resireduce.kernels.gpu.self_check import differing
+    from resireduce.kernels.gpu import once, self_check
 
-        wrong = differing(device, dtype)
+    reason = _failure(self_check.differing, device, dtype)
+    if reason is not None:
+        _warn(f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same", "0")
+        return False
+    reason = _failure(self_check.differing_at_once, device, dtype)
+    if reason is not None:
+        once.LEFT_OUT.add((device, dtype))
+        _warn(f"nothing is selected in one launch on {device} for {dtype}: {reason}. Several do the same", IN_LAUNCHES)
+    return True
+
+
+def _failure(differing: Callable[[torch.device, torch.dtype], list[str]], *where: Any) -> str | None:
+    """Return why kernels cannot be used, of which `differing` tells what is wrong; None: they can."""
+    try:
+        wrong = differing(*where)
     except Exception as error:  # no C compiler, no place for compiled code, a version of Triton that is too new, ...
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-    else:
-        if not wrong:
-            return True
-        reason = f"other results than plain torch: {', '.join(wrong)}"
-    warnings.warn(
-        f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same; "
-        f"{SWITCH}=0 is a way to say so beforehand",
-        stacklevel=2,
-    )
-    return False
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return f"other results than plain torch: {', '.join(wrong)}" if wrong else None
+
+
+def _warn(text: str, value: str) -> None:
+    warnings.warn(f"{text}; {SWITCH}={value} is a way to say so beforehand", stacklevel=4)

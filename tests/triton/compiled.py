@@ -10,32 +10,49 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from resireduce.kernels.gpu import blocks, crossing, finite, near, select, sent, take_out
+from resireduce.kernels.gpu import blocks, crossing, finite, launches, near, once, sent, take_out
 from resireduce.kernels.gpu.language import EXACT
 
 KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
 KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
-HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16"}
+KEYS |= {"state": "*i32", "added": "*fp32"}
+HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16"}
 SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32"}
-LOOK = {"BITS": 31, "TILE": select.TILE}
+LOOK = {"BITS": 31, "TILE": launches.TILE}
 WHOLE = LOOK | {"NEAR": False}
 NEAR = LOOK | {"NEAR": True}
+ONCE = LOOK | {"NEAR": False, "SUM": False, "PROGRAMS": once.PROGRAMS}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
 SENT = {"values": "*fp32", "places": "*i32"}
 CROSSING = {"rows": "*i32", "columns": "*i32", "width": "i32"}
 KERNELS = {
-    "the first bits": (select._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": select.TILES}),
-    "the last bits": (select._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": select.TILES}),
-    "the last bits of float16": (select._histogram, HALF_KEYS, WHOLE | {"BITS": 15, "ROW": 1, "TILES": select.TILES}),
-    "settle": (select._settle, KEYS, {"BITS": 31, "ROWS": 4}),
-    "count": (select._count, KEYS, WHOLE),
-    "write": (select._write, HALF_KEYS, WHOLE | {"BITS": 15}),
-    "the first bits of those near": (select._histogram, KEYS, NEAR | {"ROW": 0, "TILES": select.TILES}),
-    "count those near": (select._count, HALF_KEYS, NEAR | {"BITS": 15}),
-    "write those near": (select._write, KEYS, NEAR),
-    "find how many are near": (near._count_near, KEYS, LOOK),
+    "the first bits": (launches._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": launches.TILES}),
+    "the last bits": (launches._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": launches.TILES}),
+    "the last bits of float16": (
+        launches._histogram,
+        HALF_KEYS,
+        WHOLE | {"BITS": 15, "ROW": 1, "TILES": launches.TILES},
+    ),
+    "settle": (launches._settle, KEYS, {"BITS": 31, "ROWS": 4}),
+    "count": (launches._count, KEYS, WHOLE),
+    "write": (launches._write, HALF_KEYS, WHOLE | {"BITS": 15}),
+    "the first bits of those near": (launches._histogram, KEYS, NEAR | {"ROW": 0, "TILES": launches.TILES}),
+    "count those near": (launches._count, HALF_KEYS, NEAR | {"BITS": 15}),
+    "write those near": (launches._write, KEYS, NEAR),
+    "find how many are near": (near._count_near, KEYS, LOOK | {"SUM": False}),
+    "find how many of a sum are near": (near._count_near, KEYS, LOOK | {"SUM": True}),
+    "find how many of a sum of float16 are near": (near._count_near, HALF_KEYS, LOOK | {"BITS": 15, "SUM": True}),
     "find those near": (near._write_near, HALF_KEYS, LOOK | {"BITS": 15}),
+    "select at once": (once._select, KEYS, ONCE),
+    "select of those near at once": (once._select, HALF_KEYS, ONCE | {"BITS": 15, "NEAR": True}),
+    "select of a sum at once": (once._select, KEYS, ONCE | {"SUM": True}),
+    "select of a sum of bfloat16 at once": (
+        once._select,
+        HALF_KEYS | {"added": "*bf16"},
+        ONCE | {"BITS": 15, "SUM": True},
+    ),
+    "border at once": (once._border, KEYS, LOOK),
     "look": (finite._look, {"gradient": "*fp32", "finite": "*u8"}, {"TILE": finite.TILE}),
     "look at bfloat16": (finite._look, {"gradient": "*bf16", "finite": "*u8"}, {"TILE": finite.TILE}),
     "zero": (finite._zero, {"gradient": "*fp16", "finite": "*u8"}, {"TILE": finite.TILE}),

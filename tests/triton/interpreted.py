@@ -19,7 +19,7 @@ from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
 from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, crossing, finite, near, self_check, sent, take_out
+from resireduce.kernels.gpu import blocks, crossing, finite, launches, near, once, self_check, sent, take_out
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.select import select
@@ -29,7 +29,7 @@ from resireduce.residuals.few_bits import Blocks
 
 CPU = torch.device("cpu")
 FLOATS = [torch.float32, torch.float16]
-TILE = {"tile": 256, "tiles": 2}
+FORMS = ["once", "launches"]
 
 
 def drawn(n: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
@@ -73,34 +73,68 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- selection ---
 
 
+def selected(flat: Tensor, k: int, form: str, tile: int = 256, tiles: int = 2) -> list[int]:
+    """What a form selects, `tile` elements at a time."""
+    if form == "once":
+        return once.selected(flat, k, tile=tile).tolist()
+    return launches.selected(flat, k, tile=tile, tiles=tiles).tolist()
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", kinds(300, torch.float32))
-def test_a_selection_is_the_end_of_a_stable_sort(kind: str) -> None:
+def test_a_selection_is_the_end_of_a_stable_sort(kind: str, form: str) -> None:
     flat = kinds(1301, torch.float32)[kind]
-    assert select(flat, 131, **TILE).tolist() == last_of_a_stable_sort(flat, 131)
+    assert selected(flat, 131, form) == last_of_a_stable_sort(flat, 131)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["normal", "ties", "denormal"])
-def test_a_selection_of_float16(kind: str) -> None:
+def test_a_selection_of_float16(kind: str, form: str) -> None:
     flat = kinds(700, torch.float16)[kind]
-    assert select(flat, 300, **TILE).tolist() == last_of_a_stable_sort(flat, 300)
+    assert selected(flat, 300, form) == last_of_a_stable_sort(flat, 300)
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("n", [2, 3, 256, 257])
-def test_sizes_at_the_borders_of_tiles(n: int) -> None:
+def test_sizes_at_the_borders_of_tiles(n: int, form: str) -> None:
     flat = drawn(n, torch.float16).mul_(4).round_()
     for k in {1, n - 1}:
-        assert select(flat, k, **TILE).tolist() == last_of_a_stable_sort(flat, k)
+        assert selected(flat, k, form) == last_of_a_stable_sort(flat, k)
 
 
-def test_bits_of_bfloat16_are_in_order_too() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_bits_of_bfloat16_are_in_order_too(form: str) -> None:
     flat = drawn(700, torch.bfloat16)
-    assert select(flat, 60, **TILE).tolist() == last_of_a_stable_sort(flat, 60)
+    assert selected(flat, 60, form) == last_of_a_stable_sort(flat, 60)
 
 
-def test_neither_tiles_nor_calls_change_what_is_chosen() -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_neither_tiles_nor_calls_change_what_is_chosen(form: str) -> None:
     flat = drawn(1500).mul_(3).round_()
-    first = select(flat, 500, tile=512, tiles=1)
-    assert torch.equal(first, select(flat, 500, tile=4096, tiles=2))
+    assert selected(flat, 500, form, 512, 1) == selected(flat, 500, form, 4096, 2)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_border_is_the_k_th_largest(form: str) -> None:
+    flat = drawn(900).mul_(3).round_()
+    order = sorted(flat.abs().tolist())
+    for k in (1, 77, 899):
+        found = (once if form == "once" else launches).find_border(flat, k)
+        assert found[:1].view(torch.float32).item() == order[-k]
+        assert found[1] == sum(one >= order[-k] for one in order) - k
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("kind", ["normal", "ties", "denormal", "zeros of both signs"])
+def test_a_sum_is_formed_by_the_way(
+    kind: str, allowed: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(on_gpu.SWITCH, "1" if allowed else on_gpu.IN_LAUNCHES)
+    flat, added = kinds(1301, dtype)[kind], kinds(1301, dtype)[kind].flip(0)
+    expected = flat + added
+    assert select(flat, 100, added).tolist() == last_of_a_stable_sort(expected, 100)
+    assert self_check.same_bits(flat, expected)
 
 
 @pytest.fixture
@@ -119,10 +153,22 @@ def narrowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return found
 
 
+@pytest.mark.parametrize("kind", ["normal", "constant", "all mass in one place"])
+def test_a_large_sum_is_formed_by_the_way(kind: str, narrowed: list[tuple[int, int]]) -> None:
+    flat, added = kinds(4097, torch.float32)[kind], drawn(4097, seed=1)
+    expected = flat + added
+    assert select(flat, 60, added).tolist() == last_of_a_stable_sort(expected, 60)
+    assert self_check.same_bits(flat, expected) and len(narrowed) == 1
+
+
+@pytest.mark.parametrize("allowed", [True, False])
 @pytest.mark.parametrize("kind", kinds(300, torch.float32))
-def test_a_selection_of_those_near_is_that_of_all(kind: str, narrowed: list[tuple[int, int]]) -> None:
+def test_a_selection_of_those_near_is_that_of_all(
+    kind: str, allowed: bool, narrowed: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(on_gpu.SWITCH, "1" if allowed else on_gpu.IN_LAUNCHES)
     flat = kinds(4097, torch.float32)[kind]
-    assert select(flat, 60, **TILE).tolist() == last_of_a_stable_sort(flat, 60)
+    assert select(flat, 60).tolist() == last_of_a_stable_sort(flat, 60)
     ((count, room),) = narrowed
     enough = 60 <= count <= room
     assert enough == (kind in ("normal", "denormal")), "the others show what is done if the sample misled"
@@ -134,7 +180,7 @@ def test_a_selection_of_those_near_in_half_precision(
     dtype: torch.dtype, k: int, narrowed: list[tuple[int, int]]
 ) -> None:
     flat = drawn(3000, dtype)
-    assert select(flat, k, **TILE).tolist() == last_of_a_stable_sort(flat, k)
+    assert select(flat, k).tolist() == last_of_a_stable_sort(flat, k)
     assert all(k <= count <= room for count, room in narrowed) and narrowed
 
 
@@ -145,15 +191,11 @@ def test_those_near_are_all_that_are_chosen_or_just_too_few(left: int, monkeypat
     flat = torch.zeros(2000)
     flat[::20] = torch.arange(1.0, 101.0)
     expected = last_of_a_stable_sort(flat, 50)
-    find, found = select_._find_border, iter([51.0 + left, 50.0 - left])
-
-    def find_border(values: Tensor, given: near.Near | None, *others: Any) -> Tensor:
-        return torch.tensor([next(found)]).view(torch.int32) if given is None else find(values, given, *others)
-
-    monkeypatch.setattr(select_, "_find_border", find_border)
+    found = iter([51.0 + left, 50.0 - left])
+    monkeypatch.setattr(once, "find_border", lambda values, k: torch.tensor([next(found)]).view(torch.int32))
     monkeypatch.setattr(select_, "sample_of", lambda n, k: (9, 5, 50 + left))
     for _ in range(2):
-        assert select(flat, 50, **TILE).tolist() == expected
+        assert select(flat, 50).tolist() == expected
 
 
 # --- one pass each ---
@@ -354,59 +396,89 @@ def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype, narrowed: list[tuple[int, int]]) -> None:
-    assert self_check.differing(CPU, dtype, 700) == []
-    assert len(narrowed) == 2, "of many, for two k"
+    assert self_check.differing(CPU, dtype, 700) == self_check.differing_at_once(CPU, dtype, 700) == []
+    assert len(narrowed) == 12, "of many, for two k and a sum; of two sizes; in both forms"
 
 
 PLACES = {
-    "select": "select",
-    "select of many": "select",
-    "finite": "zero_unless_finite_",
-    "take out": "take_out_",
-    "pack and add": "take_packed_",
-    "rows and columns": "cut_crossing_into",
-    "8 bits": "encode",
-    "4 bits": "decode_add_",
+    "select": (launches, "selected"),
+    "select of many": (self_check, "select"),
+    "sum of many": (self_check, "select"),
+    "select in one launch": (once, "selected"),
+    "sum in one launch": (once, "selected"),
+    "many in one launch": (self_check, "select"),
+    "finite": (self_check, "zero_unless_finite_"),
+    "take out": (self_check, "take_out_"),
+    "pack and add": (self_check, "take_packed_"),
+    "rows and columns": (self_check, "cut_crossing_into"),
+    "8 bits": (self_check, "encode"),
+    "4 bits": (self_check, "decode_add_"),
 }
 
 
 @pytest.mark.usefixtures("narrowed")
 @pytest.mark.parametrize("kernel", PLACES)
 def test_the_check_on_a_device_finds_a_kernel_that_is_wrong(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = getattr(self_check, PLACES[kernel])
+    module, name = PLACES[kernel]
+    right = getattr(module, name)
 
-    def wrong(first: Tensor, *others: Any) -> object:
+    def wrong(first: Tensor, *others: Any, **named: Any) -> object:
         """One element of what is written is another."""
-        result = right(first, *others)
-        changed = result if kernel.startswith("select") else others[1] if kernel == "8 bits" else first
+        result = right(first, *others, **named)
+        selects = "select" in kernel or "launch" in kernel
+        changed = result if selects else others[1] if kernel == "8 bits" else first
         changed.view(-1)[0] += 1
         return result
 
-    monkeypatch.setattr(self_check, PLACES[kernel], wrong)
-    monkeypatch.setattr(self_check, "CHECKS", {kernel: self_check.CHECKS[kernel]})
+    checks = self_check.CHECKS | self_check.CHECKS_AT_ONCE
+    monkeypatch.setattr(module, name, wrong)
+    monkeypatch.setattr(self_check, "CHECKS", {kernel: checks[kernel]})
     assert self_check.differing(CPU, torch.float32, 300) == [kernel]
 
 
-@pytest.mark.parametrize(
-    ("outcome", "said"),
-    [
-        ([], None),
-        (["select"], "other results than plain torch: select"),
-        (RuntimeError("no C compiler\nx"), "no C compiler."),
-    ],
-)
-def test_a_device_on_which_they_fail_does_without(
-    outcome: object, said: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
+FAILURES = [
+    ([], None),
+    (["select"], "other results than plain torch: select"),
+    (RuntimeError("no C compiler\nx"), "no C compiler."),
+]
+
+
+def outcome_of(monkeypatch: pytest.MonkeyPatch, check: str, outcome: object) -> None:
+    """The check on a device has this outcome; its GPUs are new enough."""
+
     def differing(device: torch.device, dtype: torch.dtype) -> object:
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(self_check, "differing", differing)
+    monkeypatch.setattr(self_check, check, differing)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(once, "LEFT_OUT", set())
     on_gpu.works.cache_clear()
+
+
+@pytest.mark.parametrize(("outcome", "said"), FAILURES)
+def test_a_device_on_which_they_fail_does_without(
+    outcome: object, said: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    outcome_of(monkeypatch, "differing_at_once", [])
+    outcome_of(monkeypatch, "differing", outcome)
     assert on_gpu.works(torch.device("cuda", 0), torch.float32) is (said is None)
     assert [said in str(one.message) for one in recwarn] == [True] * (said is not None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not on_gpu.works(torch.device("cuda", 1), torch.float32) and len(recwarn) == (said is not None)
+
+
+@pytest.mark.parametrize(("outcome", "said"), FAILURES)
+def test_a_device_on_which_one_launch_fails_has_several(
+    outcome: object, said: str | None, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    outcome_of(monkeypatch, "differing", [])
+    outcome_of(monkeypatch, "differing_at_once", outcome)
+    gpu = torch.device("cuda", 0)
+    assert on_gpu.works(gpu, torch.float32)
+    assert ((gpu, torch.float32) in once.LEFT_OUT) is (said is not None)
+    assert [said in str(one.message) and "in one launch" in str(one.message) for one in recwarn] == [True] * bool(said)
+    monkeypatch.setattr(once, "LEFT_OUT", {(CPU, torch.float32)})
+    assert not once.used(drawn(10), 10) and once.used(drawn(10, torch.float16), 10)
+    assert not once.used(drawn(10, torch.float16), once.MOST + 1)

@@ -15,8 +15,9 @@ try:
 except ImportError:
     triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
 
-SIZES = ("n", "k", "first", "width", "room", "blocks")
-"""Arguments of which Triton is not to compile a kernel for each kind of value (1, multiples of 16, others)."""
+SIZES = ("k", "first", "width", "room", "blocks")
+"""Arguments of which Triton is not to compile a kernel for each kind of value (1, multiples of 16, others). It is for
+those called n: of multiples of 16 several elements are read at once."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}
 """How kernels are launched: a product is rounded before it is added to something, as in the plain form."""
 

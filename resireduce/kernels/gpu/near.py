@@ -16,6 +16,8 @@ NARROW = 1 << 22
 """Elements of a tensor for which it is worth the launches: not measured on a GPU."""
 SAMPLES = 1 << 17
 """About how many elements are in a sample."""
+TILE = 4096
+"""Elements that are looked at at once, a power of two."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,27 @@ def keys_at(values, near, at, size, few, BITS: tl.constexpr, NEAR: tl.constexpr)
 
 
 @jit
-def _count_near(values, border, found, n, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write how many elements of each block reach the border."""
+def sum_at(values, added, at, size, first):  # type: ignore[no-untyped-def]
+    """Return the bits of elements; if it is the first time, they become the sum with `added`, in place.
+
+    values: bits of all; added: of the same type as the numbers that these are; at: which; size: how many there are.
+    """
+    bits = tl.load(values + at, mask=at < size, other=0)
+    more = tl.load(added + at, mask=(at < size) & first, other=0.0)
+    one = bits.to(more.dtype, bitcast=True).to(tl.float32)
+    both = (one + more.to(tl.float32)).to(more.dtype).to(bits.dtype, bitcast=True)
+    tl.store(values + at, both, mask=(at < size) & first)
+    return tl.where(first, both, bits).to(tl.int32)
+
+
+@jit
+def _count_near(values, added, border, found, n, BITS: tl.constexpr, TILE: tl.constexpr, SUM: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write how many elements of each block reach the border; SUM: once `added` has been added, in place."""
     at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    key = keys_at(values, values, at, n, False, BITS, False)
+    if SUM:
+        key = sum_at(values, added, at, n, True) & ((1 << BITS) - 1)
+    else:
+        key = keys_at(values, values, at, n, False, BITS, False)
     tl.store(found + tl.program_id(0), tl.sum(((at < n) & (key >= tl.load(border))).to(tl.int32)))
 
 
@@ -93,17 +112,29 @@ def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
     return None if n < NARROW or room > n // 4 else (step, place, room)
 
 
-def find_near(values: Tensor, border: Tensor, room: int, bits: int, tile: int) -> Near:
-    """Return those of 1-D `values`, numbers whose lower `bits` are magnitudes, that reach `border`, one number.
+def find_near(flat: Tensor, border: Tensor, room: int, added: Tensor | None = None, tile: int = TILE) -> Near:
+    """Return those of 1-D `flat` whose magnitudes have the bits of `border`, one number, or more.
 
-    room: how many are kept. tile: how many are looked at at once, a power of two.
+    room: how many are kept. added: like `flat`, to which it is added first, in place, in the pass that counts them.
+    tile: how many are looked at at once, a power of two.
     """
-    n = values.numel()
+    n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     blocks = -(-n // tile)
-    found = torch.empty(blocks, dtype=torch.int32, device=values.device)
-    keys = torch.empty(room, dtype=values.dtype, device=values.device)
-    places = torch.empty(room, dtype=torch.int32, device=values.device)
-    _count_near[(blocks,)](values, border, found, n, bits, tile, **EXACT)
+    found = torch.empty(blocks, dtype=torch.int32, device=flat.device)
+    keys = torch.empty(room, dtype=values.dtype, device=flat.device)
+    places = torch.empty(room, dtype=torch.int32, device=flat.device)
+    more, summed = values if added is None else added, added is not None
+    _count_near[(blocks,)](values, more, border, found, n, bits, tile, summed, **EXACT)
     until = found.cumsum(0, dtype=torch.int32)
     _write_near[(blocks,)](values, border, until, keys, places, n, room, bits, tile, **EXACT)
     return Near(keys, places, until[-1:])
+
+
+def bits_of(flat: Tensor) -> Tensor:
+    """Return the elements of `flat` as numbers, int32 or int16, of which all bits but the highest are the magnitude."""
+    return flat.view(torch.int32 if flat.element_size() == 4 else torch.int16)
+
+
+def given(values: Tensor, near: Near | None) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Return what kernels are told of the near ones: keys, places, how many, room; without any they do not look."""
+    return (values, values, values, 0) if near is None else (near.keys, near.places, near.total, near.keys.numel())

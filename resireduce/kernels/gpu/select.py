@@ -1,184 +1,39 @@
-"""The k largest magnitudes by a radix selection, which asks the device for no value.
+"""The k largest magnitudes of a tensor, or of a sum, without asking the device for a value.
 
-Magnitudes are in the order of their bits. The k-th largest is found eight bits at a time, from the highest: how many
-elements have each value of these bits, among those that agree with what is known of it, says what they are in it. Then
-each block of elements counts those above it and those equal to it, which says where it writes what it chooses. Of a
-large tensor all this goes through the elements that a sample says are near: `near.py`.
+A tensor of middling size is gone through in one launch (`once.py`), where that works; else in several (`launches.py`).
+Of a large one only the elements are gone through that a sample says are near (`near.py`).
 """
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
-from resireduce.kernels.gpu.near import Near, find_near, keys_at, sample_of, size_of
-
-DIGIT, BINS = 8, 256
-"""Bits that one pass over the elements settles, and how many values they have."""
-TILE, TILES = 4096, 16
-"""Elements that are looked at at once, a power of two; and so many of these share one count of values."""
+from resireduce.kernels.gpu import launches, once
+from resireduce.kernels.gpu.language import on_device
+from resireduce.kernels.gpu.near import find_near, sample_of
 
 
-@jit
-def _border(counts, wanted, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """By the first ROWS of `counts`: leading bits of the `wanted`-th largest, its number among those, and theirs."""
-    bins = tl.arange(0, 256)
-    prefix, ties = 0, 0
-    for row in tl.static_range(ROWS):
-        count = tl.load(counts + row * 256 + bins)
-        reached = tl.sum(count) - tl.cumsum(count, 0) + count >= wanted
-        digit = tl.sum(reached.to(tl.int32)) - 1
-        wanted = wanted - tl.sum(tl.where(reached, 0, count))
-        ties = tl.sum(tl.where(bins == digit, count, 0))
-        prefix = prefix * (256 if row * 8 + 8 <= BITS else 128) + digit
-    return prefix, wanted, ties
-
-
-@jit
-def _histogram(  # type: ignore[no-untyped-def]
-    values,
-    near,
-    total_near,
-    counts,
-    n,
-    k,
-    room,
-    ROW: tl.constexpr,
-    BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    TILES: tl.constexpr,
-    NEAR: tl.constexpr,
-):
-    """Add to ROW of `counts` how often the next bits have each value, where the ones before are the border's."""
-    WIDTH: tl.constexpr = 8 if ROW * 8 + 8 <= BITS else 7
-    SHIFT: tl.constexpr = BITS - ROW * 8 - WIDTH
-    size, few = size_of(total_near, n, k, room, NEAR)
-    first = tl.program_id(0) * TILES * TILE
-    if first < size:
-        prefix, _, _ = _border(counts, k, ROW, BITS)
-        bins = tl.arange(0, 256)
-        total = tl.zeros([256], tl.int32)
-        for tile in range(TILES):
-            at = first + tile * TILE + tl.arange(0, TILE)
-            key = keys_at(values, near, at, size, few, BITS, NEAR)
-            counted = (at < size) & ((key >> (SHIFT + WIDTH)) == prefix)
-            total += tl.histogram(tl.where(counted, (key >> SHIFT) & ((1 << WIDTH) - 1), 0), 256)
-            total -= tl.where(bins == 0, TILE - tl.sum(counted.to(tl.int32)), 0)  # those not meant are counted as zeros
-        tl.atomic_add(counts + ROW * 256 + bins, total, mask=total > 0, sem="relaxed")
-
-
-@jit
-def _settle(counts, border, k, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the border, and of the elements that are equal to it how many, the first, are left out."""
-    bits, wanted, ties = _border(counts, k, ROWS, BITS)
-    tl.store(border, bits)
-    tl.store(border + 1, ties - wanted)
-
-
-@jit
-def _count(  # type: ignore[no-untyped-def]
-    values,
-    near,
-    total_near,
-    border,
-    found,
-    n,
-    k,
-    room,
-    blocks,
-    BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    NEAR: tl.constexpr,
-):
-    """Write how many elements of each block are above the border, and behind all these how many are equal to it."""
-    limit = tl.load(border)
-    size, few = size_of(total_near, n, k, room, NEAR)
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    key = keys_at(values, near, at, size, few, BITS, NEAR)
-    tl.store(found + tl.program_id(0), tl.sum(((at < size) & (key > limit)).to(tl.int32)))
-    tl.store(found + blocks + tl.program_id(0), tl.sum(((at < size) & (key == limit)).to(tl.int32)))
-
-
-@jit
-def _write(  # type: ignore[no-untyped-def]
-    values,
-    near,
-    places,
-    total_near,
-    border,
-    until,
-    out,
-    n,
-    k,
-    room,
-    blocks,
-    BITS: tl.constexpr,
-    TILE: tl.constexpr,
-    NEAR: tl.constexpr,
-):
-    """Write the indices of those above the border, and of those equal to it the last."""
-    size, few = size_of(total_near, n, k, room, NEAR)
-    block = tl.program_id(0)
-    if block * TILE < size:
-        limit, left_out = tl.load(border), tl.load(border + 1)
-        above_before = tl.load(until + block - 1, mask=block > 0, other=0)
-        equal_before = tl.load(until + blocks + block - 1, mask=block > 0, other=0)
-        at = block * TILE + tl.arange(0, TILE)
-        key = keys_at(values, near, at, size, few, BITS, NEAR)
-        equal = (at < size) & (key == limit)
-        number = equal_before + tl.cumsum(equal.to(tl.int32), 0) - 1
-        chosen = ((at < size) & (key > limit)) | (equal & (number >= left_out))
-        first = above_before + tl.maximum(equal_before - left_out, 0)
-        place = at
-        if NEAR:
-            place = tl.where(few, tl.load(places + at, mask=chosen & few, other=0), at)
-        tl.store(out + first + tl.cumsum(chosen.to(tl.int32), 0) - 1, place.to(tl.int64), mask=chosen)
-
-
-def select(flat: Tensor, k: int, tile: int = TILE, tiles: int = TILES) -> Tensor:
+def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = True) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, as `largest_magnitudes` does.
 
-    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and more than `k`. tile: how
-    many elements are looked at at once, a power of two; tiles: how many of these share one count. Neither changes what
-    is chosen. Held beside `flat` and the result: 16 bytes for each `tile` elements, some thousand, and of a large
-    tensor 8 (6 of half precision) for each that may be among the largest.
+    flat: contiguous float32, float16 or bfloat16 without NaN, of 2^30 elements at most, and more than `k`. added: like
+    it; it is added to `flat` first, in place, with the bits of `flat.add_(added)`. at_once: whether the form in one
+    launch may be used. Held beside these and the result: 16 bytes for each 4,096 elements, some thousand, and of a
+    large tensor 8 (6 of half precision) for each element that may be among the largest.
     """
-    bits = 8 * flat.element_size() - 1
-    values = flat.view(torch.int32 if bits == 31 else torch.int16)
+    n = flat.numel()
+    if (sample := sample_of(n, k)) is not None:
+        return _of_near(flat, k, added, at_once, *sample)
+    if at_once and once.used(flat, n):
+        return once.selected(flat, k, None, added)
+    return launches.selected(flat if added is None else flat.add_(added), k)
+
+
+def _of_near(flat: Tensor, k: int, added: Tensor | None, at_once: bool, step: int, place: int, room: int) -> Tensor:
+    """Return what `select` does; a sample of each `step`-th element says by its `place`-th largest which are near."""
+    sampled = flat[::step].contiguous() if added is None else torch.add(flat[::step], added[::step])
+    form = once if at_once and once.used(flat, sampled.numel()) else launches
+    border = form.find_border(sampled, place)
     with on_device(flat):
-        if (sample := sample_of(flat.numel(), k)) is None:
-            return _selected(values, None, k, bits, tile, tiles)
-        step, place, room = sample
-        border = _find_border(values[::step].contiguous(), None, place, bits, tile, tiles)
-        return _selected(values, find_near(values, border, room, bits, tile), k, bits, tile, tiles)
-
-
-def _find_border(values: Tensor, near: Near | None, k: int, bits: int, tile: int, tiles: int) -> Tensor:
-    """Return the bits of the k-th largest, and how many of those equal to it are left out: two numbers, int32."""
-    n, rows = values.numel(), -(-bits // DIGIT)
-    counts = torch.zeros(rows * BINS, dtype=torch.int32, device=values.device)
-    border = torch.empty(2, dtype=torch.int32, device=values.device)
-    keys, _, total, room = _given(values, near)
-    for row in range(rows):
-        grid = (-(-n // (tile * tiles)),)
-        _histogram[grid](values, keys, total, counts, n, k, room, row, bits, tile, tiles, near is not None, **EXACT)
-    _settle[(1,)](counts, border, k, rows, bits, **EXACT)
-    return border
-
-
-def _selected(values: Tensor, near: Near | None, k: int, bits: int, tile: int, tiles: int) -> Tensor:
-    n = values.numel()
-    blocks = -(-n // tile)
-    border = _find_border(values, near, k, bits, tile, tiles)
-    found = torch.empty(2, blocks, dtype=torch.int32, device=values.device)
-    out = torch.empty(k, dtype=torch.int64, device=values.device)
-    keys, places, total, room = _given(values, near)
-    sizes, known = (n, k, room, blocks), (bits, tile, near is not None)
-    _count[(blocks,)](values, keys, total, border, found, *sizes, *known, **EXACT)
-    until = found.cumsum(1, dtype=torch.int32)
-    _write[(blocks,)](values, keys, places, total, border, until, out, *sizes, *known, **EXACT)
-    return out
-
-
-def _given(values: Tensor, near: Near | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return what kernels are told of the near ones; without any they do not look at it."""
-    return (values, values, values, 0) if near is None else (near.keys, near.places, near.total, near.keys.numel())
+        near = find_near(flat, border, room, added)
+    form = once if at_once and once.used(flat, room) else launches
+    return form.selected(flat, k, near)

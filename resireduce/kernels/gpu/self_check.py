@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu import near
+from resireduce.kernels.gpu import launches, near, once
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
 from resireduce.kernels.gpu.finite import zero_unless_finite_
@@ -20,9 +20,20 @@ NUMEL = 9 * 8192 + 77
 def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
     """Return the names of the kernels that have other bits than plain torch, for `numel` values of `dtype` on `device`.
 
-    The host waits for the device. Raises what Triton raises, where it cannot compile them.
+    For fewer, too: a multiple of 16, of which other code is made. The host waits for the device. Raises what Triton
+    raises, where it cannot compile them.
     """
-    return [name for name, same in CHECKS.items() if not same(sample(device, dtype, numel))]
+    return _differing(CHECKS, sample(device, dtype, numel))
+
+
+def differing_at_once(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
+    """As `differing`, of the selection in one launch, without which all the others are as good."""
+    return _differing(CHECKS_AT_ONCE, sample(device, dtype, numel))
+
+
+def _differing(checks: dict[str, Callable[[Tensor], bool]], flat: Tensor) -> list[str]:
+    even = flat[: flat.numel() // 16 * 16]
+    return [name for name, same in checks.items() if not (same(flat) and same(even))]
 
 
 def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
@@ -37,18 +48,59 @@ def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
 
 
 def _selects(flat: Tensor) -> bool:
-    return _selects_each(flat, {1, flat.numel() // 100 + 1, flat.numel() // 2, flat.numel() - 1})
+    return _selects_each(launches.selected, flat)
+
+
+def _selects_at_once(flat: Tensor) -> bool:
+    return _selects_each(once.selected, flat) and all(_selects_each(once.selected, one) for one in _equal(flat))
+
+
+def _equal(flat: Tensor) -> list[Tensor]:
+    """Return elements like those of `flat`, of which all or nearly all are equal; and fewer of them."""
+    last = torch.zeros_like(flat)
+    last[-40:] = flat[:40].abs() + 1
+    return [torch.full_like(flat, -3.5), torch.zeros_like(flat), last, flat[:300].contiguous()]
+
+
+def _adds_at_once(flat: Tensor) -> bool:
+    return _adds(lambda values, k, added: once.selected(values, k, None, added), flat)
 
 
 def _selects_of_many(flat: Tensor) -> bool:
     """Say whether the right ones are selected of so many that a sample is taken; each is there several times."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _selects_each(many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
+    return _selects_each(_in_launches, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
 
 
-def _selects_each(flat: Tensor, ks: set[int]) -> bool:
-    order = flat.abs().sort(stable=True).indices
-    return all(torch.equal(select(flat, k), order[-k:].sort().values) for k in ks)
+def _adds_of_many(flat: Tensor) -> bool:
+    many = flat.repeat(-(-near.NARROW // flat.numel()))
+    return _adds(_in_launches, many)
+
+
+def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
+    return select(flat, k, added, at_once=False)
+
+
+def _of_many_at_once(flat: Tensor) -> bool:
+    """Say whether the same holds for so many if the sample, and those near, are gone through in one launch."""
+    many = flat.repeat(-(-near.NARROW // flat.numel()))
+    return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _adds(select, many)
+
+
+def _selects_each(form: Callable[[Tensor, int], Tensor], flat: Tensor, ks: set[int] | None = None) -> bool:
+    """Say whether `form` selects as a sort does: of 1-D `flat`, for each of `ks`, or for a few."""
+    n, order = flat.numel(), flat.abs().sort(stable=True).indices
+    return all(torch.equal(form(flat, k), order[-k:].sort().values) for k in ks or {1, n // 100 + 1, n // 2, n - 1})
+
+
+def _adds(form: Callable[[Tensor, int, Tensor], Tensor], flat: Tensor) -> bool:
+    """Say whether `form` adds as torch does, and then selects as a sort does."""
+    added, k, left = flat.flip(0), flat.numel() // 100 + 1, flat.clone()
+    expected = flat + added
+    indices = form(left, k, added)
+    return same_bits(left, expected) and torch.equal(
+        indices, expected.abs().sort(stable=True).indices[-k:].sort().values
+    )
 
 
 def _zeroes(flat: Tensor) -> bool:
@@ -134,6 +186,7 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "select": _selects,
     "select of many": _selects_of_many,
+    "sum of many": _adds_of_many,
     "finite": _zeroes,
     "take out": _takes_out,
     "pack and add": _packs_and_adds,
@@ -142,3 +195,9 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "4 bits": _codes(4),
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""
+CHECKS_AT_ONCE: dict[str, Callable[[Tensor], bool]] = {
+    "select in one launch": _selects_at_once,
+    "sum in one launch": _adds_at_once,
+    "many in one launch": _of_many_at_once,
+}
+"""As `CHECKS`, of what the library can do without."""

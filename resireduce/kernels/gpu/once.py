@@ -1,0 +1,215 @@
+"""The k largest magnitudes of a tensor of middling size in one launch, by programs that wait for each other.
+
+As in `launches.py` the k-th largest is found eight bits at a time. Each program has a share of the elements, one piece
+of them; after each eight bits it waits until all have counted theirs. What it counted of its own share then says how
+many of it are above the k-th largest and equal to it, so that a last look at the share can write what is chosen.
+
+All programs must be on the device at once: they are started together or, with an error, not at all, and no more than
+half of the multiprocessors have one. The others are left to what runs beside, as communication does, whose programs
+wait for each other as well: the two never keep each other from starting.
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of, sum_at
+from resireduce.kernels.on_gpu import IN_LAUNCHES, SWITCH
+
+MOST = 1 << 24
+"""Elements above which few programs would be slower than many launches: not measured on a GPU."""
+PROGRAMS = 1024
+"""No more of them, a power of two."""
+TILE, WARPS = 4096, 16
+"""Elements that a program looks at at once, a power of two of 2^14 at most; and 32 threads of it each."""
+FIELD = 32
+"""Numbers apart, in what programs share, so that waiting does not slow down counting."""
+LEFT_OUT: set[tuple[torch.device, torch.dtype]] = set()
+"""Where it has been seen that this form does not work."""
+
+
+@jit
+def wait(arrived, times):  # type: ignore[no-untyped-def]
+    """Return when all programs have called this `times` times, and see what they wrote before.
+
+    arrived: where it is counted, 0 at first.
+    """
+    tl.debug_barrier()  # all threads of this program have written
+    come = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1
+    while come < times * tl.num_programs(0):
+        come = tl.atomic_add(arrived, 0, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()  # none of them reads before
+
+
+@jit
+def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the first of this program's elements of `size`, and how many times TILE they are at most."""
+    tiles = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), TILE)
+    first = tl.program_id(0) * tiles * TILE
+    return first, tl.maximum(tl.minimum(tiles, tl.cdiv(size - first, TILE)), 0)
+
+
+@jit
+def find(  # type: ignore[no-untyped-def]
+    values,
+    added,
+    near,
+    state,
+    size,
+    few,
+    k,
+    BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    NEAR: tl.constexpr,
+    SUM: tl.constexpr,
+):
+    """Return of the k-th largest the bits; how many equal to it are left out; of the share how many are above, equal.
+
+    values, near, size, few, NEAR: as of `keys_at`. SUM: `added` is added to `values` first. state: zeros; counts of
+    each eight bits, then of arrivals.
+    """
+    ROWS: tl.constexpr = (BITS + 1) // 8
+    first, tiles = share_of(size, TILE)
+    bins = tl.arange(0, 256)
+    prefix, wanted, above, equal, ties = 0, k, 0, 0, 0
+    for row in range(ROWS):
+        shift = (ROWS - 1 - row) * 8
+        total = tl.zeros([256], tl.int32)
+        tile = 0
+        while tile < tiles:  # no range: the interpreter knows none of numbers of the device
+            at = first + tile * TILE + tl.arange(0, TILE)
+            tile += 1
+            if SUM:
+                key = sum_at(values, added, at, size, row == 0) & ((1 << BITS) - 1)
+            else:
+                key = keys_at(values, near, at, size, few, BITS, NEAR)
+            counted = (at < size) & (((key >> shift) >> 8) == prefix)
+            total += tl.histogram(tl.where(counted, (key >> shift) & 255, 0), 256)
+            total -= tl.where(bins == 0, TILE - tl.sum(counted.to(tl.int32)), 0)  # those not meant count as zeros
+        tl.atomic_add(state + row * 256 + bins, total, mask=total > 0, sem="relaxed")
+        wait(state + ROWS * 256, row + 1)
+        count = tl.load(state + row * 256 + bins, volatile=True)
+        reached = tl.sum(count) - tl.cumsum(count, 0) + count >= wanted
+        digit = tl.sum(reached.to(tl.int32)) - 1
+        wanted = wanted - tl.sum(tl.where(reached, 0, count))
+        ties = tl.sum(tl.where(bins == digit, count, 0))
+        above = above + tl.sum(tl.where(bins > digit, total, 0))
+        equal = tl.sum(tl.where(bins == digit, total, 0))
+        prefix = prefix * 256 + digit
+    return prefix, ties - wanted, above, equal
+
+
+@jit
+def _border(values, state, border, n, k, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Write the bits of the k-th largest, and how many of those equal to it are left out."""
+    bits, left_out, _, _ = find(values, values, values, state, n, False, k, BITS, TILE, False, False)
+    if tl.program_id(0) == 0:
+        tl.store(border, bits)
+        tl.store(border + 1, left_out)
+
+
+@jit
+def _select(  # type: ignore[no-untyped-def]
+    values,
+    added,
+    near,
+    places,
+    total_near,
+    state,
+    out,
+    n,
+    k,
+    room,
+    BITS: tl.constexpr,
+    TILE: tl.constexpr,
+    NEAR: tl.constexpr,
+    SUM: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+):
+    """Write the indices of those above the k-th largest, and of those equal to it the last."""
+    ROWS: tl.constexpr = (BITS + 1) // 8
+    FIELD: tl.constexpr = 32
+    size, few = size_of(total_near, n, k, room, NEAR)
+    limit, left_out, above, equal = find(values, added, near, state, size, few, k, BITS, TILE, NEAR, SUM)
+    found, programs = state + ROWS * 256 + FIELD, tl.num_programs(0)
+    tl.store(found + tl.program_id(0), above)
+    tl.store(found + programs + tl.program_id(0), equal)
+    wait(state + ROWS * 256, ROWS + 1)
+    others = tl.arange(0, PROGRAMS)
+    earlier = others < tl.program_id(0)
+    before = tl.sum(tl.load(found + others, mask=earlier, other=0, volatile=True))
+    equal_before = tl.sum(tl.load(found + programs + others, mask=earlier, other=0, volatile=True))
+    first, tiles = share_of(size, TILE)
+    tile = 0
+    while tile < tiles:
+        at = first + tile * TILE + tl.arange(0, TILE)
+        tile += 1
+        key = keys_at(values, near, at, size, few, BITS, NEAR)
+        above_it, equal_it = (at < size) & (key > limit), (at < size) & (key == limit)
+        both = above_it.to(tl.int32) * 65536 + equal_it.to(tl.int32)
+        until = tl.cumsum(both, 0) - both
+        number = equal_before + (until & 65535)
+        chosen = above_it | (equal_it & (number >= left_out))
+        place = at
+        if NEAR:
+            place = tl.where(few, tl.load(places + at, mask=chosen & few, other=0), at)
+        into = before + (until >> 16) + tl.maximum(number - left_out, 0)
+        tl.store(out + into, place.to(tl.int64), mask=chosen)
+        sums = tl.sum(both)
+        before = before + (sums >> 16)
+        equal_before = equal_before + (sums & 65535)
+
+
+def used(flat: Tensor, size: int) -> bool:
+    """Return whether this form is used for `flat`, if about `size` of its elements are gone through."""
+    allowed = size <= MOST and (flat.device, flat.dtype) not in LEFT_OUT
+    return allowed and os.environ.get(SWITCH) != IN_LAUNCHES
+
+
+def find_border(flat: Tensor, k: int, tile: int = TILE) -> Tensor:
+    """Return the bits of the `k`-th largest magnitude of 1-D `flat`, and how many equal to it are left out: int32."""
+    n, bits = flat.numel(), 8 * flat.element_size() - 1
+    border = torch.empty(2, dtype=torch.int32, device=flat.device)
+    with on_device(flat):
+        grid, state = _start(flat, n, bits, tile)
+        _border[grid](bits_of(flat), state, border, n, k, bits, tile, **_together(flat))
+    return border
+
+
+def selected(flat: Tensor, k: int, near: Near | None = None, added: Tensor | None = None, tile: int = TILE) -> Tensor:
+    """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, among those that are `near`.
+
+    added: like `flat`, to which it is added first, in place; not beside `near`. tile: elements that are looked at at
+    once. Held beside: some thousand bytes, and eight for each program.
+    """
+    n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
+    keys, places, total, room = given(values, near)
+    out = torch.empty(k, dtype=torch.int64, device=flat.device)
+    more, known = values if added is None else added, (bits, tile, near is not None, added is not None, PROGRAMS)
+    with on_device(flat):
+        grid, state = _start(flat, room or n, bits, tile)
+        _select[grid](values, more, keys, places, total, state, out, n, k, room, *known, **_together(flat))
+    return out
+
+
+def _start(flat: Tensor, size: int, bits: int, tile: int) -> tuple[tuple[int], Tensor]:
+    """Return how many programs go through about `size` elements, and the zeros that they share."""
+    programs = min(_at_once(flat.device), -(-size // tile))
+    return (programs,), torch.zeros((bits + 1) * 32 + FIELD + 2 * programs, dtype=torch.int32, device=flat.device)
+
+
+@cache
+def _at_once(device: torch.device) -> int:
+    """Return how many programs `device` has at once in any case: one in the interpreter, which runs them in turn."""
+    if device.type != "cuda":
+        return 1
+    return max(1, min(PROGRAMS, torch.cuda.get_device_properties(device).multi_processor_count // 2))
+
+
+def _together(flat: Tensor) -> dict[str, Any]:
+    """Return how kernels are launched whose programs wait for each other."""
+    return EXACT | {"num_warps": WARPS} | ({"launch_cooperative_grid": True} if flat.is_cuda else {})
