@@ -53,9 +53,8 @@ KERNELS = {
         ONCE | {"BITS": 15, "SUM": True},
     ),
     "border at once": (once._border, KEYS, LOOK),
-    "look": (finite._look, {"gradient": "*fp32", "finite": "*u8"}, {"TILE": finite.TILE}),
-    "look at bfloat16": (finite._look, {"gradient": "*bf16", "finite": "*u8"}, {"TILE": finite.TILE}),
-    "zero": (finite._zero, {"gradient": "*fp16", "finite": "*u8"}, {"TILE": finite.TILE}),
+    "finite": (finite._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, {"TILE": finite.TILE}),
+    "finite bfloat16": (finite._zero_unless_finite, {"gradient": "*bf16", "state": "*i32"}, {"TILE": finite.TILE}),
     "take out": (
         take_out._take_out,
         {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},

@@ -1,39 +1,52 @@
-"""A gradient that is not finite becomes zeros on the device: it is read once, and written only then."""
+"""A gradient that is not finite becomes zeros on the device: it is read once, and written only then, in one launch."""
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.language import EXACT, at_once, jit, on_device, tl
 
 TILE = 4096
-"""Elements of one program, a power of two."""
+"""Elements that are looked at at once, a power of two."""
+PROGRAMS = 8
+"""How many programs there are for each multiprocessor, at most: of all, fewer than 2^15."""
 
 
 @jit
-def _look(gradient, finite, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Set the number at `finite` to 0 if an element is NaN or infinite."""
-    at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    value = tl.load(gradient + at, mask=at < n, other=0.0).to(tl.float32)
-    if tl.min((tl.abs(value) < float("inf")).to(tl.int32)) == 0:
-        tl.store(finite, 0)
+def _zero_unless_finite(gradient, state, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Say at `state` whether all is finite; the last program to come there writes zeros if it is not.
 
-
-@jit
-def _zero(gradient, finite, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write zeros, if the number at `finite` is 0."""
-    if tl.load(finite) == 0:
-        at = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        tl.store(gradient + at, tl.zeros([TILE], tl.float32).to(gradient.dtype.element_ty), mask=at < n)
+    state: two numbers, 0 at first: 1 if all is finite; how many programs have come, and 2^16 for each that saw one
+    which is not.
+    """
+    first = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    fine = tl.full([TILE], 1, tl.int32)
+    start = 0
+    while start + tl.program_id(0) * TILE < n:
+        value = tl.load(gradient + start + first, mask=start + first < n, other=0.0).to(tl.float32)
+        fine = fine & (tl.abs(value) < float("inf")).to(tl.int32)
+        start += tl.num_programs(0) * TILE
+    seen = tl.where(tl.min(fine) == 0, 65537, 1)
+    seen += tl.atomic_add(state + 1, seen, sem="acq_rel", scope="gpu")
+    if (seen & 65535) == tl.num_programs(0):
+        if seen < 65536:
+            tl.store(state, 1)
+        else:
+            at = tl.arange(0, TILE)
+            start = 0
+            while start < n:
+                zeros = tl.zeros([TILE], tl.float32).to(gradient.dtype.element_ty)
+                tl.store(gradient + start + at, zeros, mask=start + at < n)
+                start += TILE
 
 
 def zero_unless_finite_(grad: Tensor, tile: int = TILE) -> Tensor:
     """Fill `grad` with zeros if it holds NaN or infinity; return whether it held none: bool, 0-D, on its device.
 
-    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. tile: elements of one program, a power of
-    two.
+    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. tile: how many are looked at at once, a power
+    of two.
     """
-    finite, programs = torch.ones((), dtype=torch.uint8, device=grad.device), (-(-grad.numel() // tile),)
+    state = torch.zeros(2, dtype=torch.int32, device=grad.device)
+    programs = min(-(-grad.numel() // tile), PROGRAMS * at_once(grad.device))
     with on_device(grad):
-        _look[programs](grad, finite, grad.numel(), tile, **EXACT)
-        _zero[programs](grad, finite, grad.numel(), tile, **EXACT)
-    return finite.view(torch.bool)
+        _zero_unless_finite[(programs,)](grad, state, grad.numel(), tile, **EXACT)
+    return state.view(torch.bool)[0]

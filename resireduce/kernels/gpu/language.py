@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,3 +34,9 @@ def jit(function: Callable[..., Any]) -> Any:
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Within it Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+
+
+@cache
+def at_once(device: torch.device) -> int:
+    """Return how many multiprocessors `device` has; for the interpreter, which runs programs in turn, one."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

@@ -10,13 +10,12 @@ wait for each other as well: the two never keep each other from starting.
 """
 
 import os
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.language import EXACT, at_once, jit, on_device, tl
 from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of, sum_at
 from resireduce.kernels.on_gpu import IN_LAUNCHES, SWITCH
 
@@ -198,16 +197,8 @@ def selected(flat: Tensor, k: int, near: Near | None = None, added: Tensor | Non
 
 def _start(flat: Tensor, size: int, bits: int, tile: int) -> tuple[tuple[int], Tensor]:
     """Return how many programs go through about `size` elements, and the zeros that they share."""
-    programs = min(_at_once(flat.device), -(-size // tile))
+    programs = max(1, min(PROGRAMS, at_once(flat.device) // 2, -(-size // tile)))
     return (programs,), torch.zeros((bits + 1) * 32 + FIELD + 2 * programs, dtype=torch.int32, device=flat.device)
-
-
-@cache
-def _at_once(device: torch.device) -> int:
-    """Return how many programs `device` has at once in any case: one in the interpreter, which runs them in turn."""
-    if device.type != "cuda":
-        return 1
-    return max(1, min(PROGRAMS, torch.cuda.get_device_properties(device).multi_processor_count // 2))
 
 
 def _together(flat: Tensor) -> dict[str, Any]:
