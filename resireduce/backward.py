@@ -1,7 +1,7 @@
 """The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -89,6 +89,12 @@ class BackwardPasses:
     @torch.no_grad()
     def _on_rows(self, slot: Slot, gradient: RowGradient) -> bool:
         """Take the gradient of this parameter, which a layer makes row by row. False: it must be whole."""
+        taken = self._take_rows(slot, gradient)
+        if taken and self.layers is not None:
+            self.layers.note_stream(slot)
+        return taken
+
+    def _take_rows(self, slot: Slot, gradient: RowGradient) -> bool:
         if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
             return False
         if not self._exchange.intake.takes_rows(slot):
@@ -160,6 +166,10 @@ class BackwardPasses:
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad` or made row by row."""
         self._begin(slot)
+        with nullcontext() if self.layers is None else self.layers.joined(slot):
+            self._take(slot)
+
+    def _take(self, slot: Slot) -> None:
         if slot.uses and self._exchange.feedback.absorbs(slot.name):
             self._exchange.intake.absorb_uses(slot)
         if self.layers is not None and not self._may_be_taken_back(slot):

@@ -2,10 +2,13 @@
 
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
@@ -65,6 +68,7 @@ class RowLayers:
         self.shared: set[Slot] = set()
         """The slots in `by_rows` whose weight several layers share."""
         self._absorbs = feedback.absorbs
+        self._streams: dict[Slot, set[torch.cuda.Stream]] = defaultdict(set)
         self._modules: list[nn.Module] = []
         self._handles: list[RemovableHandle] = []
         for slot in slots:
@@ -88,6 +92,25 @@ class RowLayers:
             owner, _restore, self._modules, [slot.parameter for slot in self.by_rows], self._handles
         )
         self._end.atexit = False
+
+    def note_stream(self, slot: Slot) -> None:
+        """Remember the current stream of a GPU, on which part of the gradient of `slot` has just been taken."""
+        if slot.parameter.is_cuda:
+            self._streams[slot].add(torch.cuda.current_stream(slot.parameter.device))
+
+    @contextmanager
+    def joined(self, slot: Slot) -> Iterator[None]:
+        """Within it, work waits for the streams on which the gradient of `slot` was taken, and they then for it.
+
+        Autograd adds up gradients on the stream that was current when the library came, and a layer makes them on that
+        of its forward pass. It makes neither wait for the other where no gradient passes between them.
+        """
+        streams = self._streams.pop(slot, ())
+        for stream in streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)
+        yield
+        for stream in streams:
+            stream.wait_stream(torch.cuda.current_stream(stream.device))
 
     def notice(self, slot: Slot) -> None:
         """Warn once about a gradient that has come whole although all its layers would make it row by row."""
