@@ -54,10 +54,7 @@ class Payload:
         layout = tuple((part.dtype, part.numel()) for part in parts)
         if len(parts) == 1:
             return cls(parts[0], layout, like.shape, like.dtype, source, known=known, rounds_bytes=rounds_bytes)
-        nbytes = sum(part.nbytes for part in parts)
-        size = nbytes if ragged else -(-nbytes // ALIGNMENT) * ALIGNMENT
-        buffer = torch.empty(size, dtype=torch.uint8, device=parts[0].device)
-        buffer[nbytes:].zero_()
+        buffer = unfilled(layout, parts[0].device, ragged)
         payload = cls(buffer, layout, like.shape, like.dtype, source, ragged, known, rounds_bytes)
         for target, part in zip(payload.parts(), parts, strict=True):
             target.copy_(part)
@@ -95,3 +92,16 @@ class Payload:
     def nbytes(self) -> int:
         """Bytes on the wire for one rank, in all rounds."""
         return self.buffer.nbytes + self.rounds_bytes
+
+
+def unfilled(layout: tuple[tuple[torch.dtype, int], ...], device: torch.device, ragged: bool = False) -> Tensor:
+    """Return a buffer on `device` for several parts of this `layout`, in which what pads them is zero.
+
+    ragged: it is not padded.
+    """
+    nbytes = sum(dtype.itemsize * numel for dtype, numel in layout)
+    padding = 0 if ragged else -nbytes % ALIGNMENT
+    buffer = torch.empty(nbytes + padding, dtype=torch.uint8, device=device)
+    if padding:
+        buffer[nbytes:].zero_()
+    return buffer

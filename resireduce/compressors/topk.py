@@ -10,7 +10,7 @@ from resireduce.compressors.sparse import SparseCompressor
 from resireduce.kernels.largest import LargestOfParts, largest_magnitudes, largest_of_sum_
 from resireduce.kernels.on_gpu import in_triton
 from resireduce.kernels.packed_largest import Addend, packed_largest
-from resireduce.payload import Payload
+from resireduce.payload import Payload, unfilled
 from resireduce.share import share
 
 
@@ -49,13 +49,20 @@ class TopK(Selecting, SparseCompressor):
         if not (addend is None or isinstance(addend, Tensor)):
             addend.add_to_(dense)
             addend = None
-        indices = largest_of_sum_(flat, addend, k, check)
-        if flat.dtype == torch.float32 and not self.half and in_triton(flat, indices):
-            from resireduce.kernels.gpu.sent import take_packed_
-
-            return self._payload(dense, take_packed_(flat, indices))
-        payload = self.packed(dense, indices)
+        if not (self.half or check) and k < flat.numel() and in_triton(flat, flat if addend is None else addend):
+            return self._taken_on_gpu(dense, k, addend)
+        payload = self.packed(dense, largest_of_sum_(flat, addend, k, check))
         self.error_(dense, payload)
+        return payload
+
+    def _taken_on_gpu(self, dense: Tensor, k: int, added: Tensor | None) -> Payload:
+        """Do as `take_from_sum_`, with kernels in Triton, which write the payload itself."""
+        from resireduce.kernels.gpu.select import take_largest_
+
+        layout = (dense.dtype, k), (torch.int32, k)
+        payload = Payload(unfilled(layout, dense.device), layout, dense.shape, dense.dtype)
+        values, places = payload.parts()
+        take_largest_(dense.view(-1), k, (values, places), added)
         return payload
 
     def _count(self, grad: Tensor) -> int:

@@ -15,13 +15,13 @@ from resireduce.kernels.gpu.language import EXACT
 
 KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "until": "*i32", "out": "*i64"}
 KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
-KEYS |= {"state": "*i32", "added": "*fp32"}
-HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16"}
+KEYS |= {"state": "*i32", "added": "*fp32", "taken": "*i32"}
+HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16", "taken": "*i16"}
 SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32"}
 LOOK = {"BITS": 31, "TILE": launches.TILE}
 WHOLE = LOOK | {"NEAR": False}
 NEAR = LOOK | {"NEAR": True}
-ONCE = LOOK | {"NEAR": False, "SUM": False, "PROGRAMS": once.PROGRAMS}
+ONCE = LOOK | {"NEAR": False, "SUM": False, "TAKE": False, "PROGRAMS": once.PROGRAMS}
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
 SENT = {"values": "*fp32", "places": "*i32"}
@@ -51,6 +51,12 @@ KERNELS = {
         once._select,
         HALF_KEYS | {"added": "*bf16"},
         ONCE | {"BITS": 15, "SUM": True},
+    ),
+    "take out the largest of a sum": (once._select, KEYS | {"out": "*i32"}, ONCE | {"SUM": True, "TAKE": True}),
+    "take out the largest of float16, of those near": (
+        once._select,
+        HALF_KEYS | {"out": "*i32"},
+        ONCE | {"BITS": 15, "NEAR": True, "TAKE": True},
     ),
     "border at once": (once._border, KEYS, LOOK),
     "finite": (finite._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, {"TILE": finite.TILE}),

@@ -22,8 +22,8 @@ from resireduce.kernels import on_gpu
 from resireduce.kernels.gpu import blocks, crossing, finite, launches, near, once, self_check, sent, take_out
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
-from resireduce.kernels.gpu.select import select
-from resireduce.kernels.gpu.sent import add_sent_, take_packed_
+from resireduce.kernels.gpu.select import select, take_largest_
+from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.residuals.few_bits import Blocks
 
@@ -135,6 +135,24 @@ def test_a_sum_is_formed_by_the_way(
     expected = flat + added
     assert select(flat, 100, added).tolist() == last_of_a_stable_sort(expected, 100)
     assert self_check.same_bits(flat, expected)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("switch", ["1", on_gpu.IN_LAUNCHES])
+def test_the_largest_are_taken_out(switch: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(on_gpu.SWITCH, switch)
+    for narrow in (1 << 22, 1000):
+        monkeypatch.setattr(near, "NARROW", narrow)
+        monkeypatch.setattr(near, "SAMPLES", 256)
+        for added in (None, drawn(3001, dtype, seed=1)):
+            flat = drawn(3001, dtype)
+            left = flat if added is None else flat + added
+            into = torch.empty(60, dtype=dtype), torch.empty(60, dtype=torch.int32)
+            expected = last_of_a_stable_sort(left, 60)
+            values = left[expected]
+            take_largest_(flat, 60, into, added)
+            assert into[1].tolist() == expected and self_check.same_bits(into[0], values)
+            assert self_check.same_bits(flat, left.index_fill(0, torch.tensor(expected), 0.0))
 
 
 @pytest.fixture
@@ -288,7 +306,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "in slices": {"residual_dtype": "float16", "slices": 1 << 14},
     "in the host's memory": {"residual_dtype": "int8", "residual_device": "cpu"},
 }
-TOP_K = {"select", "zero_unless_finite_", "take_packed_", "add_sent_"}
+TOP_K = {"_chosen", "zero_unless_finite_", "add_sent_"}
 CODED = TOP_K | {"encode", "decode_add_"}
 USED = {
     "float32": TOP_K,
@@ -336,9 +354,9 @@ def test_the_same_parameters_are_trained(case: str, request: pytest.FixtureReque
 def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """The names of those functions of the kernels that the library calls from now on."""
     calls: set[str] = set()
-    functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "select"))
+    functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "_chosen"))
     functions += ((crossing, "add_crossing_"), (crossing, "cut_crossing_into"))
-    of_messages = ((take_out, "take_out_"), (sent, "take_packed_"), (sent, "add_sent_"))
+    of_messages = ((take_out, "take_out_"), (sent, "add_sent_"))
     for module, name in (*functions, *of_messages):
         right = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, f=right, n=name, **k: calls.add(n) or f(*a, **k))
@@ -397,7 +415,7 @@ def test_only_what_they_were_made_for_is_given_to_them(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype, narrowed: list[tuple[int, int]]) -> None:
     assert self_check.differing(CPU, dtype, 700) == self_check.differing_at_once(CPU, dtype, 700) == []
-    assert len(narrowed) == 12, "of many, for two k and a sum; of two sizes; in both forms"
+    assert len(narrowed) == 14, "of many, for two k, a sum, and what is taken out; of two sizes; in both forms"
 
 
 PLACES = {

@@ -119,6 +119,7 @@ def _select(  # type: ignore[no-untyped-def]
     places,
     total_near,
     state,
+    taken,
     out,
     n,
     k,
@@ -127,9 +128,10 @@ def _select(  # type: ignore[no-untyped-def]
     TILE: tl.constexpr,
     NEAR: tl.constexpr,
     SUM: tl.constexpr,
+    TAKE: tl.constexpr,
     PROGRAMS: tl.constexpr,
 ):
-    """Write the indices of those above the k-th largest, and of those equal to it the last."""
+    """Write the indices of those above the k-th largest, and of those equal to it the last. TAKE: take these out."""
     ROWS: tl.constexpr = (BITS + 1) // 8
     FIELD: tl.constexpr = 32
     size, few = size_of(total_near, n, k, room, NEAR)
@@ -157,7 +159,12 @@ def _select(  # type: ignore[no-untyped-def]
         if NEAR:
             place = tl.where(few, tl.load(places + at, mask=chosen & few, other=0), at)
         into = before + (until >> 16) + tl.maximum(number - left_out, 0)
-        tl.store(out + into, place.to(tl.int64), mask=chosen)
+        tl.store(out + into, place.to(out.dtype.element_ty), mask=chosen)
+        if TAKE:
+            bits = tl.load(values + place, mask=chosen, other=0)
+            tl.store(taken + into, bits, mask=chosen)
+            tl.debug_barrier()  # all are read before any becomes zero
+            tl.store(values + place, tl.zeros([TILE], tl.int32).to(bits.dtype), mask=chosen)
         sums = tl.sum(both)
         before = before + (sums >> 16)
         equal_before = equal_before + (sums & 65535)
@@ -179,19 +186,28 @@ def find_border(flat: Tensor, k: int, tile: int = TILE) -> Tensor:
     return border
 
 
-def selected(flat: Tensor, k: int, near: Near | None = None, added: Tensor | None = None, tile: int = TILE) -> Tensor:
+def selected(
+    flat: Tensor,
+    k: int,
+    near: Near | None = None,
+    added: Tensor | None = None,
+    into: tuple[Tensor, Tensor] | None = None,
+    tile: int = TILE,
+) -> Tensor:
     """Return the indices (int64, ascending) of the `k` largest magnitudes of 1-D `flat`, among those that are `near`.
 
-    added: like `flat`, to which it is added first, in place; not beside `near`. tile: elements that are looked at at
-    once. Held beside: some thousand bytes, and eight for each program.
+    added: like `flat`, to which it is added first, in place; not beside `near`. into: where the `k` elements are
+    written, of the dtype of `flat`, and their indices, int32 or int64, which are then returned; zeros are left in
+    `flat`. tile: elements that are looked at at once. Held beside: some thousand bytes, and eight for each program.
     """
     n, values, bits = flat.numel(), bits_of(flat), 8 * flat.element_size() - 1
     keys, places, total, room = given(values, near)
-    out = torch.empty(k, dtype=torch.int64, device=flat.device)
-    more, known = values if added is None else added, (bits, tile, near is not None, added is not None, PROGRAMS)
+    taken, out = (values, torch.empty(k, dtype=torch.int64, device=flat.device)) if into is None else into
+    more, what = values if added is None else added, (near is not None, added is not None, into is not None)
     with on_device(flat):
         grid, state = _start(flat, room or n, bits, tile)
-        _select[grid](values, more, keys, places, total, state, out, n, k, room, *known, **_together(flat))
+        pointers = values, more, keys, places, total, state, bits_of(taken), out
+        _select[grid](*pointers, n, k, room, bits, tile, *what, PROGRAMS, **_together(flat))
     return out
 
 

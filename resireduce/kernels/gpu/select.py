@@ -9,7 +9,11 @@ from torch import Tensor
 
 from resireduce.kernels.gpu import launches, once
 from resireduce.kernels.gpu.language import on_device
-from resireduce.kernels.gpu.near import find_near, sample_of
+from resireduce.kernels.gpu.near import Near, find_near, sample_of
+from resireduce.kernels.gpu.take_out import take_out_
+
+Into = tuple[Tensor, Tensor]
+"""Where elements are written, of their dtype, and their indices: int32 or int64."""
 
 
 def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = True) -> Tensor:
@@ -20,20 +24,37 @@ def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = Tr
     launch may be used. Held beside these and the result: 16 bytes for each 4,096 elements, some thousand, and of a
     large tensor 8 (6 of half precision) for each element that may be among the largest.
     """
+    return _chosen(flat, k, added, at_once, None)
+
+
+def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None = None, at_once: bool = True) -> None:
+    """Write the elements that `select` chooses, and their indices, `into` tensors of `k`; leave zeros in their places.
+
+    All but `into` is as there.
+    """
+    indices = _chosen(flat, k, added, at_once, into)
+    if indices is not into[1]:
+        into[0].copy_(take_out_(flat, indices))
+        into[1].copy_(indices)
+
+
+def _chosen(flat: Tensor, k: int, added: Tensor | None, at_once: bool, into: Into | None) -> Tensor:
+    """Return the indices of those chosen; if they are those of `into`, all is done."""
     n = flat.numel()
     if (sample := sample_of(n, k)) is not None:
-        return _of_near(flat, k, added, at_once, *sample)
+        step, place, room = sample
+        near = _near(flat, added, at_once, step, place, room)
+        once_more = at_once and once.used(flat, room)
+        return once.selected(flat, k, near, None, into) if once_more else launches.selected(flat, k, near)
     if at_once and once.used(flat, n):
-        return once.selected(flat, k, None, added)
+        return once.selected(flat, k, None, added, into)
     return launches.selected(flat if added is None else flat.add_(added), k)
 
 
-def _of_near(flat: Tensor, k: int, added: Tensor | None, at_once: bool, step: int, place: int, room: int) -> Tensor:
-    """Return what `select` does; a sample of each `step`-th element says by its `place`-th largest which are near."""
+def _near(flat: Tensor, added: Tensor | None, at_once: bool, step: int, place: int, room: int) -> Near:
+    """Return those that reach the `place`-th largest of each `step`-th element of `flat`, with `added`, if any."""
     sampled = flat[::step].contiguous() if added is None else torch.add(flat[::step], added[::step])
     form = once if at_once and once.used(flat, sampled.numel()) else launches
     border = form.find_border(sampled, place)
     with on_device(flat):
-        near = find_near(flat, border, room, added)
-    form = once if at_once and once.used(flat, room) else launches
-    return form.selected(flat, k, near)
+        return find_near(flat, border, room, added)

@@ -9,8 +9,8 @@ from resireduce.kernels.gpu import launches, near, once
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
 from resireduce.kernels.gpu.finite import zero_unless_finite_
-from resireduce.kernels.gpu.select import select
-from resireduce.kernels.gpu.sent import add_sent_, take_packed_
+from resireduce.kernels.gpu.select import select, take_largest_
+from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
 
 NUMEL = 9 * 8192 + 77
@@ -63,7 +63,18 @@ def _equal(flat: Tensor) -> list[Tensor]:
 
 
 def _adds_at_once(flat: Tensor) -> bool:
-    return _adds(lambda values, k, added: once.selected(values, k, None, added), flat)
+    return _adds(lambda values, k, added: once.selected(values, k, None, added), flat) and _takes_each(flat)
+
+
+def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
+    """Say whether the largest of a sum are taken out as torch does it."""
+    k, added = flat.numel() // 100 + 1, flat.flip(0)
+    left, expected = flat.clone(), flat + added
+    into = torch.empty(k, dtype=flat.dtype, device=flat.device), torch.empty(k, dtype=torch.int32, device=flat.device)
+    take_largest_(left, k, into, added, at_once)
+    indices = expected.abs().sort(stable=True).indices[-k:].sort().values
+    taken = same_bits(into[0], expected[indices]) and torch.equal(into[1].long(), indices)
+    return taken and same_bits(left, expected.index_fill_(0, indices, 0.0))
 
 
 def _selects_of_many(flat: Tensor) -> bool:
@@ -74,7 +85,7 @@ def _selects_of_many(flat: Tensor) -> bool:
 
 def _adds_of_many(flat: Tensor) -> bool:
     many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _adds(_in_launches, many)
+    return _adds(_in_launches, many) and _takes_each(many, False)
 
 
 def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
@@ -84,7 +95,7 @@ def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
 def _of_many_at_once(flat: Tensor) -> bool:
     """Say whether the same holds for so many if the sample, and those near, are gone through in one launch."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _adds(select, many)
+    return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _takes_each(many)
 
 
 def _selects_each(form: Callable[[Tensor, int], Tensor], flat: Tensor, ks: set[int] | None = None) -> bool:
