@@ -34,7 +34,7 @@ def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
             lambda x: (take_out.take_out_(x, indices), x),
         ),
         **_crossing(source),
-        **(_travelling(indices) if source.dtype == torch.float32 else {}),
+        **(_added(indices) if source.dtype == torch.float32 else {}),
         **{f"{kind}: {name}": pair for kind in ("int8", "int4") for name, pair in _codes(kind, numel, source)},
     }
 
@@ -68,22 +68,18 @@ def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
     }
 
 
-def _travelling(indices: Tensor) -> dict[str, tuple[Way, Way]]:
-    """Return the ways of what travels: packed and taken out, and added to an average."""
+def _added(indices: Tensor) -> dict[str, tuple[Way, Way]]:
+    """Return the ways to add what has come to an average."""
     compressor, count = TopK(DENSITY), indices.numel()
 
-    def pack(x: Tensor) -> tuple[Tensor, ...]:
-        payload = compressor.packed(x, indices)
-        return payload.buffer, compressor.error_(x, payload)
-
-    def add(x: Tensor) -> tuple[Tensor, ...]:
+    def plain(x: Tensor) -> tuple[Tensor, ...]:
         return (compressor.add_(x, compressor.packed(x, indices), 1 / 3),)
 
-    def add_by_kernel(x: Tensor) -> tuple[Tensor, ...]:
+    def kernel(x: Tensor) -> tuple[Tensor, ...]:
         sent.add_sent_(x, 0, compressor.packed(x, indices).buffer, count, 1 / 3)
         return (x,)
 
-    return {"pack and take out": (pack, lambda x: (sent.take_packed_(x, indices), x)), "add": (add, add_by_kernel)}
+    return {"pack, and add": (plain, kernel)}
 
 
 def select_plainly(flat: Tensor, k: int) -> Tensor:

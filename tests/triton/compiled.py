@@ -17,7 +17,7 @@ KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "
 KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
 KEYS |= {"state": "*i32", "added": "*fp32", "taken": "*i32"}
 HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16", "taken": "*i16"}
-SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32"}
+SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32", "row": "i32", "rows": "i32"}
 LOOK = {"BITS": 31, "TILE": launches.TILE}
 WHOLE = LOOK | {"NEAR": False}
 NEAR = LOOK | {"NEAR": True}
@@ -25,19 +25,14 @@ ONCE = LOOK | {"NEAR": False, "SUM": False, "TAKE": False, "PROGRAMS": once.PROG
 CODES = {"codes": "*i8", "scales": "*fp32", "drawn": "*fp32"}
 PAIRS = CODES | {"codes": "*u8"}
 SENT = {"values": "*fp32", "places": "*i32"}
-CROSSING = {"rows": "*i32", "columns": "*i32", "width": "i32"}
+CROSSING = {"down": "*i32", "across": "*i32", "width": "i32"}
 KERNELS = {
-    "the first bits": (launches._histogram, KEYS, WHOLE | {"ROW": 0, "TILES": launches.TILES}),
-    "the last bits": (launches._histogram, KEYS, WHOLE | {"ROW": 3, "TILES": launches.TILES}),
-    "the last bits of float16": (
-        launches._histogram,
-        HALF_KEYS,
-        WHOLE | {"BITS": 15, "ROW": 1, "TILES": launches.TILES},
-    ),
-    "settle": (launches._settle, KEYS, {"BITS": 31, "ROWS": 4}),
+    "the next bits": (launches._histogram, KEYS, WHOLE | {"TILES": launches.TILES}),
+    "the next bits of float16": (launches._histogram, HALF_KEYS, WHOLE | {"BITS": 15, "TILES": launches.TILES}),
+    "settle": (launches._settle, KEYS, {}),
     "count": (launches._count, KEYS, WHOLE),
     "write": (launches._write, HALF_KEYS, WHOLE | {"BITS": 15}),
-    "the first bits of those near": (launches._histogram, KEYS, NEAR | {"ROW": 0, "TILES": launches.TILES}),
+    "the next bits of those near": (launches._histogram, KEYS, NEAR | {"TILES": launches.TILES}),
     "count those near": (launches._count, HALF_KEYS, NEAR | {"BITS": 15}),
     "write those near": (launches._write, KEYS, NEAR),
     "find how many are near": (near._count_near, KEYS, LOOK | {"SUM": False}),
@@ -66,7 +61,6 @@ KERNELS = {
         {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},
         {"TILE": take_out.TILE},
     ),
-    "pack": (sent._take_packed, SENT | {"flat": "*fp32", "indices": "*i64"}, {"TILE": sent.TILE}),
     "add": (sent._add_sent, SENT | {"part": "*fp32", "scale": "fp32"}, {"TILE": sent.TILE}),
     "add a crossing": (crossing._add, CROSSING | {"matrix": "*fp16", "values": "*fp16"}, {"TILE": crossing.TILE}),
     "cut a crossing": (crossing._cut, CROSSING | {"matrix": "*fp32", "values": "*fp32"}, {"TILE": crossing.TILE}),

@@ -9,9 +9,9 @@ TILE = 1024
 
 
 @jit
-def _add(matrix, rows, columns, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _add(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    place = tl.load(rows + row).to(tl.int64) * width + tl.load(columns + at, mask=at < n, other=0)
+    place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
     value = tl.load(values + row.to(tl.int64) * n + at, mask=at < n, other=0.0)
     value = value.to(matrix.dtype.element_ty).to(tl.float32)  # rounded before it is added, as in the plain form
     held = tl.load(matrix + place, mask=at < n, other=0.0).to(tl.float32)
@@ -19,9 +19,9 @@ def _add(matrix, rows, columns, values, width, n, TILE: tl.constexpr):  # type: 
 
 
 @jit
-def _cut(matrix, rows, columns, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cut(matrix, down, across, values, width, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
     row, at = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
-    place = tl.load(rows + row).to(tl.int64) * width + tl.load(columns + at, mask=at < n, other=0)
+    place = tl.load(down + row).to(tl.int64) * width + tl.load(across + at, mask=at < n, other=0)
     tl.store(values + row.to(tl.int64) * n + at, tl.load(matrix + place, mask=at < n, other=0.0), mask=at < n)
 
 

@@ -18,17 +18,18 @@ TILE, TILES = 4096, 16
 
 
 @jit
-def _border(counts, wanted, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """By the first ROWS of `counts`: leading bits of the `wanted`-th largest, its number among those, and theirs."""
+def _border(counts, wanted, rows):  # type: ignore[no-untyped-def]
+    """By the first `rows` of `counts`: leading bits of the `wanted`-th largest, its number among those, and theirs."""
     bins = tl.arange(0, 256)
-    prefix, ties = 0, 0
-    for row in tl.static_range(ROWS):
+    prefix, ties, row = 0, 0, 0
+    while row < rows:
         count = tl.load(counts + row * 256 + bins)
         reached = tl.sum(count) - tl.cumsum(count, 0) + count >= wanted
         digit = tl.sum(reached.to(tl.int32)) - 1
         wanted = wanted - tl.sum(tl.where(reached, 0, count))
         ties = tl.sum(tl.where(bins == digit, count, 0))
-        prefix = prefix * (256 if row * 8 + 8 <= BITS else 128) + digit
+        prefix = prefix * 256 + digit
+        row += 1
     return prefix, wanted, ties
 
 
@@ -41,34 +42,33 @@ def _histogram(  # type: ignore[no-untyped-def]
     n,
     k,
     room,
-    ROW: tl.constexpr,
+    row,
     BITS: tl.constexpr,
     TILE: tl.constexpr,
     TILES: tl.constexpr,
     NEAR: tl.constexpr,
 ):
-    """Add to ROW of `counts` how often the next bits have each value, where the ones before are the border's."""
-    WIDTH: tl.constexpr = 8 if ROW * 8 + 8 <= BITS else 7
-    SHIFT: tl.constexpr = BITS - ROW * 8 - WIDTH
+    """Add to `row` of `counts` how often the next bits have each value, where the ones before are the border's."""
+    shift = BITS - 7 - row * 8
     size, few = size_of(total_near, n, k, room, NEAR)
     first = tl.program_id(0) * TILES * TILE
     if first < size:
-        prefix, _, _ = _border(counts, k, ROW, BITS)
+        prefix, _, _ = _border(counts, k, row)
         bins = tl.arange(0, 256)
         total = tl.zeros([256], tl.int32)
         for tile in range(TILES):
             at = first + tile * TILE + tl.arange(0, TILE)
             key = keys_at(values, near, at, size, few, BITS, NEAR)
-            counted = (at < size) & ((key >> (SHIFT + WIDTH)) == prefix)
-            total += tl.histogram(tl.where(counted, (key >> SHIFT) & ((1 << WIDTH) - 1), 0), 256)
+            counted = (at < size) & (((key >> shift) >> 8) == prefix)
+            total += tl.histogram(tl.where(counted, (key >> shift) & 255, 0), 256)
             total -= tl.where(bins == 0, TILE - tl.sum(counted.to(tl.int32)), 0)  # those not meant are counted as zeros
-        tl.atomic_add(counts + ROW * 256 + bins, total, mask=total > 0, sem="relaxed")
+        tl.atomic_add(counts + row * 256 + bins, total, mask=total > 0, sem="relaxed")
 
 
 @jit
-def _settle(counts, border, k, ROWS: tl.constexpr, BITS: tl.constexpr):  # type: ignore[no-untyped-def]
+def _settle(counts, border, k, rows):  # type: ignore[no-untyped-def]
     """Write the border, and of the elements that are equal to it how many, the first, are left out."""
-    bits, wanted, ties = _border(counts, k, ROWS, BITS)
+    bits, wanted, ties = _border(counts, k, rows)
     tl.store(border, bits)
     tl.store(border + 1, ties - wanted)
 
@@ -147,7 +147,7 @@ def find_border(flat: Tensor, k: int, near: Near | None = None, tile: int = TILE
     with on_device(flat):
         for row in range(rows):
             _histogram[grid](values, keys, total, counts, n, k, room, row, bits, tile, tiles, near is not None, **EXACT)
-        _settle[(1,)](counts, border, k, rows, bits, **EXACT)
+        _settle[(1,)](counts, border, k, rows, **EXACT)
     return border
 
 
