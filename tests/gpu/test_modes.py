@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import resireduce
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.slices.row_gradients import EmbeddingRows
-from tests.gpu.loops import batches, distributed, net, step, stream_beside, trained
+from tests.gpu.loops import apart, batches, distributed, net, step, stream_beside, trained
 from tests.worlds import OPTIMIZERS, Net, same, seeded
 
 SLICE = 4096
@@ -40,15 +40,6 @@ def close(found: nn.Module, expected: nn.Module) -> bool:
     """Whether all parameters are equal but for rounding."""
     pairs = zip(found.parameters(), expected.parameters(), strict=True)
     return all(torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in pairs)
-
-
-def apart(found: nn.Module, expected: nn.Module, start: nn.Module) -> float:
-    """How far two models are apart, as a share of the way from the start of training.
-
-    Where rounding differs, another element may be sent of two that are nearly equal, and the other one a step later.
-    """
-    ends = [torch.cat([one.detach().flatten() for one in model.parameters()]) for model in (found, expected, start)]
-    return float((ends[0] - ends[1]).norm() / (ends[1] - ends[2]).norm())
 
 
 # --- slices ---

@@ -1,29 +1,13 @@
 """Ranks in processes of their own: two that share the device and meet over gloo, and one over NCCL."""
 
-import multiprocessing
-import tempfile
-from collections.abc import Callable, Sequence
-
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 
-from benchmarks.training.place import settle_arithmetic
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.scheme import COMPRESSORS
-from tests.gpu.loops import net, trained
+from tests.gpu.loops import apart, net, trained
+from tests.gpu.ranks import all_alike, on_ranks
 from tests.worlds import same
-
-Check = Callable[[torch.device], None]
-
-
-def _all_alike(model: torch.nn.Module) -> bool:
-    """Whether all ranks hold the same parameters; gloo gathers those of the host only."""
-    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
-    theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(theirs, mine)
-    return all(torch.equal(mine, other) for other in theirs)
 
 
 def _share(device: torch.device) -> None:
@@ -37,9 +21,9 @@ def _share(device: torch.device) -> None:
             for one in ("kept", "streamed")
         ]
         assert same(*pair) and not same(pair[0], net(device)), compressor
-        assert _all_alike(pair[0]), compressor
+        assert all_alike(pair[0]), compressor
     far = trained(device, steps=3, communicator=TorchCommunicator(), scheme="w+2d", residual_device="cpu")
-    assert _all_alike(far)
+    assert all_alike(far)
 
 
 def _share_messages(device: torch.device) -> None:
@@ -50,7 +34,7 @@ def _share_messages(device: torch.device) -> None:
             trained(device, communicator=TorchCommunicator(), merge=merge, **options)  # type: ignore[arg-type]
             for merge in (None, "one", 4096, "mg-wfbp")
         ]
-        assert all(same(made[0], other) for other in made) and _all_alike(made[0]), compressor
+        assert all(same(made[0], other) for other in made) and all_alike(made[0]), compressor
 
 
 def _share_by_nodes(device: torch.device) -> None:
@@ -61,7 +45,28 @@ def _share_by_nodes(device: torch.device) -> None:
             trained(device, steps=3, communicator=TorchCommunicator(), gradients=one, **options)
             for one in ("kept", "streamed")
         ]
-        assert same(*pair) and not same(pair[0], net(device)) and _all_alike(pair[0]), compressor
+        assert same(*pair) and not same(pair[0], net(device)) and all_alike(pair[0]), compressor
+
+
+def _ways(device: torch.device) -> None:
+    """Without compression, however averages come back and are used; slices of gradients, but for rounding."""
+
+    def train(**options: object) -> torch.nn.Module:
+        return trained(device, communicator=TorchCommunicator(), steps=3, **options)  # type: ignore[arg-type]
+
+    usual = train(compressor="none", scheme="none")
+    ways: tuple[dict[str, object], ...] = (
+        {"gradients": "kept"},
+        {"gradients": "kept", "merge": "dear-40000"},
+        {"update": "in_backward"},
+        {"slices": 4096},
+    )
+    for way in ways:
+        assert same(train(compressor="none", scheme="none", **way), usual), way
+    assert same(train(warm_up_steps=3), usual) and all_alike(usual)
+    for scheme in ("baseline", "w+2d"):
+        whole, cut = (train(scheme=scheme, slices=slices) for slices in (None, 4096))
+        assert apart(cut, whole, net(device)) < 0.01 and all_alike(cut), scheme
 
 
 def _alone(device: torch.device) -> None:
@@ -75,33 +80,13 @@ def _alone(device: torch.device) -> None:
             assert same(*made), options
 
 
-def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device, checks: Sequence[Check]) -> None:
-    torch.set_num_threads(1)
-    if device.type == "cuda":
-        torch.cuda.set_device(0)
-    settle_arithmetic(device)
-    dist.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    for check in checks:
-        check(device)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def _run(size: int, backend: str, device: torch.device, *checks: Check) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has loaded torch; not on a GPU, for which nobody may ask before a fork.
-        multiprocessing.set_forkserver_preload([__name__])
-        method = "forkserver" if device.type == "cpu" else "spawn"
-        mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method=method)
-
-
 def test_ranks_share_the_device_over_gloo_and_merge_messages(device: torch.device) -> None:
-    _run(2, "gloo", device, _share, _share_messages)
+    on_ranks(2, "gloo", device, _share, _share_messages, _ways)
 
 
 def test_two_nodes_share_the_device_over_gloo(device: torch.device) -> None:
-    _run(4, "gloo", device, _share_by_nodes)
+    on_ranks(4, "gloo", device, _share_by_nodes)
 
 
 def test_one_rank_over_nccl(device: torch.device) -> None:
-    _run(1, "nccl" if device.type == "cuda" else "gloo", device, _alone)
+    on_ranks(1, "nccl" if device.type == "cuda" else "gloo", device, _alone, _ways)
