@@ -33,7 +33,8 @@ def jit(function: Callable[..., Any]) -> Any:
 
 def on_device(tensor: Tensor) -> AbstractContextManager[object]:
     """Within it Triton launches kernels on the GPU of `tensor`; in its interpreter that is the CPU."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
+    elsewhere = tensor.is_cuda and tensor.get_device() != torch.cuda.current_device()
+    return torch.cuda.device(tensor.device) if elsewhere else nullcontext()
 
 
 @cache

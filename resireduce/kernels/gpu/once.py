@@ -3,53 +3,24 @@
 As in `launches.py` the k-th largest is found eight bits at a time. Each program has a share of the elements, one piece
 of them; after each eight bits it waits until all have counted theirs. What it counted of its own share then says how
 many of it are above the k-th largest and equal to it, so that a last look at the share can write what is chosen.
-
-All programs must be on the device at once: they are started together or, with an error, not at all, and no more than
-half of the multiprocessors have one. The others are left to what runs beside, as communication does, whose programs
-wait for each other as well: the two never keep each other from starting.
 """
 
 import os
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu.language import EXACT, at_once, jit, on_device, tl
+from resireduce.kernels.gpu.language import jit, on_device, tl
 from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of, sum_at
+from resireduce.kernels.gpu.together import FIELD, PROGRAMS, programs_for, share_of, together, wait
 from resireduce.kernels.on_gpu import IN_LAUNCHES, SWITCH
 
 MOST = 1 << 24
 """Elements above which few programs would be slower than many launches: not measured on a GPU."""
-PROGRAMS = 1024
-"""No more of them, a power of two."""
-TILE, WARPS = 4096, 16
-"""Elements that a program looks at at once, a power of two of 2^14 at most; and 32 threads of it each."""
-FIELD = 32
-"""Numbers apart, in what programs share, so that waiting does not slow down counting."""
+TILE = 4096
+"""Elements that a program looks at at once, a power of two of 2^14 at most."""
 LEFT_OUT: set[tuple[torch.device, torch.dtype]] = set()
 """Where it has been seen that this form does not work."""
-
-
-@jit
-def wait(arrived, times):  # type: ignore[no-untyped-def]
-    """Return when all programs have called this `times` times, and see what they wrote before.
-
-    arrived: where it is counted, 0 at first.
-    """
-    tl.debug_barrier()  # all threads of this program have written
-    come = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1
-    while come < times * tl.num_programs(0):
-        come = tl.atomic_add(arrived, 0, sem="acq_rel", scope="gpu")
-    tl.debug_barrier()  # none of them reads before
-
-
-@jit
-def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the first of this program's elements of `size`, and how many times TILE they are at most."""
-    tiles = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), TILE)
-    first = tl.program_id(0) * tiles * TILE
-    return first, tl.maximum(tl.minimum(tiles, tl.cdiv(size - first, TILE)), 0)
 
 
 @jit
@@ -182,7 +153,7 @@ def find_border(flat: Tensor, k: int, tile: int = TILE) -> Tensor:
     border = torch.empty(2, dtype=torch.int32, device=flat.device)
     with on_device(flat):
         grid, state = _start(flat, n, bits, tile)
-        _border[grid](bits_of(flat), state, border, n, k, bits, tile, **_together(flat))
+        _border[grid](bits_of(flat), state, border, n, k, bits, tile, **together(flat))
     return border
 
 
@@ -207,16 +178,11 @@ def selected(
     with on_device(flat):
         grid, state = _start(flat, room or n, bits, tile)
         pointers = values, more, keys, places, total, state, bits_of(taken), out
-        _select[grid](*pointers, n, k, room, bits, tile, *what, PROGRAMS, **_together(flat))
+        _select[grid](*pointers, n, k, room, bits, tile, *what, PROGRAMS, **together(flat))
     return out
 
 
 def _start(flat: Tensor, size: int, bits: int, tile: int) -> tuple[tuple[int], Tensor]:
     """Return how many programs go through about `size` elements, and the zeros that they share."""
-    programs = max(1, min(PROGRAMS, at_once(flat.device) // 2, -(-size // tile)))
+    programs = programs_for(flat.device, -(-size // tile))
     return (programs,), torch.zeros((bits + 1) * 32 + FIELD + 2 * programs, dtype=torch.int32, device=flat.device)
-
-
-def _together(flat: Tensor) -> dict[str, Any]:
-    """Return how kernels are launched whose programs wait for each other."""
-    return EXACT | {"num_warps": WARPS} | ({"launch_cooperative_grid": True} if flat.is_cuda else {})

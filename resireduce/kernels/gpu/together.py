@@ -1,0 +1,51 @@
+"""Programs of one launch that wait for each other, so that what took several launches takes one.
+
+All of them must be on the device at once: they are started together or, with an error, not at all, and no more than
+half of the multiprocessors have one. The others are left to what runs beside, as communication does, whose programs
+wait for each other as well: the two never keep each other from starting.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from resireduce.kernels.gpu.language import EXACT, at_once, jit, tl
+
+PROGRAMS = 1024
+"""No more of them, a power of two."""
+WARPS = 16
+"""How many times 32 threads a program has."""
+FIELD = 32
+"""Numbers apart, in what programs share, so that waiting does not slow down counting."""
+
+
+@jit
+def wait(arrived, times):  # type: ignore[no-untyped-def]
+    """Return when all programs have called this `times` times, and see what they wrote before.
+
+    arrived: where it is counted, 0 at first.
+    """
+    tl.debug_barrier()  # all threads of this program have written
+    come = tl.atomic_add(arrived, 1, sem="acq_rel", scope="gpu") + 1
+    while come < times * tl.num_programs(0):
+        come = tl.atomic_add(arrived, 0, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()  # none of them reads before
+
+
+@jit
+def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the first of this program's elements of `size`, and how many times TILE they are at most."""
+    tiles = tl.cdiv(tl.cdiv(size, tl.num_programs(0)), TILE)
+    first = tl.program_id(0) * tiles * TILE
+    return first, tl.maximum(tl.minimum(tiles, tl.cdiv(size - first, TILE)), 0)
+
+
+def programs_for(device: torch.device, tiles: int) -> int:
+    """Return how many programs go through `tiles` pieces on `device`; for the interpreter, which has no two at once, 1."""
+    return max(1, min(PROGRAMS, at_once(device) // 2, tiles))
+
+
+def together(flat: Tensor) -> dict[str, Any]:
+    """Return how kernels on the device of `flat` are launched whose programs wait for each other."""
+    return EXACT | {"num_warps": WARPS} | ({"launch_cooperative_grid": True} if flat.is_cuda else {})
