@@ -6,10 +6,8 @@ that none of them is whose programs wait for each other.
 
 import os
 import warnings
-from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,23 +48,25 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
         return False
-    from resireduce.kernels.gpu import once, self_check
-
-    reason = _failure(self_check.differing, device, dtype)
+    reason = _failure("differing", device, dtype)
     if reason is not None:
         _warn(f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same", "0")
         return False
-    reason = _failure(self_check.differing_at_once, device, dtype)
+    reason = _failure("differing_at_once", device, dtype)
     if reason is not None:
+        from resireduce.kernels.gpu import once
+
         once.LEFT_OUT.add((device, dtype))
         _warn(f"nothing is selected in one launch on {device} for {dtype}: {reason}. Several do the same", IN_LAUNCHES)
     return True
 
 
-def _failure(differing: Callable[[torch.device, torch.dtype], list[str]], *where: Any) -> str | None:
-    """Return why kernels cannot be used, of which `differing` tells what is wrong; None: they can."""
+def _failure(check: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why kernels cannot be used, by that `check` of self_check.py; None: they can."""
     try:
-        wrong = differing(*where)
+        from resireduce.kernels.gpu import self_check
+
+        wrong = getattr(self_check, check)(device, dtype)
     except Exception as error:  # no C compiler, no place for compiled code, a version of Triton that is too new, ...
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return f"other results than plain torch: {', '.join(wrong)}" if wrong else None
