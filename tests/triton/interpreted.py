@@ -494,3 +494,11 @@ def test_a_device_on_which_one_launch_fails_has_several(
     monkeypatch.setattr(once, "LEFT_OUT", {(CPU, torch.float32)})
     assert not once.used(drawn(10), 10) and once.used(drawn(10, torch.float16), 10)
     assert not once.used(drawn(10, torch.float16), once.MOST + 1)
+
+
+def test_what_is_not_wanted_is_not_tried(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    outcome_of(monkeypatch, "differing", [])
+    outcome_of(monkeypatch, "differing_at_once", AssertionError("it could wait for ever"))
+    monkeypatch.setenv(on_gpu.SWITCH, on_gpu.IN_LAUNCHES)
+    gpu = torch.device("cuda", 0)
+    assert on_gpu.works(gpu, torch.float16) and (gpu, torch.float16) in once.LEFT_OUT and len(recwarn) == 0

@@ -42,7 +42,7 @@ def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 def programs_for(device: torch.device, tiles: int) -> int:
-    """Return how many programs go through `tiles` pieces on `device`: one in the interpreter, where no two run at once."""
+    """Return how many programs go over `tiles` pieces on `device`; in the interpreter, which has no two at once, 1."""
     return max(1, min(PROGRAMS, at_once(device) // 2, tiles))
 
 
