@@ -7,6 +7,7 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -438,3 +439,19 @@ def test_steps_of_warm_up_are_as_ever() -> None:
             one(tokens(step)).backward()
             optimizer.step()
     torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()), atol=1e-6, rtol=1e-5)
+
+
+def test_a_gpu_s_streams_wait_for_each_other_where_autograd_sees_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer makes rows on the stream of its forward pass; what is complete is taken on the stream of the library."""
+    _, optimizer = toy()
+    layers, slot, of_layer, of_library = optimizer._backward.layers, Mock(), Mock(), Mock()
+    assert layers is not None
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: of_layer)
+    layers.note_stream(slot)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: of_library)
+    with layers.joined(slot):
+        of_library.wait_stream.assert_called_once_with(of_layer)
+        of_layer.wait_stream.assert_not_called()
+    of_layer.wait_stream.assert_called_once_with(of_library)
+    with layers.joined(slot):
+        of_library.wait_stream.assert_called_once()
