@@ -8,6 +8,7 @@ from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.show import to_json, to_screen
 from benchmarks.analysis.labels import printable
 from benchmarks.analysis.load_run import Run, load_run
+from benchmarks.analysis.one_gpu.gpu_records import REFERENCE, read_devices
 from resireduce.errors import ConfigError
 
 
@@ -20,6 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="a run's folder, e.g. results/runs/smoke; of several the first one's record of a cell counts",
     )
+    text = "folder with those of one-GPU checks, a folder for each GPU (default: %(default)s, as committed)"
+    parser.add_argument("--gpus", metavar="DIR", type=Path, default=REFERENCE, help=text)
     parser.add_argument("--json", action="store_true", help="print the ledger as JSON, a list of claims")
 
 
@@ -32,7 +35,11 @@ def main(args: argparse.Namespace) -> int:
     for run in runs:
         for note in run.notes:
             print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
-    found = ledger(*runs)
+    devices = read_devices(args.gpus)
+    for device in devices:
+        for note in device.notes:
+            print(f"note: {printable(note)}", file=sys.stderr)
+    found = ledger(*runs, devices=devices)
     print(to_json(found) if args.json else to_screen(found), end="" if args.json else "\n")
     return 0
 

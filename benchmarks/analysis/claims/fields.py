@@ -6,6 +6,7 @@ from typing import Any
 from benchmarks.analysis.claims.claim import Counts, Margin
 from benchmarks.analysis.claims.consistency import ARITHMETIC
 from benchmarks.analysis.claims.kinds import KINDS
+from benchmarks.analysis.claims.one_gpu import MEASURES, RUNGS
 from benchmarks.analysis.published import Published
 from benchmarks.core.checks import allow, is_number, known_keys, mapping
 from resireduce.errors import ConfigError, choose, is_count
@@ -13,6 +14,8 @@ from resireduce.errors import ConfigError, choose, is_count
 NUMBERED = {"throughput": ("margin",), "duration": ("margin",), "overlap": ("at_most", "ratio")}
 """Limits that these kinds cannot decide without."""
 BOUNDED = ("share", "saving", "maximum")
+BOUNDED_SAVING = ("tolerance", "at_least")
+"""Limits of a saving on one GPU, of which it has one."""
 
 
 def limits(where: str, kind: str, test: Any, published: Mapping[str, Published]) -> dict[str, Any]:
@@ -51,6 +54,23 @@ def arithmetic(
         for one in _flat(test[need]):
             choose(f"{where}: {need}", one, counts if need == "model" else published)
     return dict(test)
+
+
+def of_one_gpu(where: str, test: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a claim of one GPU names: its measure, and the model, setting, rung and limits that it takes."""
+    name = choose(f"{where}: measure", test.get("measure"), MEASURES)
+    _, needs = MEASURES[name]
+    known_keys(where, dict(test), ("kind", "why", "measure", *needs, *(BOUNDED_SAVING if name == "saving" else ())))
+    for need in needs:
+        if need not in test:
+            raise ConfigError(f"{where}: {need}: missing; measure {name} needs {', '.join(needs)}")
+    if "rung" in test:
+        choose(f"{where}: rung", test["rung"], RUNGS)
+    if name == "saving" and sum(one in test for one in BOUNDED_SAVING) != 1:
+        raise ConfigError(f"{where}: tolerance: give either tolerance, beside a published value, or at_least")
+    for limit in (*BOUNDED_SAVING, "within"):
+        allow(f"{where}: {limit}", test.get(limit), is_number(test.get(limit, 0)), "a number")
+    return {key: value for key, value in test.items() if key != "kind"}
 
 
 def stated(where: str, kind: str, ids: Any, published: Mapping[str, Published]) -> dict[str, Published]:

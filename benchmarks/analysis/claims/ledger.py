@@ -14,9 +14,11 @@ from benchmarks.analysis.claims.judge import judge
 from benchmarks.analysis.claims.kinds import CONSISTENCY
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.margins import seeds_by_reference
+from benchmarks.analysis.claims.one_gpu import ON_ONE_GPU, ONE_GPU, one_gpu
 from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_REPRODUCED, NOT_RUN, REPRODUCED, LedgerRow, Verdict
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run
+from benchmarks.analysis.one_gpu.gpu_records import Device
 from benchmarks.analysis.statistics import CONFIDENCE
 from benchmarks.core.record import CellResult
 
@@ -25,19 +27,31 @@ OF_ACCURACY = ("not_worse", "better")
 ON_SMALL = "the published value itself was not tested"
 
 
-def ledger(*runs: Run, book: Book | None = None) -> list[LedgerRow]:
+def ledger(*runs: Run, book: Book | None = None, devices: Sequence[Device] = ()) -> list[LedgerRow]:
     """Return a row for each claim. Runs are merged, and neither their order nor that of records matters.
 
+    devices: the GPUs whose one-GPU checks test the claims of that kind.
     Contents of records never raise: what is missing or odd shows in status and reason.
     """
     book = book or load_claims()
     evidence = gather(runs)
-    return corrected([_row(book, claim, evidence) for claim in book.claims])
+    return corrected([_row(book, claim, evidence, devices) for claim in book.claims])
 
 
-def _row(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
+def _row(book: Book, claim: Claim, evidence: Evidence, devices: Sequence[Device]) -> LedgerRow:
     if claim.kind == CONSISTENCY:
         return _as_row(book, claim, claim.paper, consistency(book, claim.paper), "paper")
+    if claim.kind == ONE_GPU:
+        found = one_gpu(claim, devices)
+        where = "none" if found.verdict.status == NOT_RUN else ON_ONE_GPU
+        return replace(
+            _as_row(book, claim, claim.paper, found.verdict, where), hardware=found.hardware, cells=found.cells
+        )
+    return _of_cells(book, claim, evidence)
+
+
+def _of_cells(book: Book, claim: Claim, evidence: Evidence) -> LedgerRow:
+    """Return the row of a claim that cells of runs test: at full size if they do, else on small models."""
     at_full_size = judge(book, claim, claim.paper, evidence, is_paper=True)
     if at_full_size.results or claim.small is None:
         return _as_row(book, claim, claim.paper, at_full_size, "none" if at_full_size.status == NOT_RUN else "paper")

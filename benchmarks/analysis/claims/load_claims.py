@@ -1,15 +1,16 @@
 """Read results/paper/claims.yaml. Errors take one line: the claim, the field, the value, the cure."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.claims.claim import Book, Claim, Scope
-from benchmarks.analysis.claims.fields import arithmetic, element_counts, limits, margin, roles, stated
+from benchmarks.analysis.claims.fields import arithmetic, element_counts, limits, margin, of_one_gpu, roles, stated
 from benchmarks.analysis.claims.kinds import CONSISTENCY, KINDS
+from benchmarks.analysis.claims.one_gpu import ONE_GPU
 from benchmarks.analysis.published import load_published
 from benchmarks.core.cell import Cell
 from benchmarks.core.checks import allow, is_number, is_text, known_keys, mapping, several, within
@@ -75,9 +76,12 @@ def _claims(where: str, entry: dict[str, Any], shared: Book) -> list[Claim]:
         if not entry.get(name):
             raise ConfigError(f"{where}: {name}: missing; give it")
     allow(f"{where}: id", entry["id"], isinstance(entry["id"], str), "a text")
-    kind = choose(f"{where}: test: kind", mapping(f"{where}: test", entry["test"]).get("kind"), (*KINDS, CONSISTENCY))
+    given = mapping(f"{where}: test", entry["test"]).get("kind")
+    kind = choose(f"{where}: test: kind", given, (*KINDS, CONSISTENCY, ONE_GPU))
     if kind == CONSISTENCY:
         return [_consistency(where, entry, shared)]
+    if kind == ONE_GPU:
+        return list(_one_gpu(where, entry, shared))
     if ("each" in entry) == ("models" in entry):
         raise ConfigError(f"{where}: each: give either `each`, one claim a model, or `models`, one claim of all")
     if "models" in entry:
@@ -143,6 +147,27 @@ def _consistency(where: str, entry: Mapping[str, Any], shared: Book) -> Claim:
     number = shared.published.get(str(test.get("stated")))
     paper = _worded(where, scope, {"published": f"{number.value:g}" if number else ""})
     return Claim(id=str(entry["id"]), source=str(entry["source"]), kind=CONSISTENCY, paper=paper)
+
+
+def _one_gpu(where: str, entry: Mapping[str, Any], shared: Book) -> Iterator[Claim]:
+    """Yield a claim of one GPU, or one for each model; the model stands among the limits, as no cells of runs count."""
+    each = mapping(f"{where}: each", entry.get("each") or {})
+    for model, one in each.items() or [(None, None)]:
+        of_model = {} if model is None else {"model": choose(f"{where}: each", model, WORKLOADS)}
+        test = of_one_gpu(f"{where}: test", entry["test"] | of_model)
+        if ("tolerance" in test) != (one is not None):
+            raise ConfigError(f"{where}: test: tolerance: it belongs to a published value, and each of these to it")
+        number = shared.published[choose(f"{where}: published", one, shared.published)] if one else None
+        command = entry.get("command")
+        allow(f"{where}: command", command, is_text(command), "what measures it")
+        scope = Scope(statement=str(entry["statement"]), models=(), roles={}, limits=test, command=str(command))
+        yield Claim(
+            id=f"{entry['id']}-{model}" if model else str(entry["id"]),
+            source=str(entry["source"]),
+            kind=ONE_GPU,
+            paper=_worded(where, scope, {**of_model, "published": f"{number.value:g}" if number else ""}),
+            published={"value": number} if number else {},
+        )
 
 
 def _worded(where: str, scope: Scope, values: Mapping[str, str]) -> Scope:

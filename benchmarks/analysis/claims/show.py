@@ -12,7 +12,11 @@ from benchmarks.analysis.labels import markdown_table, printable
 
 WIDTH = 118
 SYMBOLS = {"reproduced": "+", "not reproduced": "x", "inconclusive": "?"}
-LABELS = {"paper": "The paper's models, and its numbers by arithmetic", "small models": "On small models"}
+LABELS = {
+    "paper": "The paper's models, and its numbers by arithmetic",
+    "one GPU": "On one GPU, by the records of its check",
+    "small models": "On small models",
+}
 HONEST = "what a laptop can show of each claim; published values themselves were not tested"
 COLUMNS: tuple[str, ...] = ("id", "status", "scope", "value", "interval_low", "interval_high", "unit", "published")
 COLUMNS += ("seeds", "seeds_needed", "p_value", "p_holm", "holm", "statement", "source", "tolerance", "reason")
@@ -41,7 +45,7 @@ def to_markdown(judged: Sequence[LedgerRow]) -> str:
     """Return a table of all claims."""
     rows = []
     for one in judged:
-        status = f"{one.status} (small models)" if one.scope == "small models" else one.status
+        status = f"{one.status} ({one.scope})" if one.scope in ("small models", "one GPU") else one.status
         why = f"{one.reason}; `{one.command}`" if one.status in ("not run", "inconclusive") else one.reason
         why += f"; 80 % power with {one.seeds_needed} seeds" if one.seeds_needed else ""
         cells = [f"`{one.id}`: {one.statement}", status, _measured(one), _published(one), why]

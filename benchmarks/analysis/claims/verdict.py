@@ -10,8 +10,8 @@ from benchmarks.core.record import CellResult
 
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN = "reproduced", "not reproduced", "inconclusive", "not run"
 STATUSES = (REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE, NOT_RUN)
-SCOPES = ("paper", "small models", "none")
-"""What was tested: the paper's own models, small ones that stand in for them, or nothing."""
+SCOPES = ("paper", "small models", "one GPU", "none")
+"""What was tested: the paper's own models, small ones that stand in for them, one GPU by its check, or nothing."""
 Bounds = tuple[float, float]
 
 

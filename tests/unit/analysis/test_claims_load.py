@@ -59,6 +59,8 @@ def test_one_claim_for_each_model(tmp_path: Path) -> None:
     assert two.published["value"].value == 11.9
 
 
+ON_ONE_GPU = {"kind": "one_gpu", "measure": "saving", "model": "vgg19", "tested": {"scheme": "w+2d"}, "tolerance": 1}
+ON_ONE_GPU |= {"rung": "allocated"}
 SAVING = {"kind": "saving", "tolerance": 1}
 BAD: list[tuple[dict[str, Any], str]] = [
     ({**GOOD, "claim": []}, "claims.yaml key: 'claim' is not known (did you mean 'claims'?); allowed: claims, counts,"),
@@ -123,6 +125,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (
         with_claim(test={"kind": "consistency", "arithmetic": "largest", "stated": "x", "of": []}),
         "claim 'one': test: stated: 'x' is not known",
+    ),
+    (with_claim(test={"kind": "one_gpu", "measure": "sums"}), "claim 'one': test: measure: 'sums' is not known"),
+    (with_claim(test=ON_ONE_GPU | {"rung": None}), "claim 'one': test: rung: None is not known"),
+    (with_claim(test=ON_ONE_GPU | {"rung": "nvml_device"}), "claim 'one': test: rung: 'nvml_device' is not known"),
+    (with_claim(test=ON_ONE_GPU | {"at_least": 1}), "claim 'one': test: tolerance: give either tolerance, beside a"),
+    (
+        with_claim(test=ON_ONE_GPU | {"tolerance": "1"}),
+        "claim 'one': test: tolerance: '1' is not allowed; give a number",
+    ),
+    (with_claim(test=ON_ONE_GPU), "claim 'one': test: tolerance: it belongs to a published value"),
+    (with_claim(test=ON_ONE_GPU, each={"vgg20": None}), "claim 'one': each: 'vgg20' is not known"),
+    (
+        with_claim(test={"kind": "one_gpu", "measure": "known"}),
+        "claim 'one': test: within: missing; measure known needs",
     ),
 ]
 

@@ -1,0 +1,212 @@
+"""Claims that one GPU can show, judged by the committed records of the one-GPU check. Imports no torch.
+
+Each GPU with records is judged by itself: all of them must show a claim, and one that shows the contrary refutes it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from benchmarks.analysis.claims.claim import Claim
+from benchmarks.analysis.claims.judge import combined
+from benchmarks.analysis.claims.planned import load_planned, planned_residuals
+from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown
+from benchmarks.analysis.one_gpu.gpu_records import Case, Device
+from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES, rung_of
+from benchmarks.core.cell import CELL_FIELDS
+
+ONE_GPU = "one_gpu"
+"""The kind of these claims, which need no cells of a run."""
+ON_ONE_GPU = "one GPU"
+"""Their scope."""
+NVML_PROCESS = "nvml_process"
+RUNGS = (ITEMISED, ALLOCATED, PEAK, NVML_PROCESS)
+"""Rungs of the ladder that a claim may name: those that other processes on the GPU do not change."""
+HARMLESS = ("pid-namespace", "nvml-v1")
+"""Flags of a rung that leave it comparable; with any other it decides nothing."""
+USUAL: Mapping[str, Any] = {"compressor": "topk", "residual_dtype": None, "slices": None, "world_size": 1}
+BASELINE: Mapping[str, Any] = {**USUAL, "scheme": "baseline", "gradients": "kept"}
+"""Fields of the cell that savings are measured against."""
+NO_RECORDS = "no records of a GPU"
+
+
+@dataclass(frozen=True)
+class Found:
+    """The verdict on a claim, the GPUs it comes from, and the names of the cells."""
+
+    verdict: Verdict
+    hardware: str | None = None
+    cells: tuple[str, ...] = ()
+
+
+def one_gpu(claim: Claim, devices: Sequence[Device]) -> Found:
+    """Return what the records of all GPUs show about a claim."""
+    judged = [(_judge(claim, device), device) for device in devices]
+    tested = [(found, device) for found, device in judged if found.verdict.status != NOT_RUN]
+    if not tested:
+        reasons = dict.fromkeys(found.verdict.reason for found, _ in judged)
+        return Found(Verdict(status=NOT_RUN, reason="; ".join(reasons) or NO_RECORDS))
+    verdict = combined([found.verdict for found, _ in tested], [device.name for _, device in tested])
+    cells = dict.fromkeys(name for found, _ in tested for name in found.cells)
+    return Found(verdict, "; ".join(device.origin for _, device in tested), tuple(cells))
+
+
+def _judge(claim: Claim, device: Device) -> Found:
+    measure, _ = MEASURES[claim.paper.limits["measure"]]
+    try:
+        return measure(claim, device)
+    except Undecided as why:
+        return Found(why.verdict)
+
+
+def saving(claim: Claim, device: Device) -> Found:
+    """Judge how much less than the baseline a setting takes at a rung: as published, or at least so much."""
+    limits = claim.paper.limits
+    against = _case(device, limits["model"], BASELINE)
+    tested = _case(device, limits["model"], USUAL | limits["tested"])
+    if others := [
+        name for name in CELL_FIELDS if name not in BASELINE and _field(tested, name) != _field(against, name)
+    ]:
+        raise Undecided(f"the cells compared differ in {', '.join(others)}")
+    if problem := next(chain(_unplanned(against), _unplanned(tested, or_more=True)), None):
+        raise Undecided(problem)
+    mine, theirs = (_bytes(one, limits["rung"]) for one in (tested, against))
+    value, published = 100 * (1 - mine / theirs), claim.published.get("value")
+    text = f"{number(value)} % of {theirs / 2**20:,.1f} MiB ({limits['rung']}), one rank on {device.source['device']}"
+    if published is None:
+        agrees, says = value >= limits["at_least"], f"at least {limits['at_least']:g} %"
+        text += f"; {says}"
+    else:
+        agrees = abs(value - published.value) <= limits["tolerance"]
+        says = f"{published.value:g} % within {limits['tolerance']:g} points"
+        apart = round(value - published.value, 2)
+        text += f"; published {published.value:g} %, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
+    verdict = Verdict(status=shown(agrees), reason=text, value=value, unit="%", tolerance=says, seeds=1)
+    return Found(verdict, cells=(tested.cell.name, against.cell.name))
+
+
+def as_planned(claim: Claim, device: Device) -> Found:
+    """Judge whether all cells of a model hold the model states that were planned, to the byte."""
+    cases = _cases(device, claim.paper.limits["model"])
+    wrong = [problem for one in cases for problem in _unplanned(one)]
+    text = wrong[0] if wrong else f"{len(cases)} cells as planned, to the byte"
+    return _of_cases(cases, not wrong, f"{text}, on {device.source['device']}", "every byte")
+
+
+def added_up(claim: Claim, device: Device) -> Found:
+    """Judge whether the allocator has given out what is known to be there: states, buffers, workspaces, rounding."""
+    cases, within = _cases(device, claim.paper.limits["model"]), float(claim.paper.limits["within"])
+    apart = {}
+    for one in cases:
+        _bytes(one, ALLOCATED)
+        apart[one.cell.name] = max(_apart(memory["difference"]) for memory in one.ranks)
+    most = max(apart, key=lambda name: apart[name])
+    text = f"{len(cases)} cells, at most {apart[most]:.4f} % apart ({most}), on {device.source['device']}"
+    return _of_cases(cases, apart[most] <= within, text, f"{within:g} %", apart[most])
+
+
+def _apart(parts: Mapping[str, int]) -> float:
+    """Return by how many per cent of what is known to be there the allocator has given out more or less."""
+    known = sum(parts[name] for name in PARTS if name not in ("baseline_bytes", "other_bytes"))
+    return 100 * abs(parts["other_bytes"]) / known
+
+
+def known(claim: Claim, device: Device) -> Found:
+    """Judge whether each rung reads allocations of known size."""
+    within = float(claim.paper.limits["within"])
+    readings = [one for one in device.known if one.get("rung") in RUNGS]
+    if not readings:
+        raise Undecided(f"{device.name} has no readings of known allocations", NOT_RUN)
+    errors: dict[str, float] = {}
+    for one in readings:
+        _refuse_flags(str(one["rung"]), one)
+        measured, expected = one.get("measured_bytes"), one.get("expected_bytes")
+        if type(measured) is not int or type(expected) is not int or expected <= 0:
+            raise Undecided(f"{one['rung']}: {one.get('reason') or 'not read'}")
+        errors[one["rung"]] = max(errors.get(one["rung"], 0.0), 100 * abs(measured / expected - 1))
+    if missing := [rung for rung in RUNGS if rung not in errors]:
+        raise Undecided(f"{missing[0]} was not read")
+    most = max(errors, key=lambda rung: errors[rung])
+    text = f"{len(readings)} readings, at most {errors[most]:.2f} % off ({most}), on {device.source['device']}"
+    verdict = Verdict(status=shown(errors[most] <= within), reason=text, value=errors[most], unit="%")
+    return Found(verdict)
+
+
+def _of_cases(cases: Sequence[Case], agrees: bool, text: str, says: str, value: float | None = None) -> Found:
+    unit = None if value is None else "%"
+    verdict = Verdict(status=shown(agrees), reason=text, value=value, unit=unit, tolerance=says, seeds=1)
+    return Found(verdict, cells=tuple(one.cell.name for one in cases))
+
+
+def _cases(device: Device, model: str) -> list[Case]:
+    """Return all cells of a model. Raises Undecided unless each has finished, and could be measured."""
+    found = [one for one in device.cases if one.cell.model == model]
+    if not found:
+        raise Undecided(f"{device.name} has no cells of {model}", NOT_RUN)
+    for one in found:
+        _refuse(one)
+    return found
+
+
+def _case(device: Device, model: str, wanted: Mapping[str, Any]) -> Case:
+    """Return the cell of a model with these fields. Raises Undecided if there is no sound record of it."""
+    found = [one for one in device.cases if all(_field(one, name) == value for name, value in wanted.items())]
+    found = [one for one in found if one.cell.model == model]
+    if not found:
+        setting = f"{wanted['scheme']}, {wanted['gradients']}"
+        raise Undecided(f"{device.name} has no cell of {model} with {setting}", NOT_RUN)
+    if len(found) > 1:
+        raise Undecided(f"{device.name} has {len(found)} cells for {found[0].cell.name}")
+    _refuse(found[0])
+    return found[0]
+
+
+def _refuse(one: Case) -> None:
+    if one.doubt or one.status != "ok":
+        raise Undecided(f"{one.cell.name}: {one.doubt or f'{one.status}, {one.reason}'}")
+
+
+def _field(one: Case, name: str) -> Any:
+    return getattr(one.cell, name)
+
+
+def _bytes(one: Case, rung: str) -> int:
+    """Return the bytes of a rung. Raises Undecided if it has none, or a flag that leaves it not comparable."""
+    found = rung_of(one.memory, rung)
+    _refuse_flags(f"{one.cell.name}: {rung}", found)
+    if not found["bytes"]:
+        raise Undecided(f"{one.cell.name}: {rung}: {found['reason'] or 'nothing read'}")
+    return int(found["bytes"])
+
+
+def _refuse_flags(where: str, rung: Mapping[str, Any]) -> None:
+    if spoilt := [flag for flag in rung.get("flags") or () if flag not in HARMLESS]:
+        raise Undecided(f"{where} is flagged {', '.join(map(str, spoilt))}")
+
+
+def _unplanned(one: Case, or_more: bool = False) -> Iterator[str]:
+    """Yield the states of a cell's ranks that are not those of the committed plan.
+
+    or_more: let residuals take more, since a scheme that saves less than it should is a result.
+    """
+    planned, residuals = load_planned().get(one.cell.model), planned_residuals(one.cell)
+    if planned is None or residuals is None:
+        yield f"{one.cell.name} has no plan"
+        return
+    gradients = 0 if one.cell.gradients == "streamed" else planned.gradients_bytes
+    values = (planned.parameters_bytes, gradients, residuals, planned.optimizer_states_bytes)
+    for memory in one.ranks:
+        for name, value in zip(STATES, values, strict=True):
+            more = or_more and name == "residuals_bytes" and memory[name] > value
+            if memory[name] != value and not more:
+                yield f"{name} of {one.cell.name} is {memory[name]:,}, by plan {value:,}"
+
+
+MEASURES: dict[str, tuple[Callable[[Claim, Device], Found], tuple[str, ...]]] = {
+    "saving": (saving, ("model", "tested", "rung")),
+    "as_planned": (as_planned, ("model",)),
+    "added_up": (added_up, ("model", "within")),
+    "known": (known, ("within",)),
+}
+"""The names that `measure` may have in a claim of one GPU, each with the other names it needs in `test`."""

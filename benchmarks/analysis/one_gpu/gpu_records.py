@@ -1,0 +1,152 @@
+"""The records of one GPU in results/reference/<device>: memory.json and known.json, with what is wrong about them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.one_gpu.soundness import wrong_case, wrong_source
+from benchmarks.core.cell import Cell
+from benchmarks.core.files import load_json
+from benchmarks.core.paths import ROOT
+from resireduce.errors import ConfigError
+
+REFERENCE = ROOT / "results/reference"
+MEMORY, KNOWN = "memory", "known"
+"""Groups of the one-GPU check whose files are read."""
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cell that the check has trained."""
+
+    cell: Cell
+    status: str
+    reason: str | None
+    ranks: tuple[Json, ...] = ()
+    """What each rank measured: the `memory` of its outcome. Empty unless it finished and nothing is wrong with it."""
+    doubt: str | None = None
+    """Why it is no evidence; None if it is."""
+
+    @property
+    def memory(self) -> Json:
+        """What the fullest rank measured."""
+        return max(self.ranks, key=lambda memory: int(memory["peak_states_bytes"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What was measured on one GPU."""
+
+    name: str
+    """That of its folder, such as nvidia-h200."""
+    source: Json
+    """Device, driver, versions, commit and date of the last stretch."""
+    cases: tuple[Case, ...] = ()
+    known: tuple[Json, ...] = ()
+    """Readings of known allocations, a rung each."""
+    notes: tuple[str, ...] = ()
+    """What of its folder does not count, and why."""
+
+    @property
+    def origin(self) -> str:
+        """GPU, driver, torch, commit and date, in words."""
+        source = self.source
+        dirty = " with uncommitted changes" if source.get("dirty") else ""
+        return (
+            f"{source['device']}, driver {source.get('driver')}, torch {source.get('torch')}, "
+            f"commit {str(source.get('commit'))[:7]}{dirty}, {str(source['date'])[:10]}"
+        )
+
+
+@dataclass
+class _Read:
+    """Files of one device on the way to a Device."""
+
+    source: Json | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def read_devices(folder: Path = REFERENCE) -> list[Device]:
+    """Return the devices whose records lie below a folder, in the order of their names.
+
+    A folder with neither of the two files is none of a device. One whose files are broken, or not those of a GPU, is
+    returned without cases, and its notes say why.
+    """
+    paths = sorted({path.parent for group in (MEMORY, KNOWN) for path in folder.glob(f"*/{group}.json")})
+    return [_device(path) for path in paths]
+
+
+def _device(folder: Path) -> Device:
+    read = _Read()
+    cases = tuple(_cases(folder, _of_group(folder, MEMORY, read)))
+    readings = tuple(_readings(_of_group(folder, KNOWN, read)))
+    notes = [*read.notes, *(f"{folder.name}: {one.cell.name}: {one.doubt}" for one in cases if one.doubt)]
+    return Device(name=folder.name, source=read.source or {}, cases=cases, known=readings, notes=tuple(notes))
+
+
+def _of_group(folder: Path, group: str, read: _Read) -> list[Json]:
+    """Return the cases of a file with the facts of its source in each; none, with a note, if it is no evidence."""
+    path = folder / f"{group}.json"
+    if not path.exists():
+        return []
+    try:
+        values = load_json(path)
+        source = values["provenance"]
+        if values["group"] != group:
+            raise ValueError(f"it is of the group {values['group']!r}")
+        if problem := wrong_source(source) or _misplaced(folder, source):
+            raise ValueError(problem)
+        found: list[Json] = [{**case, "source": source} for case in values["cases"]]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        read.notes.append(f"{folder.name}: {path.name} does not count: {error}")
+        return []
+    read.source = read.source or source
+    return found
+
+
+def _misplaced(folder: Path, source: Json) -> str | None:
+    name = re.sub(r"[^a-z0-9]+", "-", str(source["device"]).lower()).strip("-")
+    return None if name == folder.name else f"it was measured on {source['device']}, and lies in {folder.name}"
+
+
+def _cases(folder: Path, found: list[Json]) -> Iterator[Case]:
+    """Yield all cells; those with an impossible record, or one that stands for several, have no ranks."""
+    twice = Counter(str(case.get("name")) for case in found)
+    seconds = grouped((_seconds(case), str(case.get("name"))) for case in found)
+    for case in found:
+        try:
+            cell = Cell.from_dict(case["cell"])
+        except (ConfigError, LookupError, TypeError, AttributeError):
+            continue  # no claim is about it
+        status, reason = str(case.get("status")), case.get("reason")
+        alike = [name for name in seconds[_seconds(case)] if name != case.get("name")]
+        doubt = None
+        if twice[str(case.get("name"))] > 1:
+            doubt = "it is there twice"
+        elif alike and _seconds(case):
+            doubt = f"each step took the seconds of {alike[0]}: one training, not two"
+        elif status == "ok":
+            doubt = wrong_case(cell, case)
+        ranks = tuple(rank["memory"] for rank in case["ranks"]) if status == "ok" and not doubt else ()
+        yield Case(cell=cell, status=status, reason=reason and str(reason), ranks=ranks, doubt=doubt)
+
+
+def _seconds(case: Json) -> tuple[float, ...]:
+    """Return the seconds of the steps of rank 0; nothing if there are too few to tell trainings apart."""
+    ranks = case.get("ranks")
+    first = ranks[0] if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict) else {}
+    found = first.get("step_seconds")
+    if not isinstance(found, list) or len(found) < 2 or not all(isinstance(one, float) for one in found):
+        return ()
+    return tuple(found)
+
+
+def _readings(found: list[Json]) -> Iterator[Json]:
+    for case in found:
+        result = case.get("result") if case.get("status") == "ok" else None
+        yield from (one for one in result or () if isinstance(one, dict))

@@ -1,0 +1,209 @@
+"""Claims of one GPU: true records show them, contrary ones refute them, what is no evidence of a GPU never counts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.analysis.claims.ledger import ledger
+from benchmarks.analysis.claims.load_claims import load_claims
+from benchmarks.analysis.claims.one_gpu import MEASURES, ONE_GPU, RUNGS
+from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.one_gpu.gpu_records import read_devices
+from tests.gpu_records import UUID, known_file, memory_file, save
+
+BOOK = load_claims()
+CLAIMS = tuple(claim for claim in BOOK.claims if claim.kind == ONE_GPU)
+FEW = ("exp1-one-gpu-states-vgg19", "exp1-one-gpu-allocated-vgg19", "ours-gpu-planned-vgg19", "ours-gpu-added-up-vgg19")
+FEW += ("ours-gpu-peak-vgg19", "ours-gpu-nvml-vgg19")
+BY_ARITHMETIC = {f"exp1-one-gpu-states-{model}" for model in ("resnet50", "vgg19", "gpt2-medium", "gpt2-large")}
+"""What the library's own bytes refute."""
+
+
+def rows(folder: Path) -> dict[str, LedgerRow]:
+    found = ledger(book=replace(BOOK, claims=CLAIMS), devices=read_devices(folder))
+    return {one.id: one for one in found}
+
+
+def statuses(folder: Path) -> set[str]:
+    """Of the claims about VGG-19."""
+    found = rows(folder)
+    return {found[name].status for name in FEW}
+
+
+def case(values: dict[str, Any], setting: str) -> dict[str, Any]:
+    """The case of VGG-19 with a setting, as its name has it."""
+    found: dict[str, Any] = next(one for one in values["cases"] if one["name"].startswith(f"vgg19.topk.{setting}."))
+    return found
+
+
+def memory(one: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = one["ranks"][0]["memory"]
+    return found
+
+
+def rung(one: dict[str, Any], name: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(rung for rung in memory(one)["ladder"] if rung["name"] == name)
+    return found
+
+
+def hold_more(one: dict[str, Any], nbytes: int, state: str = "residuals_bytes") -> None:
+    """Let a rank hold more, in all figures alike."""
+    held = memory(one)
+    for name in (state, "total_bytes", "peak_states_bytes"):
+        held[name] += nbytes
+    for found in held["ladder"]:
+        found["bytes"] += nbytes
+    for name in ("allocated_bytes", "states_bytes"):
+        held["difference"][name] += nbytes
+
+
+def test_true_records_show_all_that_is_true(tmp_path: Path) -> None:
+    found = rows(save(tmp_path, memory_file(), known_file()))
+    for name, one in found.items():
+        assert one.scope == "one GPU" and one.hardware and "NVIDIA H200, driver 580.1, torch 2.11.0" in one.hardware
+        if not name.startswith("exp1"):
+            assert one.status == "reproduced", one.reason
+            assert one.cells or name == "ours-gpu-known"
+    stated = {name for name in found if name.startswith("exp1-one-gpu-states")}
+    assert {name for name in stated if found[name].status == "not reproduced"} == BY_ARITHMETIC
+    assert {name for name in stated if found[name].status == "reproduced"} == stated - BY_ARITHMETIC
+    row = found["exp1-one-gpu-states-vgg19"]
+    assert (round(row.value or 0, 2), row.published, row.unit) == (15.67, 14.8, "%")
+    assert "one rank on NVIDIA H200; published 14.8 %, 0.87 points more" in row.reason
+
+
+def test_every_measure_and_rung_has_a_claim() -> None:
+    assert {claim.paper.limits["measure"] for claim in CLAIMS} == {*MEASURES}
+    assert {claim.paper.limits["rung"] for claim in CLAIMS if "rung" in claim.paper.limits} == {*RUNGS}
+
+
+@pytest.mark.parametrize("model", ["vgg19"])
+def test_without_records_a_claim_is_not_run(tmp_path: Path, model: str) -> None:
+    for folder in (tmp_path, tmp_path / "none"):
+        assert {one.status for one in rows(folder).values()} == {"not run"}
+    only = memory_file([])
+    assert statuses(save(tmp_path, only)) == {"not run"}
+
+
+CONTRARY: list[tuple[str, Callable[[dict[str, Any]], None]]] = [
+    ("exp1-one-gpu-states-bert-base", lambda one: hold_more(one, 100 << 20)),
+    ("ours-gpu-planned-bert-base", lambda one: hold_more(one, 4)),
+    ("ours-gpu-planned-bert-base", lambda one: hold_more(one, 4, "parameters_bytes")),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), CONTRARY, ids=range(len(CONTRARY)))
+def test_contrary_records_refute_it(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], None]) -> None:
+    values = memory_file()
+    change(next(one for one in values["cases"] if one["name"].startswith("bert-base.topk.w+2d.kept.")))
+    found = rows(save(tmp_path, values))[name]
+    assert found.status == "not reproduced", found.reason
+
+
+def test_a_fullest_moment_that_is_no_lower_and_bytes_of_nobody_refute(tmp_path: Path) -> None:
+    values = memory_file()
+    one, other = case(values, "w+2d.streamed"), case(values, "baseline.kept")
+    for name in ("peak_allocated", "nvml_process"):
+        rung(one, name)["bytes"] = rung(other, name)["bytes"]
+    nobody = memory(one)["difference"]
+    nobody["other_bytes"], more = 50 << 20, 50 << 20
+    nobody["allocated_bytes"] += more
+    for name in ("allocated", "allocated_without_gradients"):
+        rung(one, name)["bytes"] += more
+    found = rows(save(tmp_path, values, known_file(error=0.02)))
+    names = ("ours-gpu-peak-vgg19", "ours-gpu-nvml-vgg19", "ours-gpu-added-up-vgg19", "ours-gpu-known")
+    assert {name: found[name].status for name in names} == dict.fromkeys(names, "not reproduced")
+
+
+ODD: dict[str, Callable[[dict[str, Any]], None]] = {
+    "total": lambda values: memory(case(values, "baseline.kept")).update(total_bytes=1),
+    "state": lambda values: memory(case(values, "baseline.kept")).update(residuals_bytes=0),
+    "rung": lambda values: rung(case(values, "baseline.kept"), "allocated").update(bytes=1 << 40),
+    "parts": lambda values: memory(case(values, "baseline.kept"))["difference"].update(buffers_bytes=0),
+    "without a GPU": lambda values: memory(case(values, "baseline.kept")).update(difference=None),
+    "peak": lambda values: rung(case(values, "baseline.kept"), "peak_allocated").update(bytes=1),
+    "rank's device": lambda values: case(values, "baseline.kept")["ranks"][0]["facts"].update(device="cpu"),
+    "rank's uuid": lambda values: case(values, "baseline.kept")["ranks"][0]["facts"].update(gpu_uuid="GPU-2"),
+    "no facts": lambda values: case(values, "baseline.kept")["ranks"][0].pop("facts"),
+    "uuid": lambda values: case(values, "baseline.kept").update(device=None),
+    "name": lambda values: case(values, "baseline.kept").update(name="another"),
+    "steps": lambda values: case(values, "baseline.kept")["ranks"][0].update(steps=1),
+    "ranks": lambda values: case(values, "baseline.kept").update(ranks=[]),
+    "twice": lambda values: values["cases"].append(case(values, "baseline.kept")),
+    "one training": lambda values: case(values, "baseline.kept")["ranks"][0].update(
+        step_seconds=case(values, "w+2d.kept")["ranks"][0]["step_seconds"]
+    ),
+    "oom": lambda values: case(values, "baseline.kept").update(status="oom", reason="CUDA out of memory"),
+    "parameters": lambda values: hold_more(case(values, "baseline.kept"), 400, "parameters_bytes"),
+}
+
+
+@pytest.mark.parametrize("change", ODD.values(), ids=ODD.keys())
+def test_a_record_that_contradicts_itself_is_no_evidence(tmp_path: Path, change: Callable[[Any], None]) -> None:
+    values = memory_file()
+    change(values)
+    found = rows(save(tmp_path, values))
+    compared = [found[name] for name in FEW if "planned" not in name and "added-up" not in name]
+    assert {one.status for one in compared} == {"inconclusive"}, [one.reason for one in compared]
+    assert found["exp1-one-gpu-states-bert-base"].status == "reproduced", "others stay as they are"
+
+
+ELSEWHERE: dict[str, Callable[[dict[str, Any]], None]] = {
+    "a CPU": lambda values: values["provenance"].update(device="cpu", uuid=None),
+    "no UUID": lambda values: values["provenance"].update(uuid=None),
+    "torch for CPUs": lambda values: values["provenance"].update(torch="2.13.0+cpu"),
+    "no CUDA": lambda values: values["provenance"].update(cuda=None),
+    "another GPU": lambda values: values["provenance"].update(device="NVIDIA A100"),
+    "no date": lambda values: values["provenance"].update(date=None),
+    "to come": lambda values: values["provenance"].update(date="2999-01-01T00:00:00+00:00"),
+    "another group": lambda values: values.update(group="memory", provenance=[]),
+    "no cases": lambda values: values.update(cases=None),
+}
+
+
+@pytest.mark.parametrize("change", ELSEWHERE.values(), ids=ELSEWHERE.keys())
+def test_a_file_that_is_of_no_gpu_does_not_count_and_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[Any], None]
+) -> None:
+    values = memory_file()
+    change(values)
+    save(tmp_path, values)
+    assert {one.status for one in rows(tmp_path).values()} == {"not run"}
+    assert main(["claims", "--gpus", str(tmp_path)]) == 0
+    assert capsys.readouterr().err.startswith("note: nvidia-h200: memory.json does not count: ")
+
+
+@pytest.mark.parametrize("flag", ["foreign-process", "mig", "shared-device"])
+def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) -> None:
+    values = memory_file()
+    rung(case(values, "w+2d.streamed"), "nvml_process")["flags"] = [flag, "pid-namespace"]
+    found = rows(save(tmp_path, values))
+    assert found["ours-gpu-nvml-vgg19"].status == "inconclusive" and flag in found["ours-gpu-nvml-vgg19"].reason
+    assert found["ours-gpu-peak-vgg19"].status == "reproduced"
+
+
+def test_all_gpus_must_show_it(tmp_path: Path) -> None:
+    values, other = memory_file(), memory_file()
+    for one in (other["provenance"], *(rank["facts"] for found in other["cases"] for rank in found["ranks"])):
+        one["device"] = "NVIDIA A100"
+    save(tmp_path, values)
+    save(tmp_path, other, device="nvidia-a100")
+    found = rows(tmp_path)["ours-gpu-planned-vgg19"]
+    assert found.status == "reproduced" and "NVIDIA A100" in str(found.hardware) and "H200" in str(found.hardware)
+    hold_more(case(other, "w+2d.kept"), 4)
+    save(tmp_path, other, device="nvidia-a100")
+    found = rows(tmp_path)["ours-gpu-planned-vgg19"]
+    assert found.status == "not reproduced" and "reproduced with nvidia-h200" in found.reason
+
+
+def test_the_command_marks_them_as_of_one_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert UUID.startswith("GPU-")
+    save(tmp_path, memory_file(), known_file())
+    assert main(["claims", "--gpus", str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "On one GPU, by the records of its check" in said.out
+    assert "+ ours-gpu-known" in said.out and "make gpu" not in said.out
