@@ -13,21 +13,16 @@ from benchmarks.analysis.claims.judge import combined
 from benchmarks.analysis.claims.planned import load_planned, planned_residuals
 from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown
 from benchmarks.analysis.one_gpu.gpu_records import Case, Device
-from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES, rung_of
+from benchmarks.analysis.one_gpu.look_up import BASELINE, NVML_PROCESS, USUAL, Unread, bytes_at, matching, spoilt
+from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES
 from benchmarks.core.cell import CELL_FIELDS
 
 ONE_GPU = "one_gpu"
 """The kind of these claims, which need no cells of a run."""
 ON_ONE_GPU = "one GPU"
 """Their scope."""
-NVML_PROCESS = "nvml_process"
 RUNGS = (ITEMISED, ALLOCATED, PEAK, NVML_PROCESS)
 """Rungs of the ladder that a claim may name: those that other processes on the GPU do not change."""
-HARMLESS = ("pid-namespace", "nvml-v1")
-"""Flags of a rung that leave it comparable; with any other it decides nothing."""
-USUAL: Mapping[str, Any] = {"compressor": "topk", "residual_dtype": None, "slices": None, "world_size": 1}
-BASELINE: Mapping[str, Any] = {**USUAL, "scheme": "baseline", "gradients": "kept"}
-"""Fields of the cell that savings are measured against."""
 NO_RECORDS = "no records of a GPU"
 
 
@@ -66,7 +61,9 @@ def saving(claim: Claim, device: Device) -> Found:
     against = _case(device, limits["model"], BASELINE)
     tested = _case(device, limits["model"], USUAL | limits["tested"])
     if others := [
-        name for name in CELL_FIELDS if name not in BASELINE and _field(tested, name) != _field(against, name)
+        name
+        for name in CELL_FIELDS
+        if name not in BASELINE and getattr(tested.cell, name) != getattr(against.cell, name)
     ]:
         raise Undecided(f"the cells compared differ in {', '.join(others)}")
     if problem := next(chain(_unplanned(against), _unplanned(tested, or_more=True)), None):
@@ -120,7 +117,8 @@ def known(claim: Claim, device: Device) -> Found:
         raise Undecided(f"{device.name} has no readings of known allocations", NOT_RUN)
     errors: dict[str, float] = {}
     for one in readings:
-        _refuse_flags(str(one["rung"]), one)
+        if flags := spoilt(one):
+            raise Undecided(f"{one['rung']} is flagged {flags}")
         measured, expected = one.get("measured_bytes"), one.get("expected_bytes")
         if type(measured) is not int or type(expected) is not int or expected <= 0:
             raise Undecided(f"{one['rung']}: {one.get('reason') or 'not read'}")
@@ -151,8 +149,7 @@ def _cases(device: Device, model: str) -> list[Case]:
 
 def _case(device: Device, model: str, wanted: Mapping[str, Any]) -> Case:
     """Return the cell of a model with these fields. Raises Undecided if there is no sound record of it."""
-    found = [one for one in device.cases if all(_field(one, name) == value for name, value in wanted.items())]
-    found = [one for one in found if one.cell.model == model]
+    found = matching(device, model, wanted)
     if not found:
         setting = f"{wanted['scheme']}, {wanted['gradients']}"
         raise Undecided(f"{device.name} has no cell of {model} with {setting}", NOT_RUN)
@@ -167,22 +164,11 @@ def _refuse(one: Case) -> None:
         raise Undecided(f"{one.cell.name}: {one.doubt or f'{one.status}, {one.reason}'}")
 
 
-def _field(one: Case, name: str) -> Any:
-    return getattr(one.cell, name)
-
-
 def _bytes(one: Case, rung: str) -> int:
-    """Return the bytes of a rung. Raises Undecided if it has none, or a flag that leaves it not comparable."""
-    found = rung_of(one.memory, rung)
-    _refuse_flags(f"{one.cell.name}: {rung}", found)
-    if not found["bytes"]:
-        raise Undecided(f"{one.cell.name}: {rung}: {found['reason'] or 'nothing read'}")
-    return int(found["bytes"])
-
-
-def _refuse_flags(where: str, rung: Mapping[str, Any]) -> None:
-    if spoilt := [flag for flag in rung.get("flags") or () if flag not in HARMLESS]:
-        raise Undecided(f"{where} is flagged {', '.join(map(str, spoilt))}")
+    try:
+        return bytes_at(one, rung)
+    except Unread as why:
+        raise Undecided(str(why)) from None
 
 
 def _unplanned(one: Case, or_more: bool = False) -> Iterator[str]:

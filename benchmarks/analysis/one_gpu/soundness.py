@@ -108,12 +108,3 @@ def _wrong_rungs(memory: Json) -> Iterator[str]:
         yield f"{FREED} is more than {ALLOCATED}"
     if read[PEAK] is not None and read[PEAK] < parts["states_bytes"] + parts["buffers_bytes"]:
         yield f"{PEAK} is less than what is held between two steps"
-
-
-def rung_of(memory: Json, name: str) -> Json:
-    """Return a rung of a sound record. Raises KeyError if it has none of that name."""
-    for rung in memory["ladder"]:
-        if rung["name"] == name:
-            found: Json = rung
-            return found
-    raise KeyError(name)

@@ -12,6 +12,7 @@ from benchmarks.analysis.readme import smoke
 from benchmarks.analysis.readme.levels_block import two_levels
 from benchmarks.analysis.readme.links_block import links, merged_links, slow_link_claim
 from benchmarks.analysis.readme.measured import Measured, Row
+from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.saved_block import saved_states
 from benchmarks.analysis.readme.sharded_block import sharded
@@ -94,6 +95,8 @@ BLOCKS: Mapping[str, Make] = {
     "saved-states": lambda measured: saved_states(measured.load("saved-states")),
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
+    "one-gpu": one_gpu,
+    "one-gpu-short": one_gpu_short,
     "rivals": rivals,
     "systems": systems,
     "system-paragraphs": system_paragraphs,

@@ -14,10 +14,13 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.labels import ABSENT
 from benchmarks.analysis.readme.blocks import BLOCKS
 from benchmarks.analysis.readme.measured import Measured, listed, of_all, on_models, p_text, span
+from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
 from benchmarks.analysis.readme.readme_command import PAGES, REFERENCE, WIDTH, find_blocks, laid_out, read_pages
 from benchmarks.analysis.statistics import Interval
 from benchmarks.core.matrix import expand
 from resireduce.errors import ConfigError
+from tests import gpu_records
+from tests.gpu_records import memory_file
 from tests.records import make_result
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +30,7 @@ SMOKE = ROOT / "benchmarks/config/smoke.yaml"
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A copy of the pages and of the measurements."""
-    for path in [*(path for pattern in PAGES for path in ROOT.glob(pattern)), *(ROOT / REFERENCE).glob("*.json")]:
+    for path in [*(path for pattern in PAGES for path in ROOT.glob(pattern)), *(ROOT / REFERENCE).rglob("*.json")]:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
@@ -268,3 +271,33 @@ def test_words_follow_from_verdicts() -> None:
     assert [p_text(p) for p in (0.0001, 0.0049, 0.163)] == ["< 0.001", "0.005", "0.16"]
     assert (span([0.2, 0.1], 1), span([0.11, 0.1], 1)) == ("0.1 to 0.2", "0.1")
     assert Interval(1.0, None, 1).verdict == "n = 1"
+
+
+# --- one GPU ---
+
+
+def test_one_gpu_is_not_run_until_there_are_records_of_one(tmp_path: Path) -> None:
+    said = "Not run: no records of a GPU are committed."
+    assert one_gpu(Measured(tmp_path)) == said
+    of_cpu = memory_file()
+    of_cpu["provenance"] |= {"device": "cpu", "uuid": None}
+    gpu_records.save(tmp_path, of_cpu, device="cpu-tiny")
+    assert one_gpu(Measured(tmp_path)) == said
+    assert one_gpu_short(Measured(tmp_path)) == "not run: no records of a GPU are committed"
+
+
+def test_one_gpu_s_table_stands_beside_the_published_one_and_says_where_it_is_from(tmp_path: Path) -> None:
+    values = memory_file()
+    broken = next(one for one in values["cases"] if one["name"].startswith("bert-base.topk.w+2d.kept."))
+    broken["ranks"][0]["memory"]["total_bytes"] += 1
+    gone = next(one for one in values["cases"] if one["name"].startswith("gpt2-large.topk.baseline.kept."))
+    gone.update(status="oom", reason="full")
+    text = one_gpu(Measured(gpu_records.save(tmp_path, values)))
+    table = [[cell.strip() for cell in line.split("|")] for line in text.splitlines() if line.startswith("|")]
+    rows = {cells[1]: cells[2:-1] for cells in table}
+    assert rows["vgg19"][:5] == ["85.2 % / 84.3 %", "84.3 %", "84.6 %", "75.0 %", "59.3 %"]
+    assert rows["bert-base"][:4] == ["86.8 %", ABSENT, ABSENT, "80.0 %"], "what contradicts itself is not shown"
+    assert "gpt2-large" not in rows, "there is nothing to compare it with"
+    where = "one NVIDIA H200, driver 580.1, torch 2.11.0, commit c0ffee0, 2026-01-02. Not counted, as they contradict"
+    assert where in " ".join(text.split()) and "themselves: 1 cell." in " ".join(text.split())
+    assert one_gpu_short(Measured(tmp_path)).startswith("NVIDIA H200, driver 580.1")

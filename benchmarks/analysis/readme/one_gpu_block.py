@@ -1,0 +1,83 @@
+"""README's table of the paper's models on one GPU beside its Fig. 9, and what else the check has found. No torch.
+
+Both follow from results/reference/<device>, and say "not run" while no records of a GPU are there.
+"""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.analysis.labels import ABSENT, markdown_table
+from benchmarks.analysis.one_gpu.gpu_records import Case, Device, read_devices
+from benchmarks.analysis.one_gpu.look_up import BASELINE, USUAL, Unread, bytes_at, matching
+from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PEAK
+from benchmarks.analysis.published import load_published
+from benchmarks.analysis.readme.measured import Measured
+from benchmarks.core.workloads import PAPER
+
+NOT_RUN = "Not run: no records of a GPU are committed."
+WIDTH = 120
+PARTS = ("exp1-local", "exp1-cloud")
+"""Parts of the paper's first experiment: Fig. 9a and 9b."""
+SHARED: Mapping[str, Any] = {**USUAL, "scheme": "w+2d"}
+INT4: Mapping[str, Any] = {**USUAL, "scheme": "baseline", "residual_dtype": "int4", "gradients": "streamed"}
+COLUMNS: Mapping[str, tuple[Mapping[str, Any], str]] = {
+    "`w+2d`": ({**SHARED, "gradients": "kept"}, ITEMISED),
+    "by the allocator": ({**SHARED, "gradients": "kept"}, ALLOCATED),
+    "`baseline`, streamed": ({**BASELINE, "gradients": "streamed"}, ITEMISED),
+    "`w+2d`, streamed": ({**SHARED, "gradients": "streamed"}, ITEMISED),
+    "full residuals in int4, streamed": (INT4, ITEMISED),
+    "`w+2d`, streamed: fullest moment": ({**SHARED, "gradients": "streamed"}, PEAK),
+}
+"""The setting and the rung of each column, in per cent of those of the baseline."""
+HEAD = ("", "`w+2d`, published (8 / 64 GPUs)", *COLUMNS)
+
+
+def one_gpu(measured: Measured) -> str:
+    """Return a table for each GPU with records, and where they are from."""
+    return "\n\n".join(filter(None, map(_table, read_devices(measured.folder)))) or NOT_RUN
+
+
+def one_gpu_short(measured: Measured) -> str:
+    """Return on which GPUs the check has run, or that it has not."""
+    found = [device.origin for device in read_devices(measured.folder) if device.cases]
+    return "; ".join(found) or "not run: no records of a GPU are committed"
+
+
+def _table(device: Device) -> str:
+    rows = [row for workload in PAPER if (row := _row(device, workload.model))]
+    if not rows:
+        return ""
+    refused = sum(one.doubt is not None for one in device.cases)
+    where = f"Measured: one {device.origin}."
+    count = f"{refused} cell{'s' if refused > 1 else ''}"
+    where += f" Not counted, as they contradict themselves: {count}." if refused else ""
+    return f"{markdown_table(HEAD, rows, 'l' + 'r' * (len(HEAD) - 1))}\n\n{textwrap.fill(where, WIDTH)}"
+
+
+def _row(device: Device, model: str) -> list[str]:
+    """Return the cells of a model's row; none without its baseline."""
+    against = _sound(device, model, BASELINE)
+    if against is None:
+        return []
+    shares = (_share(_sound(device, model, wanted), against, rung) for wanted, rung in COLUMNS.values())
+    return [model, _published(model), *shares]
+
+
+def _sound(device: Device, model: str, wanted: Mapping[str, Any]) -> Case | None:
+    found = [one for one in matching(device, model, wanted) if one.ranks]
+    return found[0] if len(found) == 1 else None
+
+
+def _share(one: Case | None, against: Case, rung: str) -> str:
+    try:
+        return ABSENT if one is None else f"{100 * bytes_at(one, rung) / bytes_at(against, rung):.1f} %"
+    except Unread:
+        return ABSENT
+
+
+def _published(model: str) -> str:
+    """Return what the paper's savings leave, on 8 and on 64 GPUs if it states both."""
+    numbers = load_published()
+    found = [numbers[name] for part in PARTS if (name := f"{part}-saving-{model}") in numbers]
+    return " / ".join(f"{100 - one.value:.1f} %" for one in found)
