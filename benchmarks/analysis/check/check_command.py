@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.analysis.check.accept import accept, changes, check_acceptable
 from benchmarks.analysis.check.bands import Bands
+from benchmarks.analysis.check.check_one_gpu import check_gpu, is_gpu_check
 from benchmarks.analysis.check.check_screen import HINT, diff_text, junit, verdict_text
 from benchmarks.analysis.check.check_speeds import RECORD, check_speeds
 from benchmarks.analysis.check.compare import Outcome, compare, measured_on
@@ -46,6 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Compare, say what differs, and return the exit status. Raises ConfigError, with one line, for wrong use."""
     _check_options(args)
+    if is_gpu_check(args.run):
+        if args.accept is not None or args.junit is not None:
+            raise ConfigError(
+                f"run: {args.run} is a one-GPU check; `gpu-check --summary` makes the reference, no JUnit"
+            )
+        return check_gpu(args.run, args.reference)
     if (args.run / RECORD).is_file():
         return check_speeds(args.run, path_of(args.reference), args.accept)
     if args.measure is not None:

@@ -70,16 +70,17 @@ def saving(claim: Claim, device: Device) -> Found:
         raise Undecided(problem)
     mine, theirs = (_bytes(one, limits["rung"]) for one in (tested, against))
     value, published = 100 * (1 - mine / theirs), claim.published.get("value")
-    text = f"{number(value)} % of {theirs / 2**20:,.1f} MiB ({limits['rung']}), one rank on {device.source['device']}"
     if published is None:
         agrees, says = value >= limits["at_least"], f"at least {limits['at_least']:g} %"
-        text += f"; {says}"
+        text = says
     else:
         agrees = abs(value - published.value) <= limits["tolerance"]
         says = f"{published.value:g} % within {limits['tolerance']:g} points"
         apart = round(value - published.value, 2)
-        text += f"; published {published.value:g} %, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
-    verdict = Verdict(status=shown(agrees), reason=text, value=value, unit="%", tolerance=says, seeds=1)
+        text = f"published {published.value:g} %, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
+    where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
+    reason = f"{number(value)} %, {text}; {where}"
+    verdict = Verdict(status=shown(agrees), reason=reason, value=value, unit="%", tolerance=says, seeds=1)
     return Found(verdict, cells=(tested.cell.name, against.cell.name))
 
 

@@ -78,10 +78,12 @@ def read_devices(folder: Path = REFERENCE) -> list[Device]:
     returned without cases, and its notes say why.
     """
     paths = sorted({path.parent for group in (MEMORY, KNOWN) for path in folder.glob(f"*/{group}.json")})
-    return [_device(path) for path in paths]
+    return [read_device(path) for path in paths]
 
 
-def _device(folder: Path) -> Device:
+def read_device(folder: Path) -> Device:
+    """Return the records of one device, in the folder that has its name."""
+    folder = folder.resolve()
     read = _Read()
     cases = tuple(_cases(folder, _of_group(folder, MEMORY, read)))
     readings = tuple(_readings(_of_group(folder, KNOWN, read)))

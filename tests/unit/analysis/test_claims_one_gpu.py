@@ -73,7 +73,7 @@ def test_true_records_show_all_that_is_true(tmp_path: Path) -> None:
     assert {name for name in stated if found[name].status == "reproduced"} == stated - BY_ARITHMETIC
     row = found["exp1-one-gpu-states-vgg19"]
     assert (round(row.value or 0, 2), row.published, row.unit) == (15.67, 14.8, "%")
-    assert "one rank on NVIDIA H200; published 14.8 %, 0.87 points more" in row.reason
+    assert "15.67 %, published 14.8 %, 0.87 points more; model_state_itemised of 2,192.3 MiB, one rank" in row.reason
 
 
 def test_every_measure_and_rung_has_a_claim() -> None:
