@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
-from benchmarks.analysis.one_gpu.soundness import wrong_case, wrong_source
+from benchmarks.analysis.one_gpu.soundness import UUID, wrong_case, wrong_source
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
@@ -49,6 +49,8 @@ class Device:
     cases: tuple[Case, ...] = ()
     known: tuple[Json, ...] = ()
     """Readings of known allocations, a rung each."""
+    commits: tuple[str, ...] = ()
+    """Those at which its cells were measured, oldest first."""
     notes: tuple[str, ...] = ()
     """What of its folder does not count, and why."""
 
@@ -59,8 +61,13 @@ class Device:
         dirty = " with uncommitted changes" if source.get("dirty") else ""
         return (
             f"{source['device']}, driver {source.get('driver')}, torch {source.get('torch')}, "
-            f"commit {str(source.get('commit'))[:7]}{dirty}, {str(source['date'])[:10]}"
+            f"{self._commits()}{dirty}, {str(source['date'])[:10]}"
         )
+
+    def _commits(self) -> str:
+        """Name the code of all cells; stretches may have had different commits."""
+        found = self.commits or (str(self.source.get("commit")),)
+        return f"commit{'s' if len(found) > 1 else ''} {', '.join(one[:7] for one in found)}"
 
 
 @dataclass
@@ -85,10 +92,20 @@ def read_device(folder: Path) -> Device:
     """Return the records of one device, in the folder that has its name."""
     folder = folder.resolve()
     read = _Read()
-    cases = tuple(_cases(folder, _of_group(folder, MEMORY, read)))
+    trained = _of_group(folder, MEMORY, read)
+    cases = tuple(_cases(folder, trained))
     readings = tuple(_readings(_of_group(folder, KNOWN, read)))
     notes = [*read.notes, *(f"{folder.name}: {one.cell.name}: {one.doubt}" for one in cases if one.doubt)]
-    return Device(name=folder.name, source=read.source or {}, cases=cases, known=readings, notes=tuple(notes))
+    dated = sorted(trained, key=lambda case: str(case.get("date")))
+    commits = tuple(dict.fromkeys(str(case.get("commit")) for case in dated))
+    source = read.source or {}
+    return Device(name=folder.name, source=source, cases=cases, known=readings, commits=commits, notes=tuple(notes))
+
+
+def finished(folder: Path, group: str) -> list[Json]:
+    """Return the steps of a group that ended well on a GPU, as they lie in a device's folder."""
+    found = _of_group(folder.resolve(), group, _Read())
+    return [case for case in found if case.get("status") == "ok" and str(case.get("device")).startswith(UUID)]
 
 
 def _of_group(folder: Path, group: str, read: _Read) -> list[Json]:

@@ -13,6 +13,7 @@ from benchmarks.analysis.readme.levels_block import two_levels
 from benchmarks.analysis.readme.links_block import links, merged_links, slow_link_claim
 from benchmarks.analysis.readme.measured import Measured, Row
 from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
+from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.saved_block import saved_states
 from benchmarks.analysis.readme.sharded_block import sharded
@@ -97,6 +98,7 @@ BLOCKS: Mapping[str, Make] = {
     "powers": powers,
     "one-gpu": one_gpu,
     "one-gpu-short": one_gpu_short,
+    "one-gpu-found": one_gpu_found,
     "rivals": rivals,
     "systems": systems,
     "system-paragraphs": system_paragraphs,

@@ -40,7 +40,7 @@ def one_gpu(measured: Measured) -> str:
 
 def one_gpu_short(measured: Measured) -> str:
     """Return on which GPUs the check has run, or that it has not."""
-    found = [device.origin for device in read_devices(measured.folder) if device.cases]
+    found = [device.origin for device in read_devices(measured.folder) if any(one.ranks for one in device.cases)]
     return "; ".join(found) or "not run: no records of a GPU are committed"
 
 

@@ -15,9 +15,11 @@ from benchmarks.analysis.labels import ABSENT
 from benchmarks.analysis.readme.blocks import BLOCKS
 from benchmarks.analysis.readme.measured import Measured, listed, of_all, on_models, p_text, span
 from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
+from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.readme_command import PAGES, REFERENCE, WIDTH, find_blocks, laid_out, read_pages
 from benchmarks.analysis.statistics import Interval
 from benchmarks.core.matrix import expand
+from benchmarks.doctor.gpu.cases import memory_cells
 from resireduce.errors import ConfigError
 from tests import gpu_records
 from tests.gpu_records import memory_file
@@ -301,3 +303,50 @@ def test_one_gpu_s_table_stands_beside_the_published_one_and_says_where_it_is_fr
     where = "one NVIDIA H200, driver 580.1, torch 2.11.0, commit c0ffee0, 2026-01-02. Not counted, as they contradict"
     assert where in " ".join(text.split()) and "themselves: 1 cell." in " ".join(text.split())
     assert one_gpu_short(Measured(tmp_path)).startswith("NVIDIA H200, driver 580.1")
+
+
+def group_file(group: str, *results: Any) -> dict[str, Any]:
+    """A file of a group whose steps ended well with these results."""
+    cases = [
+        {
+            "name": f"{group}.{n}",
+            "status": "ok",
+            "device": gpu_records.UUID,
+            "date": gpu_records.SOURCE["date"],
+            "result": one,
+        }
+        for n, one in enumerate(results)
+    ]
+    return {"group": group, "provenance": dict(gpu_records.SOURCE), "cases": cases}
+
+
+def test_what_else_a_gpu_has_shown_is_told_by_group(tmp_path: Path) -> None:
+    assert one_gpu_found(Measured(tmp_path)) == "Not run: no records of a GPU are committed."
+    values = memory_file(list(memory_cells(["vgg19"])))
+    for case in values["cases"]:
+        memory = case["ranks"][0]["memory"]
+        case["planned"] = {"total": memory["total_bytes"], "peak_states": memory["peak_states_bytes"]}
+    values["cases"][0]["planned"]["total"] += 1
+    values["cases"][1]["ranks"][0]["memory"]["total_bytes"] += 1
+    passed, failed = ({"outcome": one} for one in ("passed", "failed"))
+    other = {"scheme": "baseline", "gradients": "kept"}
+    row = {"model": "vgg19", "scheme": "baseline", "gradients": "streamed", "against": other}
+    files = [
+        group_file("contracts", {"tests": {"one": passed, "two": passed}}, {"tests": {"one": failed}}),
+        group_file("throughput", {"rows": [row | {"ratio": 1.01, "half_width": 0.02}]}),
+        group_file("kernels", {"rows": [{"same": True}, {"same": False}]}),
+        group_file(
+            "training",
+            {"cell": {"model": "x"}, "rows": [{"dtype": "float32", "metric": 93.81, "metric_name": "accuracy"}]},
+        ),
+    ]
+    text = " ".join(one_gpu_found(Measured(gpu_records.save(tmp_path, values, *files))).split())
+    assert text.startswith("One NVIDIA H200, driver 580.1, torch 2.11.0, commit c0ffee0, 2026-01-02; all tables:")
+    for words in (
+        "- `contracts`: 2 of 3 tests passed; `one` failed.",
+        "- `memory`: 6 of 7 ranks hold the planned model states, to the byte; at the fullest moment they hold 1.000",
+        "- `throughput`: `baseline` streamed over `baseline` kept, steps per second: vgg19 1.010 ± 0.020.",
+        "- `kernels`: 1 of 2 have the bits of plain torch",
+        "- `training`: x, accuracy: float32 93.8.",
+    ):
+        assert words in text
