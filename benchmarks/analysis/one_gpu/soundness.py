@@ -72,7 +72,7 @@ def _wrong_rank(cell: Cell, rank: Json, uuid: str, source: Json) -> Iterator[str
     facts = rank["facts"]
     if rank["status"] != "ok" or rank["steps"] != cell.steps or len(rank["step_seconds"]) != cell.steps:
         yield f"a rank ended as {rank['status']} after {rank['steps']} steps, its cell has {cell.steps}"
-    if (facts["device"], facts["device_memory_bytes"]) != (source["device"], source["device_memory_bytes"]):
+    if facts["device"] != source["device"] or not facts["device_memory_bytes"]:
         yield f"a rank was on {facts['device']}, its file is of {source['device']}"
     if facts["gpu_uuid"] != uuid:
         yield f"a rank was on {facts['gpu_uuid']}, its case on {uuid}"
