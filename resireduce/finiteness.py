@@ -1,11 +1,16 @@
 """Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from resireduce.errors import NonFiniteGradient
 from resireduce.kernels.norms import is_finite
 from resireduce.kernels.on_gpu import in_triton
+
+if TYPE_CHECKING:
+    from resireduce.kernels.gpu.finite import Answers
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices that answer at once."""
@@ -22,6 +27,7 @@ class Finiteness:
     def __init__(self, at_once: bool = True):
         self.at_once = at_once
         self._noted: list[tuple[str, Tensor]] = []
+        self._answers: Answers | None = None
 
     def check_(self, grad: Tensor, name: str) -> None:
         """Raise NonFiniteGradient if `grad`, of tensor `name`, holds NaN or infinity; or note that, and fill it with 0.
@@ -31,7 +37,15 @@ class Finiteness:
         if self.asks(grad):
             check_finite(grad, name)
         elif grad.numel():
-            self._noted.append((name, zero_unless_finite_(grad)))
+            self._noted.append((name, self._zero_unless_finite_(grad)))
+
+    def _zero_unless_finite_(self, grad: Tensor) -> Tensor:
+        if not in_triton(grad):
+            return zero_unless_finite_(grad)
+        from resireduce.kernels.gpu import finite
+
+        self._answers = self._answers or finite.Answers()
+        return finite.zero_unless_finite_(grad, self._answers)
 
     def asks(self, grad: Tensor) -> bool:
         """Return whether `check_` of `grad` asks, and raises, at once."""
@@ -65,11 +79,7 @@ def refused(name: str) -> str:
 
 def zero_unless_finite_(grad: Tensor) -> Tensor:
     """Fill `grad` with zeros if it holds NaN or infinity, without a question; return whether it held none: 0-D bool."""
-    if in_triton(grad):
-        from resireduce.kernels.gpu import finite
-
-        return finite.zero_unless_finite_(grad)
-    fine = torch.isfinite(torch.linalg.vector_norm(grad, torch.inf))
+    fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine
 

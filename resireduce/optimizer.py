@@ -92,7 +92,8 @@ class DistributedOptimizer(OptimizerView):
             yield
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients, as the wrapped optimizer does. UsageError between `backward` and `step`."""
+        """Clear gradients, as the wrapped optimizer does. UsageError between `backward` and `step`, or in a graph."""
+        refuse_capture(self.slots[0].parameter.device)
         self._exchange.refuse_if_failed()
         if self._exchange.intake.has_begun:
             raise UsageError(

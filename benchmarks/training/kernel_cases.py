@@ -24,11 +24,15 @@ Way = Callable[[Tensor], tuple[Tensor, ...]]
 
 def ways(source: Tensor) -> dict[str, tuple[Way, Way]]:
     """Return for each kernel two ways to process a gradient like 1-D `source`: plain torch's, and the kernel's."""
+    answers = finite.Answers()
     numel, k = source.numel(), max(1, int(DENSITY * source.numel()))
     indices = select_plainly(source, k)
     return {
         f"select, density {DENSITY:g}": (lambda x: (select_plainly(x, k),), lambda x: (select.select(x, k),)),
-        "finite": (lambda x: (zero_unless_finite_(x), x), lambda x: (finite.zero_unless_finite_(x), x)),
+        "finite": (
+            lambda x: (zero_unless_finite_(x), x),
+            lambda x: (finite.zero_unless_finite_(x, answers).to(torch.bool), x),
+        ),
         "take out": (
             lambda x: (x.index_select(0, indices), x.index_fill_(0, indices, 0.0)),
             lambda x: (take_out.take_out_(x, indices), x),

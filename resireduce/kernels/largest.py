@@ -183,7 +183,8 @@ def largest_norms(norms: Tensor, count: int) -> Tensor:
     """
     compiled = library("submatrix") if norms.is_cpu and norms.dtype == torch.float32 and norms.is_contiguous() else None
     if compiled is None:
-        return by_keys(norms, count, norms.numel()).to(torch.int32)
+        found = largest_magnitudes(norms, count) if in_triton(norms) else by_keys(norms, count, norms.numel())
+        return found.to(torch.int32)
     chosen = norms.new_empty(count, dtype=torch.int32)
     place, into = addresses(norms, chosen)
     compiled.resireduce_largest_norms(place, ctypes.c_int64(norms.numel()), ctypes.c_int64(count), into)

@@ -18,8 +18,9 @@ IN_LAUNCHES = "launches"
 """Value of that variable: kernels in Triton are used, but none whose programs wait for each other."""
 DEVICE = "cuda"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SMALLEST, LARGEST = 1 << 16, 1 << 30
-"""Elements of a tensor that is worth it, and the most whose places are numbers of 32 bits, with some to spare."""
+LARGEST = 1 << 30
+"""The most elements, whose places are numbers of 32 bits, with some to spare. Few are worth it, too: to launch a kernel
+takes a host about as long as to launch one of torch's operations, of which it replaces several."""
 CAPABILITY = (8, 0)
 """The oldest GPUs for which Triton is made: compute capability."""
 
@@ -31,7 +32,7 @@ def in_triton(*tensors: Tensor) -> bool:
     says so, once.
     """
     first = tensors[0]
-    if first.device.type != DEVICE or first.dtype not in DTYPES or not SMALLEST <= first.numel() <= LARGEST:
+    if first.device.type != DEVICE or first.dtype not in DTYPES or not 0 < first.numel() <= LARGEST:
         return False
     ordinary = all(type(one) is Tensor and one.is_contiguous() for one in tensors)
     here = all(one.device == first.device for one in tensors)

@@ -78,10 +78,13 @@ class EmbeddingRows(RowGradient):
     """Scratch memory like `indices`."""
 
     def rows(self, part: slice) -> Tensor:
-        """Return the gradient of the embeddings in `part`; indices outside it become -1, the padding."""
+        """Return the gradient of the embeddings in `part`; indices outside it become the padding, a row more.
+
+        On a GPU no index may be negative: with many of them it would write before the memory of the result.
+        """
         count = part.stop - part.start
-        local = torch.sub(self.indices, part.start - 1, out=self.local).clamp_(0, count + 1).remainder_(count + 1)
-        return torch.ops.aten.embedding_dense_backward(self.outputs, local.sub_(1), count, -1, False)
+        local = torch.sub(self.indices, part.start, out=self.local).clamp_(-1, count).remainder_(count + 1)
+        return torch.ops.aten.embedding_dense_backward(self.outputs, local, count + 1, count, False)[:count]
 
     @property
     def nbytes(self) -> int:

@@ -14,8 +14,9 @@ Check = Callable[[torch.device], None]
 
 
 def all_alike(model: torch.nn.Module) -> bool:
-    """Whether all ranks hold the same parameters; gloo gathers those of the host only."""
-    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+    """Whether all ranks hold the same parameters; gloo gathers those of the host only, NCCL those of the device."""
+    mine = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    mine = mine.cpu() if dist.get_backend() == "gloo" else mine
     theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, mine)
     return all(torch.equal(mine, other) for other in theirs)

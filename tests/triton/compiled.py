@@ -17,7 +17,16 @@ KEYS = {"values": "*i32", "counts": "*i32", "border": "*i32", "found": "*i32", "
 KEYS |= {"near": "*i32", "keys": "*i32", "places": "*i32", "total": "*i32", "total_near": "*i32"}
 KEYS |= {"state": "*i32", "added": "*fp32", "taken": "*i32"}
 HALF_KEYS = KEYS | {"values": "*i16", "near": "*i16", "keys": "*i16", "added": "*fp16", "taken": "*i16"}
-SIZES = {"n": "i32", "k": "i32", "first": "i32", "room": "i32", "blocks": "i32", "row": "i32", "rows": "i32"}
+SIZES = {
+    "n": "i32",
+    "k": "i32",
+    "first": "i32",
+    "place": "i32",
+    "room": "i32",
+    "blocks": "i32",
+    "row": "i32",
+    "rows": "i32",
+}
 LOOK = {"BITS": 31, "TILE": launches.TILE}
 WHOLE = LOOK | {"NEAR": False}
 NEAR = LOOK | {"NEAR": True}
@@ -54,8 +63,16 @@ KERNELS = {
         ONCE | {"BITS": 15, "NEAR": True, "TAKE": True},
     ),
     "border at once": (once._border, KEYS, LOOK),
-    "finite": (finite._zero_unless_finite, {"gradient": "*fp32", "state": "*i32"}, {"TILE": finite.TILE}),
-    "finite bfloat16": (finite._zero_unless_finite, {"gradient": "*bf16", "state": "*i32"}, {"TILE": finite.TILE}),
+    "finite": (
+        finite._zero_unless_finite,
+        {"gradient": "*fp32", "states": "*i32", "place": "i32"},
+        {"TILE": finite.TILE},
+    ),
+    "finite bfloat16": (
+        finite._zero_unless_finite,
+        {"gradient": "*bf16", "states": "*i32", "place": "i32"},
+        {"TILE": finite.TILE},
+    ),
     "take out": (
         take_out._take_out,
         {"flat": "*bf16", "values": "*bf16", "indices": "*i64"},

@@ -1,5 +1,7 @@
 """A gradient that is not finite becomes zeros on the device: it is read once, and written only then, in one launch."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -9,15 +11,18 @@ TILE = 4096
 """Elements that are looked at at once, a power of two."""
 PROGRAMS = 8
 """How many programs there are for each multiprocessor, at most: of all, fewer than 2^15."""
+PLACES = 1024
+"""For how many gradients there is room at once."""
 
 
 @jit
-def _zero_unless_finite(gradient, state, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Say at `state` whether all is finite; the last program to come there writes zeros if it is not.
+def _zero_unless_finite(gradient, states, place, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Say in `states`, at `place`, whether all is finite; the last program to come there writes zeros if it is not.
 
-    state: two numbers, 0 at first: 1 if all is finite; how many programs have come, and 2^16 for each that saw one
-    which is not.
+    states: pairs of numbers, 0 at first: 1 if all is finite; how many programs have come, and 2^16 for each that saw
+    one which is not. place: which pair.
     """
+    state = states + 2 * place
     first = tl.program_id(0) * TILE + tl.arange(0, TILE)
     fine = tl.full([TILE], 1, tl.int32)
     start = 0
@@ -39,14 +44,34 @@ def _zero_unless_finite(gradient, state, n, TILE: tl.constexpr):  # type: ignore
                 start += TILE
 
 
-def zero_unless_finite_(grad: Tensor, tile: int = TILE) -> Tensor:
-    """Fill `grad` with zeros if it holds NaN or infinity; return whether it held none: bool, 0-D, on its device.
+class Answers:
+    """Room on devices for what is said of many gradients: zeros, of which each place is used once.
 
-    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. tile: how many are looked at at once, a power
-    of two.
+    It is made anew for 1,024 of them, so that a launch for each is saved.
     """
-    state = torch.zeros(2, dtype=torch.int32, device=grad.device)
+
+    def __init__(self) -> None:
+        self._rooms: dict[torch.cuda.Stream | None, Iterator[tuple[Tensor, int]]] = {}
+
+    def next(self, device: torch.device) -> tuple[Tensor, int]:
+        """Return room on `device`, zeroed in the stream that is current there, and a place in it."""
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        found = next(self._rooms.get(stream, iter(())), None)
+        if found is None:
+            room = torch.zeros(2 * PLACES, dtype=torch.int32, device=device)
+            self._rooms[stream] = iter([(room, place) for place in range(PLACES)])
+            found = next(self._rooms[stream])
+        return found
+
+
+def zero_unless_finite_(grad: Tensor, answers: Answers | None = None, tile: int = TILE) -> Tensor:
+    """Fill `grad` with zeros if it holds NaN or infinity; return 1 if it held none, else 0: int32, 0-D, on its device.
+
+    grad: contiguous, float32, float16 or bfloat16, of 1 to 2^30 elements. answers: where that number is. tile: how many
+    elements are looked at at once, a power of two.
+    """
+    states, place = (answers or Answers()).next(grad.device)
     programs = min(-(-grad.numel() // tile), PROGRAMS * at_once(grad.device))
     with on_device(grad):
-        _zero_unless_finite[(programs,)](grad, state, grad.numel(), tile, **EXACT)
-    return state.view(torch.bool)[0]
+        _zero_unless_finite[(programs,)](grad, states, place, grad.numel(), tile, **EXACT)
+    return states[2 * place]

@@ -16,7 +16,7 @@ try:
 except ImportError:
     triton, tl = None, SimpleNamespace(constexpr=int)  # what signatures name
 
-SIZES = ("k", "first", "width", "room", "blocks", "row", "rows")
+SIZES = ("k", "first", "place", "width", "room", "blocks", "row", "rows")
 """Arguments of which Triton is not to compile a kernel for each kind of value (1, multiples of 16, others). It is for
 those called n: of multiples of 16 several elements are read at once."""
 EXACT = {"num_warps": 8, "enable_fp_fusion": False}

@@ -120,7 +120,7 @@ def _zeroes(flat: Tensor) -> bool:
         gradient = flat.clone()
         gradient[-1] += bad
         expected = torch.zeros_like(flat) if bad else gradient.clone()
-        found += [zero_unless_finite_(gradient).item() is (bad == 0), same_bits(gradient, expected)]
+        found += [bool(zero_unless_finite_(gradient)) is (bad == 0), same_bits(gradient, expected)]
     return all(found)
 
 
