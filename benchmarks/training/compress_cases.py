@@ -124,6 +124,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
         )
         settings = Settings(scheme, compressor, density, groups=grouping, residual_dtype=precision)
         feedback, _ = build_feedback(model, parameters, find_compressor(settings), LocalCommunicator(), settings)
+        feedback.finiteness.at_once = False  # as in training: a GPU is asked once a step
         for name, parameter in parameters.items():
             feedback.register(name, parameter)
 
@@ -133,6 +134,7 @@ def _library(compressor: str, scheme: str, precision: str | None) -> Callable[[T
             sent = [_payload(feedback, gradient, name, number) for name, gradient in pairs]
             feedback.residual.end_step(number)
             feedback.states.commit()
+            feedback.finiteness.restart()
             return sent
 
         return step

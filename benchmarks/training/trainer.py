@@ -94,14 +94,21 @@ class Trainer:
         with self.probe.phase("forward_backward"):
             self.optimizer.zero_grad()
             loss = self.loss(batch)
-            value = loss.item()
-            if not math.isfinite(value) and self.optimizer.grad_scaler is None:  # a scaler skips the step
-                raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
+            if loss.is_cpu:
+                self._refuse_divergence(loss, step)
             self.phase = "backward"
             self.backward(loss)
+            value = self._refuse_divergence(loss, step)  # a GPU has all of the backward pass to do by now
         self.phase = "update"
         with self.probe.phase("update"):
             self.update()
+        return value
+
+    def _refuse_divergence(self, loss: Tensor, step: int) -> float:
+        """Return the value of the loss. Raises Diverged if it is not finite, unless a scaler would skip the step."""
+        value = loss.item()
+        if not math.isfinite(value) and self.optimizer.grad_scaler is None:
+            raise Diverged(f"the loss was {value} in step {step + 1} of {self.schedule.steps}")
         return value
 
     def loss(self, batch: Batch) -> Tensor:

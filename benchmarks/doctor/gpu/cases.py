@@ -8,7 +8,7 @@ from benchmarks.core.workloads import PAPER, SMALL, WORKLOADS
 
 MEMORY_STEPS = 5
 """Steps of a cell whose memory is measured; a few suffice, as memory allocated in the first step stays."""
-ROUNDS, ROUND_STEPS = 8, 3
+ROUNDS, ROUND_STEPS = 6, 3
 """How often a paired timing runs each cell, and for how many steps each time."""
 MODELS = tuple(workload.model for workload in PAPER)
 TRAINED = tuple(workload.model for workload in SMALL)

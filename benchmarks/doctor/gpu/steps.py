@@ -14,7 +14,8 @@ GROUPS = ("known", "contracts", "memory", "micro", "throughput", "kernels", "tra
 """All groups of steps, by importance; each writes one file."""
 MODULES = {"micro": "benchmarks.micro.micro_command", "kernels": "benchmarks.training.time_kernels"}
 """Groups of one step, by the module to run: `python -m MODULE --device D --output FILE [--tiny]`."""
-MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100))]}
+CASES = ("torch.topk", "GRACE's form", "topk, *", "dgc, baseline", "randomk, baseline", "fp16, baseline")
+MORE = {"micro": ["--sizes", *(str(mebi << 20) for mebi in (1, 25, 100)), "--cases", *CASES]}
 """Further arguments of a group at full size: a GPU does in a millisecond what a CPU does in a second."""
 CONTRACTS = Path("tests/gpu")
 TINY_MODEL = "resnet20"
