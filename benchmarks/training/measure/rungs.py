@@ -9,6 +9,8 @@ from benchmarks.training.measure.meter import Meter
 from benchmarks.training.measure.sampler import Sampler
 from benchmarks.training.measure.tracker import peak_resident_bytes
 
+OF_DEVICE = ("foreign-process", "shared-device", "no-idle-baseline")
+"""Flags that concern what is in use on the device, not what NVML says this process holds."""
 SUBTRACTED = "NVML, used memory of the device less its idle baseline, since NVML reports no process memory"
 
 
@@ -44,7 +46,8 @@ def _nvml_rungs(meter: Meter) -> list[Rung]:
     flags = _nvml_flags(meter, meter.nvml, sampler)
     device = _peak("nvml_device", sampler.device_bytes, before, flags, sampler.last.device_reason)
     if sampler.process_bytes:
-        return [_peak("nvml_process", sampler.process_bytes, 0, flags), device]
+        own = tuple(flag for flag in flags if flag not in OF_DEVICE)
+        return [_peak("nvml_process", sampler.process_bytes, 0, own), device]
     return [_subtracted(meter, device, sampler.last.process_reason), device]
 
 

@@ -108,7 +108,9 @@ def test_a_process_that_comes_later_is_found_by_counting(gpu: FakeGpu) -> None:
     meter.start()
     meter.stop()
     meter.at_boundary({})
-    assert "foreign-process" in by_name(make_ladder(meter))["nvml_device"].flags
+    rungs = by_name(make_ladder(meter))
+    assert "foreign-process" in rungs["nvml_device"].flags
+    assert (rungs["nvml_process"].bytes, rungs["nvml_process"].flags) == (MIB, ()), "NVML tells them apart"
 
 
 def test_an_older_driver_counts_what_it_reserves_and_that_is_flagged(gpu: FakeGpu) -> None:
