@@ -93,4 +93,4 @@ def table(falls: list[tuple[int, Step]]) -> list[str]:
         lines.append(f"{step.name:<{width}}  {step.estimated_seconds / 60:7.1f}  {number}")
         total += step.estimated_seconds
     last = max((number for number, _ in falls), default=0)
-    return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H100"]
+    return [*lines, f"{total / 60:.0f} minutes in {last} stretches, by estimates for an H200"]

@@ -44,7 +44,7 @@ def list_steps(device: str, tiny: bool = False) -> list[Step]:
 def _known(device: str, tiny: bool) -> Iterator[Step]:
     for mebibytes in ("64",) if tiny else ("256", "4096"):
         command = ("benchmarks", "measure", "--device", device, "--mebibytes", mebibytes, "--output", OUTPUT)
-        yield Step(f"known.{mebibytes}-mib", "known", 20.0, command=command)
+        yield Step(f"known.{mebibytes}-mib", "known", 12.0, command=command)
 
 
 def _contracts() -> Iterator[Step]:
@@ -73,7 +73,7 @@ def _throughput(device: str, tiny: bool) -> Iterator[Step]:
 
 def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
     command = (MODULES[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else MORE.get(group, [])))
-    yield Step(group, group, 20.0 if tiny else 120.0, command=command)
+    yield Step(group, group, 20.0 if tiny else 60.0, command=command)
 
 
 def _training(device: str, tiny: bool) -> Iterator[Step]:

@@ -162,7 +162,7 @@ def test_cells_run_on_the_first_gpu_that_is_visible(monkeypatch, visible, first)
     ("options", "message"),
     [
         (["--everything", "--seconds", "x"], "seconds: 'x' is not allowed; give seconds"),
-        (["--everything", "--dry-run", "--seconds", "20"], "seconds: 20 is not enough for known.256-mib, 20"),
+        (["--everything", "--dry-run", "--seconds", "20"], "seconds: 20 is not enough for known.256-mib, 12"),
         (["--only", "memry"], "only: 'memry' is not known (did you mean 'memory'?)"),
         (["--everything", "--device", "gpu"], "device: 'gpu' is not known"),
         (["--only", "known", "--part", "3/3"], "part: '3/3' is not allowed; give I/N: every N-th step"),
