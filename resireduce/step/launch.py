@@ -61,7 +61,7 @@ class LaunchQueue(ReceiveQueue):
         """Tensors that always share a message, each other one by itself, in the order of arrival."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
-        self._next: dict[Slot, Slot] = {}
+        self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
         self.merge(merge)
         self._restart()
 
@@ -85,12 +85,13 @@ class LaunchQueue(ReceiveQueue):
         self._gathered_until: dict[Slot, int] = {}  # bytes that are received with this slot, the last of its message
         self._under_way.clear()
         self._parked.clear()
+        self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
         self._nominal: dict[Slot, int] = {}
         self._in_parts: Slot | None = None
 
     def prefetch_after(self, slot: Slot) -> None:
         """Start copying the residual that will be needed next, now that the gradient of `slot` is there."""
-        if not self._next:
+        if self._next is None:
             slots = [slot for bucket in self.buckets for slot in bucket]
             self._next = dict(pairwise([slot for slot in slots if self.feedback.keeps_residual(slot.name)]))
         if slot in self._next:
@@ -102,11 +103,12 @@ class LaunchQueue(ReceiveQueue):
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
             message = self.messages[self._launched]
-            missing = [slot for slot in message if slot.payload is None]
-            if missing and not complete:
+            # This is asked for each gradient, so the last to come is looked at first.
+            if not complete and (message[-1].payload is None or any(slot.payload is None for slot in message)):
                 return
-            for slot in missing:
-                slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
+            for slot in message:
+                if slot.payload is None:
+                    slot.payload = self.feedback.absent(slot.parameter, slot.name, step)
             if len(message) == 1 and self._goes_in_parts(message[0], step):
                 if not complete or self._gathered_bytes:
                     return
@@ -135,6 +137,8 @@ class LaunchQueue(ReceiveQueue):
                 slot.remember_sent(self.feedback.gathers(slot.name))
         for slot, message in zip(together, self.feedback.send(made, together[0].name), strict=True):
             slot.payload, slot.message = None, message
+            if isinstance(message, Round):
+                self._in_rounds.append(slot)
 
     def _goes_in_parts(self, slot: Slot, step: int) -> bool:
         """Whether the message of `slot` is to be gathered in parts, decided by what is equal on all ranks.
@@ -160,7 +164,8 @@ class LaunchQueue(ReceiveQueue):
         self._launched += 1
 
     def _end_rounds(self) -> None:
-        while waiting := [slot for slot in self._under_way if isinstance(slot.message, Round)]:
+        while self._in_rounds:
+            waiting, self._in_rounds = self._in_rounds, []
             for slot in waiting:
                 assert isinstance(slot.message, Round) and not self.feedback.gathers(slot.name)
                 slot.payload = self.feedback.end_round(slot.message)
@@ -192,5 +197,5 @@ class LaunchQueue(ReceiveQueue):
             self._order = [self.slots[index] for index in order.tolist()]
             self.buckets = list(arrange(self.buckets, self._order))
             self.messages = self._in_order(self.messages)
-            self._order_is_learnt, self._next = True, {}
+            self._order_is_learnt, self._next = True, None
         self._restart()
