@@ -44,6 +44,9 @@ class ErrorFeedback(Messenger):
         self._blank = deepcopy(residual)  # nothing is registered yet
         self.finiteness = Finiteness()
         """Decides which gradients are refused: each at once, unless the code that takes steps clears `at_once`."""
+        self.checked_packed: frozenset[str] = frozenset()
+        """Dense tensors that always share a message: where gradients are not checked at once, these are when it is
+        packed, all by a single question."""
         self.place = place or {"rank": communicator.rank, "world_size": communicator.world_size}
         """Which rank of how many this is, for saved states and random seeds; by default the communicator's."""
         settings = self.compressor.momentum
@@ -107,12 +110,19 @@ class ErrorFeedback(Messenger):
         """
         if self._adds(name):
             return self._take_from_sum(grad, name, step)
-        self.finiteness.check_(grad, name)
+        if name in self.checked_packed and self.momentum is None and not self.finiteness.asks(grad):
+            self.finiteness.check_later(name)
+        else:
+            self.finiteness.check_(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
         if self.compressor_of(name).lossless:
             return go_on(name, self._rounds(grad, name, step))
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
+
+    def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
+        if names[0] in self.checked_packed and self.momentum is None and not self.finiteness.asks(packed):
+            self.finiteness.check_together_(packed, [payload.buffer for payload in payloads], names)
 
     def _take_from_sum(self, grad: Tensor, name: str, step: int) -> Payload:
         """Do as `compress`, where the compressor adds the residual, and checks for NaN, while it reads the elements.

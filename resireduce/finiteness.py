@@ -1,5 +1,6 @@
 """Checks whether gradients are finite: each at once or, where the host would wait for a device, once per step."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 AT_ONCE = ("cpu", "meta")
 """Types of devices that answer at once."""
+LATER = -1
+"""In place of a number: the gradient was checked together with others."""
 
 
 class Finiteness:
@@ -26,7 +29,7 @@ class Finiteness:
 
     def __init__(self, at_once: bool = True):
         self.at_once = at_once
-        self._noted: list[tuple[str, Tensor]] = []
+        self.restart()
         self._answers: Answers | None = None
 
     def check_(self, grad: Tensor, name: str) -> None:
@@ -37,7 +40,23 @@ class Finiteness:
         if self.asks(grad):
             check_finite(grad, name)
         elif grad.numel():
-            self._noted.append((name, self._zero_unless_finite_(grad)))
+            self._noted[name, len(self._noted)] = fine = self._zero_unless_finite_(grad)
+            self._asked.append(fine)
+
+    def check_later(self, name: str) -> None:
+        """Note that the gradient of tensor `name` has come, and will be checked by `check_together_`."""
+        self._noted[name, LATER] = None
+
+    def check_together_(self, packed: Tensor, gradients: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Do for several `gradients` with a single question as `check_` does for each; they are those of `names`.
+
+        `packed` is a copy of them in one tensor: it is filled with 0 if any of them holds NaN or infinity.
+        """
+        if packed.numel():
+            self._asked.append(self._zero_unless_finite_(packed))
+            there = [(name, grad) for name, grad in zip(names, gradients, strict=True) if grad.numel()]
+            norms = torch._foreach_norm([grad for _, grad in there], torch.inf)
+            self._noted.update(((name, LATER), norm) for (name, _), norm in zip(there, norms, strict=True))
 
     def _zero_unless_finite_(self, grad: Tensor) -> Tensor:
         if not in_triton(grad):
@@ -53,17 +72,23 @@ class Finiteness:
 
     def failure(self) -> NonFiniteGradient | None:
         """Return the error of the first gradient that was noted and was not finite, and forget all; None: all were."""
-        noted, self._noted = self._noted, []
-        if not noted:
+        noted, asked = self._noted, self._asked
+        self.restart()
+        if not asked or all(_read(asked)):
             return None
-        device = noted[0][1].device
-        found = torch.stack([fine.to(device) for _, fine in noted]).tolist()
-        spoilt = [name for (name, _), fine in zip(noted, found, strict=True) if not fine]
-        return NonFiniteGradient(_text(spoilt[0], "nothing of it was sent")) if spoilt else None
+        found = {key: value for key, value in noted.items() if value is not None}
+        values = zip(found, _read([*found.values()]), strict=True)
+        spoilt = [name for (name, how), value in values if not (value < torch.inf if how == LATER else value)]
+        first = next(iter(spoilt), next(name for name, _ in noted))
+        return NonFiniteGradient(_text(first, "nothing of it was sent"))
 
     def restart(self) -> None:
         """Forget which gradients have been noted in this step, whether they were finite or not."""
-        self._noted = []
+        self._asked: list[Tensor] = []
+        """For each question whether all was finite."""
+        self._noted: dict[tuple[str, int], Tensor | None] = {}
+        """For each gradient, in the order in which they came, by name and number, what tells whether it was finite: the
+        answer or, by name and LATER, the largest magnitude, once that is known."""
 
 
 def check_finite(grad: Tensor, name: str) -> None:
@@ -82,6 +107,12 @@ def zero_unless_finite_(grad: Tensor) -> Tensor:
     fine = torch.linalg.vector_norm(grad, torch.inf) < torch.inf  # NaN is not less either
     grad.masked_fill_(fine.logical_not(), 0.0)
     return fine
+
+
+def _read(answers: Sequence[Tensor]) -> list[float]:
+    """Return the numbers in 0-D tensors, on one device, for which the host waits once."""
+    numbers: list[float] = torch.stack([answer.to(answers[0].device) for answer in answers]).tolist()
+    return numbers
 
 
 def _text(name: str, done: str) -> str:

@@ -42,15 +42,14 @@ class Brought(Generic[T]):
 
 @dataclass(frozen=True)
 class Part:
-    """The elements `start` to `stop` of what a shared collective brings."""
+    """One of several parts of what a shared collective brings."""
 
-    whole: Shared[Tensor]
-    start: int
-    stop: int
+    parts: Shared[Sequence[Tensor]]
+    number: int
 
     def wait(self) -> Tensor:
         """Return the elements of the part, 1-D."""
-        return self.whole.wait()[self.start : self.stop]
+        return self.parts.wait()[self.number]
 
 
 @dataclass(frozen=True)

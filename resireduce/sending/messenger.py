@@ -1,8 +1,7 @@
 """Sends payloads to all ranks, each message by the collective of its compressor, and receives their averages."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -90,17 +89,18 @@ class Messenger:
 
     @timed("communicate")
     @exactly
-    def send(self, made: Sequence[Payload | Round], name: str) -> list[Message | Round]:
-        """Launch the collective of tensor `name`, or one for several of one compressor, of which it is the first.
+    def send(self, made: Sequence[Payload | Round], *names: str) -> list[Message | Round]:
+        """Launch the collective of a tensor, or one for several of one compressor, by `names`: the first is needed.
 
         It sends what `compress` has `made`: payloads, or a round, which is then itself returned as under way.
         """
         if isinstance(made[0], Round):
             made[0].launch(self.communicator)
             return [made[0]]
-        return self._send([payload for payload in made if isinstance(payload, Payload)], name)
+        return self._send([payload for payload in made if isinstance(payload, Payload)], names)
 
-    def _send(self, payloads: list[Payload], name: str) -> list[Message | Round]:
+    def _send(self, payloads: list[Payload], names: Sequence[str]) -> list[Message | Round]:
+        name = names[0]
         compressor = self.compressor_of(name)
         if compressor.collective == "all_gather":
             return self._gather(payloads, compressor, name)
@@ -110,15 +110,23 @@ class Messenger:
             return [Message(name, payload, compressor, Brought([payload.known]))]
         # A single tensor is summed in its own memory.
         buffer = payloads[0].buffer if len(payloads) == 1 else torch.cat([payload.buffer for payload in payloads])
-        if compressor.lossless:
+        if len(payloads) > 1:
+            self._look_at_packed_(buffer, payloads, names)
+        if compressor.lossless and self.communicator.world_size > 1:
             buffer.mul_(1 / self.communicator.world_size)
         whole = Shared(self.communicator.all_reduce(buffer, name))
-        stops = list(accumulate(payload.buffer.numel() for payload in payloads))
-        parts = [Part(whole, start, stop) for start, stop in zip([0, *stops], stops, strict=False)]
+        if len(payloads) == 1:
+            return [Message(name, payloads[0], compressor, whole)]
+        sizes = [payload.buffer.numel() for payload in payloads]
+        cut = Shared(Deferred(lambda: whole.wait().split(sizes)))
         return [
-            Message(name, replace(payload, buffer=buffer[part.start : part.stop]), compressor, part)
-            for payload, part in zip(payloads, parts, strict=True)
+            Message(name, payload.holding(own), compressor, Part(cut, number))
+            for number, (payload, own) in enumerate(zip(payloads, buffer.split(sizes), strict=True))
         ]
+
+    def _look_at_packed_(self, packed: Tensor, payloads: Sequence[Payload], names: Sequence[str]) -> None:
+        """Look at what several `payloads`, of tensors with these `names`, are in one message: nothing is done here."""
+        return
 
     def _gather(self, payloads: list[Payload], compressor: Compressor, name: str) -> list[Message | Round]:
         if len(payloads) == 1:

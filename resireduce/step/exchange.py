@@ -61,6 +61,7 @@ class Exchange:
             self.updater = LateUpdater(optimizer, slots, halves, settings, self.before_forward)
         else:
             self.queue = LaunchQueue(slots, feedback, limit, levels, remembers, settings.merge, parts)
+            feedback.checked_packed = frozenset(slot.name for one in self.queue.buckets if one[1:] for slot in one)
             self.updater = Updater(optimizer, slots, self.queue, settings)
         rule = settings.merge if isinstance(settings.merge, str) and settings.merge in TIMED else None
         self.profiler = Profiler(rule, feedback, levels.world)

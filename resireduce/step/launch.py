@@ -135,7 +135,7 @@ class LaunchQueue(ReceiveQueue):
         for slot in together if self._remembers else ():
             if slot.is_taken and self.feedback.leaves_residual(slot.name):
                 slot.remember_sent(self.feedback.gathers(slot.name))
-        for slot, message in zip(together, self.feedback.send(made, together[0].name), strict=True):
+        for slot, message in zip(together, self.feedback.send(made, *(slot.name for slot in together)), strict=True):
             slot.payload, slot.message = None, message
             if isinstance(message, Round):
                 self._in_rounds.append(slot)

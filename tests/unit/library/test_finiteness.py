@@ -25,8 +25,10 @@ def as_a_device(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(finiteness, "AT_ONCE", ("meta",))
 
 
-def scaled(start: nn.Module, spoilt: int, steps: int, **options: object) -> tuple[nn.Module, DistributedOptimizer]:
-    """Train with a GradScaler; the loss of step number `spoilt` overflows in the first layer."""
+def scaled(
+    start: nn.Module, spoilt: int, steps: int, of: str = "weight", **options: object
+) -> tuple[nn.Module, DistributedOptimizer]:
+    """Train with a GradScaler; the loss of step number `spoilt` overflows in that parameter `of` the first layer."""
     model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=1024.0, growth_interval=1000)
     wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     optimizer = resireduce.distribute(model, wrapped, backend="local", grad_scaler=scaler, density=0.05, **options)
@@ -35,9 +37,9 @@ def scaled(start: nn.Module, spoilt: int, steps: int, **options: object) -> tupl
         optimizer.zero_grad()
         loss = loss_of(model, generator)
         if step == spoilt:
-            model.first.weight.register_hook(lambda grad: grad * torch.nan)
+            getattr(model.first, of).register_hook(lambda grad: grad * torch.nan)
         scaler.scale(loss).backward()
-        model.first.weight._backward_hooks = None
+        getattr(model.first, of)._backward_hooks = None
         scaler.step(optimizer)
         assert optimizer.overflowed == (step == spoilt)
         scaler.update()
@@ -85,9 +87,12 @@ def test_all_ranks_raise_at_the_end_of_the_step_and_no_parameter_is_spoilt(
     assert fine and also_fine
 
 
+@pytest.mark.parametrize("of", ["weight", "bias"])
 @pytest.mark.parametrize("gradients", LIFETIMES)
-def test_a_step_that_a_scaler_skips_is_skipped_as_ever(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, options = seeded(Net), {"gradients": gradients, "scheme": "baseline"}
+def test_a_step_that_a_scaler_skips_is_skipped_as_ever(
+    gradients: str, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, options = seeded(Net), {"gradients": gradients, "scheme": "baseline", "of": of}
     expected, before = scaled(start, spoilt=2, steps=6, **options)
     as_a_device(monkeypatch)
     model, after = scaled(start, spoilt=2, steps=6, **options)
@@ -103,6 +108,66 @@ def test_the_first_that_was_not_finite_is_named_once(monkeypatch: pytest.MonkeyP
         asked.check_(grad, f"p{number}")
     assert [grad.tolist() for grad in gradients] == [[1, 1, 1], [0, 0], [], [[0]]]
     assert "'p1'" in str(asked.failure()) and asked.failure() is None
+
+
+def test_several_are_asked_about_at_once_and_the_first_is_named_in_the_order_in_which_they_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    as_a_device(monkeypatch)
+    fine, spoilt, empty = torch.ones(3), torch.tensor([1.0, -torch.inf]), torch.empty(0)
+    for gradients, named in (([fine, spoilt, empty], "p1"), ([fine, fine, empty], "last"), ([fine, fine], None)):
+        asked, names = Finiteness(at_once=False), [f"p{number}" for number in range(len(gradients))]
+        for name in names:
+            asked.check_later(name)
+        if named is not None:
+            asked.check_(torch.tensor([torch.nan]), "last")
+        packed = torch.cat(gradients)
+        asked.check_together_(packed, gradients, names)
+        assert packed.tolist() == ([0.0] * 5 if named == "p1" else [1.0] * 6)
+        failure = asked.failure()
+        assert failure is None if named is None else f"{named!r} holds NaN" in str(failure)
+        assert asked.failure() is None
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": "hybrid"}, {"update": "in_backward", "compressor": "none"}], ids=str)
+@pytest.mark.parametrize("gradients", LIFETIMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_small_tensor_that_shares_a_message_is_named_and_spoils_nothing(
+    value: float, gradients: str, options: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if gradients == "kept":
+        options = {key: one for key, one in options.items() if key != "update"}
+    as_a_device(monkeypatch)
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> tuple[str, bool]:
+        model, optimizer = train(communicator, start, steps=2, gradients=gradients, overlap=True, **options)
+        assert {"blocks.1.up.bias", "norm.weight"} <= optimizer.feedback.checked_packed
+        if communicator.rank == 1:
+            model.blocks[1].up.bias.register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
+        loss_of(model, torch.Generator().manual_seed(5)).backward()
+        with pytest.raises(NonFiniteGradient) as caught:
+            optimizer.step()
+        held = [*model.parameters(), *optimizer.feedback.residual.tensors().values()]
+        return str(caught.value), all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
+
+    (first, fine), (second, also_fine) = LocalWorld(2).run(rank)
+    assert "that rank says which" in first and "'blocks.1.up.bias' holds NaN or infinity" in second
+    assert fine and also_fine
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+def test_small_tensors_that_share_a_message_cost_one_question(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_a_device(monkeypatch)
+    asked: list[int] = []
+    plain = finiteness.zero_unless_finite_
+    monkeypatch.setattr(finiteness, "zero_unless_finite_", lambda grad: asked.append(grad.numel()) or plain(grad))
+    model, optimizer = train(LocalCommunicator(), seeded(Net), steps=2, gradients=gradients)
+    compressed = [p.numel() for name, p in model.named_parameters() if optimizer.feedback.keeps_residual(name)]
+    messages = [one for one in optimizer._exchange.queue.buckets if one[0].dense]
+    packed = [sum(slot.parameter.numel() for slot in one) for one in messages]
+    assert sorted(asked) == sorted(2 * [*compressed, *packed])
+    assert len(packed) < len(list(model.parameters())) - len(compressed)
 
 
 def test_a_step_that_is_given_up_leaves_no_error_behind(monkeypatch: pytest.MonkeyPatch) -> None:
