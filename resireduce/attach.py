@@ -191,8 +191,9 @@ def _detach(slots: Sequence[Slot], handles: Sequence[RemovableHandle]) -> None:
 def refuse_compiled_autograd() -> None:
     """Raise UsageError within a backward pass that compiled autograd runs. Its module is there only if it is in use."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-    flags = ("compiled_autograd_enabled", "in_compiled_autograd_region")
-    if any(getattr(compiled, flag, False) for flag in flags):
+    if compiled is None:
+        return
+    if getattr(compiled, "compiled_autograd_enabled", False) or getattr(compiled, "in_compiled_autograd_region", False):
         raise UsageError(COMPILED_AUTOGRAD)
 
 

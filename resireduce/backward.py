@@ -1,7 +1,7 @@
 """The backward passes of a distributed model: its gradients are taken as autograd makes them, whole or row by row."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -162,12 +162,17 @@ class BackwardPasses:
         if comes or slot.by_rows:
             self._on_gradient(slot)
 
-    @torch.no_grad()
     def _on_gradient(self, slot: Slot) -> None:
         """Take this parameter's gradient, which is complete, in `.grad` or made row by row."""
+        if torch.is_grad_enabled():  # with create_graph=True
+            with torch.no_grad():
+                return self._on_gradient(slot)
         self._begin(slot)
-        with nullcontext() if self.layers is None else self.layers.joined(slot):
+        if self.layers is None:
             self._take(slot)
+        else:
+            with self.layers.joined(slot):
+                self._take(slot)
 
     def _take(self, slot: Slot) -> None:
         if slot.uses and self._exchange.feedback.absorbs(slot.name):

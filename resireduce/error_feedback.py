@@ -116,7 +116,10 @@ class ErrorFeedback(Messenger):
             self.finiteness.check_(grad, name)
         if self.momentum is not None:
             grad = self.momentum.accumulate_(grad, name)
-        if self.compressor_of(name).lossless:
+        compressor = self.compressor_of(name)
+        if compressor is self._dense_compressor:
+            return compressor.compress(grad, name, step)
+        if compressor.lossless:
             return go_on(name, self._rounds(grad, name, step))
         return go_on(name, self._feed_back(self.residual.compensate_(grad, name), name, step))
 
@@ -145,8 +148,10 @@ class ErrorFeedback(Messenger):
         """Whether the compressor may do the residual's addition. A stand-in for either, which delegates what it lacks,
         must declare that itself: else its own `compensate_` or `compress` must be called."""
         compressor = self.compressor_of(name)
+        if compressor.lossless or self.momentum is not None:
+            return False
         known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
-        return known and self.momentum is None and not compressor.lossless and compressor.adds
+        return known and compressor.adds
 
     @timed("compress")
     @exactly

@@ -94,8 +94,9 @@ class Payload:
         It is `replace(self, buffer=buffer)`, which takes as long as a small addition, for each tensor in each step.
         """
         other = object.__new__(Payload)
-        vars(other).update(vars(self), buffer=buffer)
-        vars(other).pop("_views", None)
+        held = other.__dict__
+        held.update(self.__dict__, buffer=buffer)
+        held.pop("_views", None)
         return other
 
     @property

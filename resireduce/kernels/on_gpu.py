@@ -34,9 +34,10 @@ def in_triton(*tensors: Tensor) -> bool:
     first = tensors[0]
     if first.device.type != DEVICE or first.dtype not in DTYPES or not 0 < first.numel() <= LARGEST:
         return False
-    ordinary = all(type(one) is Tensor and one.is_contiguous() for one in tensors)
-    here = all(one.device == first.device for one in tensors)
-    return ordinary and here and os.environ.get(SWITCH) != "0" and works(first.device, first.dtype)
+    for one in tensors:  # not by all(): this is asked several times for each gradient
+        if type(one) is not Tensor or not one.is_contiguous() or (one is not first and one.device != first.device):
+            return False
+    return os.environ.get(SWITCH) != "0" and works(first.device, first.dtype)
 
 
 @cache

@@ -60,7 +60,7 @@ class Messenger:
 
     def compressor_of(self, name: str) -> Compressor:
         """Return the compressor of tensor `name` in this step: NoCompression if it is sent dense."""
-        return self._dense_compressor if self._warms_up else self.later_compressor_of(name)
+        return self._dense_compressor if self._warms_up or name in self._dense else self.compressor
 
     def leaves_residual(self, name: str) -> bool:
         """Whether anything of tensor `name` can be left unsent in this step."""
@@ -84,8 +84,10 @@ class Messenger:
 
     def learns(self, name: str) -> bool:
         """Whether what all ranks send of tensor `name` in this step changes what its compressor remembers."""
+        if not self.states.has(name):
+            return False
         compressor = self.compressor_of(name)
-        return not compressor.lossless and compressor.collective != "all_gather" and self.states.has(name)
+        return not compressor.lossless and compressor.collective != "all_gather"
 
     @timed("communicate")
     @exactly

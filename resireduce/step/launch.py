@@ -85,6 +85,7 @@ class LaunchQueue(ReceiveQueue):
         self._gathered_until: dict[Slot, int] = {}  # bytes that are received with this slot, the last of its message
         self._under_way.clear()
         self._parked.clear()
+        self._copies.clear()
         self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
         self._nominal: dict[Slot, int] = {}
         self._in_parts: Slot | None = None

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from resireduce.step.slot import Slot
 
 TIMED_STEPS = 5
 """Steps that are timed, after a first one that is not, in which memory and threads are new."""
+NOTHING = nullcontext()
 SIZES, REPEATS = 4, 5
 """Number of message sizes by which the link is timed, and repeats of each."""
 
@@ -43,12 +44,12 @@ class Profiler:
         """Forget the times of the current step: it was skipped, or is over."""
         self._now: dict[Slot, tuple[float, float, int]] = {}
 
+    def timing(self, slot: Slot) -> AbstractContextManager[None]:
+        """Note how long it takes to make the payload of `slot` within it, and when it is ready."""
+        return NOTHING if self.rule is None or not self.feedback.packs(slot.name) else self._timing(slot)
+
     @contextmanager
-    def timing(self, slot: Slot) -> Iterator[None]:
-        """Note how long it takes to make the payload of `slot`, and when it is ready."""
-        if self.rule is None or not self.feedback.packs(slot.name):
-            yield
-            return
+    def _timing(self, slot: Slot) -> Iterator[None]:
         device = slot.parameter.device
         began = _clock(device)
         yield

@@ -32,9 +32,13 @@ class ReceiveQueue:
         self._gather = None if levels.node is None else Gather(levels.node, feedback)
         self._under_way: deque[Slot] = deque()
         self._parked: list[Slot] = []
+        self._copies: list[tuple[Tensor, Tensor]] = []
         self._bucket_of: dict[Slot, list[Slot]] = {}  # those that share a message whatever is merged
         self.keeps_messages = False
         """Whether a message may be delivered again."""
+        self.copies_together = False
+        """Whether averages that came in one message are put into `.grad` by one copy, when the last one of them has
+        been received, or in `settle`."""
         self.in_slices: frozenset[Slot] = frozenset()
         """Slots whose averages are not put into `.grad`, but read in slices."""
         self.flagged = False
@@ -56,12 +60,20 @@ class ReceiveQueue:
         message comes in parts, it is parked only if no rank has a gradient.
         """
         slot = self._under_way.popleft()
-        assert isinstance(slot.message, Message | PartedMessage)
-        if slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere):
+        taken = slot.is_taken or (isinstance(slot.message, PartedMessage) and slot.message.parts.somewhere)
+        if taken:
             self.deliver(slot)
-            return slot
-        self._parked.append(slot)
-        return None
+        else:
+            self._parked.append(slot)
+        if self._copies and slot is self._bucket_of[slot][-1]:
+            self._copy()
+        return slot if taken else None
+
+    def _copy(self) -> None:
+        """Put averages into `.grad`, each into the tensor that lies there."""
+        if self._copies:
+            torch._foreach_copy_([kept for kept, _ in self._copies], [average for _, average in self._copies])
+        self._copies = []
 
     def deliver(self, slot: Slot) -> None:
         """Decompress the message of `slot` into its parameter's `.grad`, unless it will be read in slices."""
@@ -75,6 +87,8 @@ class ReceiveQueue:
             slot.parameter.grad = laid_out(average, slot.parameter) if kept is None else kept.copy_(average)
         elif kept is None:
             slot.parameter.grad = laid_out(self.feedback.receive(slot.message), slot.parameter)
+        elif self.copies_together and slot.dense and len(self._bucket_of[slot]) > 1:
+            self._copies.append((kept, self.feedback.receive(slot.message)))
         elif kept.is_contiguous():
             self.feedback.receive(slot.message, into=kept)
         else:
@@ -119,6 +133,7 @@ class ReceiveQueue:
                 self.deliver(slot)
             else:
                 slot.parameter.grad = None  # zeros that one rank has and another has not would drive them apart
+        self._copy()
         return found
 
     def _refuse_partly_absent(self, presence: list[int]) -> None:

@@ -28,6 +28,10 @@ DROPPED = (
     "the gradient of {name!r} was dropped between two backward passes of one step, or replaced when some of it was in "
     "the residual already: call zero_grad() only before the first pass, and change gradients only after the last"
 )
+OVER = frozenset({Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED})
+"""Stages after the last pass."""
+HERE = frozenset({Stage.TAKEN, Stage.GUARDED})
+"""Stages in which this rank has a gradient."""
 
 
 @dataclass(eq=False)
@@ -108,12 +112,12 @@ class Slot:
     @property
     def is_over(self) -> bool:
         """Whether the last backward pass of this step is over."""
-        return self.stage in (Stage.LAST, Stage.TAKEN, Stage.GUARDED, Stage.DROPPED)
+        return self.stage in OVER
 
     @property
     def is_taken(self) -> bool:
         """Whether this rank, or with slices another one of its node, has taken a gradient of it in this step."""
-        return self.elsewhere or self.stage in (Stage.TAKEN, Stage.GUARDED)
+        return self.elsewhere or self.stage in HERE
 
     def go(self, stage: Stage) -> None:
         """Enter `stage`, one of those AFTER the current one."""

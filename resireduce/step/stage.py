@@ -14,6 +14,8 @@ class Stage(Enum):
     GUARDED = "this rank has a gradient of it, and the guard stands in `.grad`"
     DROPPED = "the last pass is over, and one brought NaN or infinity: this rank has no gradient of it"
 
+    __hash__ = object.__hash__  # each is there once; Enum's own is called eight times for each gradient
+
 
 AFTER = {
     Stage.OPEN: {Stage.ABSORBED, Stage.SPOILT, Stage.LAST, Stage.TAKEN, Stage.DROPPED},

@@ -95,6 +95,7 @@ class Updater(Applier):
         """
         self._sliced = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._sliced and self.waits
+        self.queue.copies_together = not (self.streamed or self.waits)
         self.queue.in_slices = self.large if self._wrapped_step.is_cut else frozenset()
         if self.waits:
             norms = self._measure(step, flag)
