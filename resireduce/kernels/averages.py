@@ -10,6 +10,7 @@ from torch import Tensor
 
 from resireduce.kernels.native import library, threads
 from resireduce.kernels.norms import mean_norm
+from resireduce.kernels.on_gpu import in_triton
 
 PIECE = 1 << 18
 """Elements of a sum that a CPU works on at once: what one operation leaves, the next finds in the cache."""
@@ -27,8 +28,7 @@ def add_weighted(
 ) -> None:
     """Write total + weight x more to `into`, and add the weight to the sum of `weights`, if there is one.
 
-    Products, sums and quotients are each rounded on a CPU, whatever its processor, by compiled code or not; a GPU adds
-    products before they are rounded.
+    Products, sums and quotients are each rounded, on a CPU and on a GPU, by compiled code or not.
 
     Args:
         into, total, more: contiguous, of one size, dtype and device. `into` may be `total`; `more` may be overwritten.
@@ -40,7 +40,8 @@ def add_weighted(
     compiled = library("sums") if _suits(into) and _suits(total) and _suits(more) else None
     if compiled is None:
         own = weight if isinstance(weight, Tensor) else mean_norm(more, weight)
-        _add(into, total, more, own, weights, is_one, is_last)
+        form = _kernel(into, total, more, own, weights) or _add
+        form(into, total, more, own, weights, is_one, is_last)
         return
     n, of_sum = total.numel(), None if weights is None else weights.data_ptr()
     told = into.data_ptr(), total.data_ptr(), more.data_ptr(), n, threads(n)
@@ -57,12 +58,19 @@ def _add(
     divisor = summed.clamp(min=torch.finfo(summed.dtype).tiny) if is_last and summed is not None else None
     for target, so_far, part in _pieces(into, total, more):
         multiplied = so_far if first is None else torch.mul(so_far, first, out=target)
-        if part.is_cpu:
-            torch.add(multiplied, part.mul_(weight), out=target)
-        else:
-            torch.addcmul(multiplied, part, weight, out=target)
+        torch.add(multiplied, part.mul_(weight), out=target)
         if divisor is not None:
             target.div_(divisor)
+
+
+def _kernel(*tensors: Tensor | None) -> Callable[..., None] | None:
+    """Return the form of `_add` in Triton, where it takes these `tensors`."""
+    there = [one for one in tensors if one is not None]
+    if not in_triton(*there) or any(one.dtype != there[0].dtype for one in there):
+        return None
+    from resireduce.kernels.gpu.weighted import add_weighted
+
+    return add_weighted
 
 
 def _suits(tensor: Tensor) -> bool:

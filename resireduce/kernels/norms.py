@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.native import addresses, library, threads
+from resireduce.kernels.on_gpu import in_triton
 
 LANES, PIECE = 16, 1 << 16
 """How many sums go on side by side, and of how many elements a piece is, whose sums are formed for themselves."""
@@ -87,9 +88,14 @@ def mean_norm(x: Tensor, phi: float) -> Tensor:
     """Return phi |x|_1 / n + (1 - phi) |x|_2 / sqrt(n) of all n elements of `x`: 0-D, in float32 at least.
 
     Compiled code gives the same bits in one call: most tensors are small, and each operation on a number takes as long
-    as to go through some thousand elements.
+    as to go through some thousand elements. A kernel in Triton reads `x` once and forms sums in float64, as a CPU does:
+    plain torch on a GPU, which forms them in float32, may have another last bit.
     """
     n = x.numel()
+    if in_triton(x):
+        from resireduce.kernels.gpu import mean_norm as kernel
+
+        return kernel.mean_norm(x, phi)
     compiled = library("sums") if x.is_cpu and x.dtype == torch.float32 and x.is_contiguous() else None
     if compiled is None:
         return mean_of_norms(n, phi, *l1_and_l2_norm(x))

@@ -18,10 +18,24 @@ from resireduce import finiteness
 from resireduce.draw import generator
 from resireduce.errors import NonFiniteGradient
 from resireduce.grouping import Grouping
-from resireduce.kernels import on_gpu
-from resireduce.kernels.gpu import blocks, crossing, finite, launches, near, once, self_check, sent, take_out
+from resireduce.kernels import averages, on_gpu
+from resireduce.kernels.gpu import (
+    blocks,
+    crossing,
+    finite,
+    launches,
+    mean_norm,
+    near,
+    once,
+    quotients,
+    self_check,
+    sent,
+    take_out,
+    weighted,
+)
 from resireduce.kernels.gpu import select as select_
 from resireduce.kernels.gpu.finite import zero_unless_finite_
+from resireduce.kernels.gpu.language import jit, tl
 from resireduce.kernels.gpu.select import select, take_largest_
 from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
@@ -288,6 +302,59 @@ def test_codes_have_the_bits_of_the_plain_form(kind: str, dtype: torch.dtype, mo
                 assert np.array_equal(one.numpy().view(np.uint8), other.numpy().view(np.uint8)), (name, numel)
 
 
+@pytest.mark.usefixtures("used")
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("is_one", "is_last"), [(True, True), (True, False), (False, True), (False, False)])
+def test_weighted_sums_have_the_bits_of_the_plain_form(
+    is_one: bool, is_last: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, more in kinds(2501, dtype).items():
+        if name == "infinite":
+            continue
+        made, phi = [], 0.3 if dtype == torch.float32 else torch.tensor(0.3, dtype=dtype)
+        for switch in ("1", "0"):
+            monkeypatch.setenv(on_gpu.SWITCH, switch)
+            into, weights = torch.empty(2501, dtype=dtype), torch.tensor(0.7, dtype=dtype)
+            given = drawn(2501, dtype, 1), more.clone(), phi, weights
+            averages.add_weighted(into, *given, is_one=is_one, is_last=is_last)
+            made.append((into, weights))
+        assert self_check.same_bits(made[0][0], made[1][0]) and torch.equal(made[0][1], made[1][1]), name
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 256, 701])
+def test_a_mean_of_norms_is_that_of_float64(n: int, dtype: torch.dtype) -> None:
+    for name, values in kinds(max(n, 300), dtype).items():
+        flat, numbers = values[:n], values[:n].double().numpy()
+        for phi in (0.0, 0.3, 1.0):
+            expected = phi * np.abs(numbers).mean() + (1 - phi) * np.sqrt((numbers**2).mean())
+            found = mean_norm.mean_norm(flat, phi, tile=256)
+            assert found.dtype == torch.float32 and found.shape == ()
+            if name != "infinite":
+                assert abs(found.item() - expected) <= 3e-7 * expected + 2e-45, (name, phi)
+
+
+@np.errstate(all="ignore")
+def test_quotients_are_those_of_numpy() -> None:
+    """Of numbers of all sizes, and where the quotient is denormal and lies in the middle between two numbers."""
+    drawn_ = np.random.default_rng(0)
+    x, divisors = (drawn_.integers(1, 0x7F800000, 4000).astype(np.int32).view(np.float32) for _ in range(2))
+    middle = (2 * drawn_.integers(0, 500, 4000) + 1) * 2.0**-150
+    wide = drawn_.integers(1, 1 << 12, 4000) * 2.0 ** drawn_.integers(1, 100, 4000)
+    x, divisors = np.append(x, (middle * wide).astype(np.float32)), np.append(divisors, wide.astype(np.float32))
+    expected = torch.from_numpy(x / divisors)
+    into = torch.empty(8000)
+    _divide[(1,)](into, torch.from_numpy(x), torch.from_numpy(divisors), 8000, 8192)
+    assert self_check.same_bits(into, expected)
+
+
+@jit
+def _divide(into, x, divisors, n, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, TILE)
+    inverted = quotients.inverse(tl.load(divisors + at, mask=at < n, other=1.0))
+    tl.store(into + at, quotients.times(tl.load(x + at, mask=at < n, other=0.0), inverted), mask=at < n)
+
+
 # --- the library with them ---
 
 GROUPED = Grouping(groups=(("0.weight", "1.weight"),))
@@ -304,7 +371,7 @@ CODED = TOP_K | {"encode", "decode_add_"}
 USED = {
     "float32": TOP_K,
     "rows and columns": TOP_K | {"add_crossing_", "cut_crossing_into"},
-    "weighted": TOP_K,
+    "weighted": TOP_K | {"mean_norm", "add_weighted"},
     "int4": CODED,
     "in slices": {"take_out_", "zero_unless_finite_", "add_sent_"},
     "in the host's memory": CODED,
@@ -349,6 +416,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     calls: set[str] = set()
     functions = ((blocks, "encode"), (blocks, "decode_add_"), (finite, "zero_unless_finite_"), (select_, "_chosen"))
     functions += ((crossing, "add_crossing_"), (crossing, "cut_crossing_into"))
+    functions += ((mean_norm, "mean_norm"), (weighted, "add_weighted"))
     of_messages = ((take_out, "take_out_"), (sent, "add_sent_"))
     for module, name in (*functions, *of_messages):
         right = getattr(module, name)
@@ -422,6 +490,7 @@ PLACES = {
     "take out": (self_check, "take_out_"),
     "add what was sent": (self_check, "add_sent_"),
     "rows and columns": (self_check, "cut_crossing_into"),
+    "weighted": (self_check, "add_weighted"),
     "8 bits": (self_check, "encode"),
     "4 bits": (self_check, "decode_add_"),
 }

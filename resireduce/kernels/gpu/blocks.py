@@ -4,9 +4,10 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.quotients import inverse, times
 
 BLOCK = 64
-TILE, ROWS = 1024, 16
+TILE, ROWS = 1024, 32
 """Elements, and blocks, of one program: powers of two."""
 TINY = torch.finfo(torch.float32).tiny
 
@@ -24,18 +25,18 @@ def _decode_add(target, codes, scales, n, BITS: tl.constexpr, TILE: tl.constexpr
     tl.store(target + at, (gradient + value).to(target.dtype.element_ty), mask=at < n)
 
 
-# Quotients are formed in float64 and then rounded, which is the same as in float32: there, and in tl.floor, Triton may
-# take numbers below the smallest normal one for zero.
+# Quotients go through float64: in float32, and in tl.floor, Triton may take numbers below the smallest normal one for
+# zero.
 @jit
 def _encode(values, drawn, codes, scales, n, TINY: tl.constexpr, BITS: tl.constexpr, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
     LARGEST: tl.constexpr = 127 if BITS == 8 else 7
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = rows[:, None] * 64 + tl.arange(0, 64)[None, :]
     value = tl.load(values + at, mask=at < n, other=0.0).to(tl.float32)
-    scale = (tl.max(tl.abs(value), 1).to(tl.float64) / LARGEST).to(tl.float32)
+    scale = times(tl.max(tl.abs(value), 1), 1.0 / LARGEST)
     tl.store(scales + rows, scale, mask=rows * 64 < n)
-    step = tl.maximum(scale, TINY).to(tl.float64)[:, None]
-    scaled = (value.to(tl.float64) / step).to(tl.float32) + tl.load(drawn + at, mask=at < n, other=0.0)
+    steps = inverse(tl.maximum(scale, TINY))
+    scaled = times(value, steps[:, None]) + tl.load(drawn + at, mask=at < n, other=0.0)
     code = scaled.to(tl.int32)
     code -= (code.to(tl.float32) > scaled).to(tl.int32)
     code = tl.minimum(tl.maximum(code, -LARGEST), LARGEST)

@@ -11,13 +11,18 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.language import EXACT, jit, tl
+from resireduce.kernels.gpu.marks import first_in, ones_in, packed, spread
 
 NARROW = 1 << 22
-"""Elements of a tensor for which it is worth the launches: not measured on a GPU."""
+"""Elements of a tensor for which it is worth the launches."""
 SAMPLES = 1 << 17
 """About how many elements are in a sample."""
 TILE = 4096
 """Elements that are looked at at once, a power of two."""
+PART = 1024
+"""Of these a program that writes those near looks at so many at once, by one warp, which waits for no other."""
+WRITING = EXACT | {"num_warps": 1}
+"""How it is launched."""
 
 
 @dataclass(frozen=True)
@@ -87,16 +92,36 @@ def _count_near(values, added, border, found, n, BITS: tl.constexpr, TILE: tl.co
 
 
 @jit
-def _write_near(values, border, until, keys, places, n, room, BITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Write the bits and the places of those that reach the border, as far as there is room."""
+def _write_near(  # type: ignore[no-untyped-def]
+    values, border, until, keys, places, n, room, BITS: tl.constexpr, TILE: tl.constexpr, PART: tl.constexpr
+):
+    """Write the bits and the places of those that reach the border, as far as there is room.
+
+    Of a block only as much is read, PART elements at a time, as it takes to find as many as `until` says it has.
+    """
     block = tl.program_id(0)
-    at = block * TILE + tl.arange(0, TILE)
-    key = keys_at(values, values, at, n, False, BITS, False)
-    reach = (at < n) & (key >= tl.load(border))
-    number = tl.load(until + block - 1, mask=block > 0, other=0) + tl.cumsum(reach.to(tl.int32), 0) - 1
-    fits = reach & (number < room)
-    tl.store(keys + number, key.to(keys.dtype.element_ty), mask=fits)
-    tl.store(places + number, at, mask=fits)
+    number = tl.load(until + block - 1, mask=block > 0, other=0)
+    end, limit = tl.minimum(tl.load(until + block), room), tl.load(border)
+    row, bit = tl.arange(0, PART // 32), tl.arange(0, 32)
+    first = block * TILE
+    while (number < end) & (first < n):
+        at = first + row[:, None] * 32 + bit[None, :]
+        key = keys_at(values, values, at, n, False, BITS, False)
+        word, reached = spread(packed((at < n) & (key >= limit), bit))
+        count = ones_in(word)
+        into = number + reached - count
+        most, done = tl.max(count), 0
+        while done < most:  # few of 32 reach it: each number has its next one written
+            place = first + row * 32 + first_in(word)
+            fits = (word != 0) & (into < room)
+            one = tl.load(values + place, mask=fits, other=0).to(tl.int32) & ((1 << BITS) - 1)
+            tl.store(keys + into, one.to(keys.dtype.element_ty), mask=fits)
+            tl.store(places + into, place, mask=fits)
+            word = word & (word - 1)
+            into += 1
+            done += 1
+        number += tl.sum(count)
+        first += PART
 
 
 def sample_of(n: int, k: int) -> tuple[int, int, int] | None:
@@ -126,7 +151,7 @@ def find_near(flat: Tensor, border: Tensor, room: int, added: Tensor | None = No
     more, summed = values if added is None else added, added is not None
     _count_near[(blocks,)](values, more, border, found, n, bits, tile, summed, **EXACT)
     until = found.cumsum(0, dtype=torch.int32)
-    _write_near[(blocks,)](values, border, until, keys, places, n, room, bits, tile, **EXACT)
+    _write_near[(blocks,)](values, border, until, keys, places, n, room, bits, tile, min(tile, PART), **WRITING)
     return Near(keys, places, until[-1:])
 
 

@@ -48,7 +48,7 @@ def find(  # type: ignore[no-untyped-def]
     prefix, wanted, above, equal, ties = 0, k, 0, 0, 0
     for row in range(ROWS):
         shift = (ROWS - 1 - row) * 8
-        total = tl.zeros([256], tl.int32)
+        total, others = tl.zeros([256], tl.int32), tl.zeros([TILE], tl.int32)
         tile = 0
         while tile < tiles:  # no range: the interpreter knows none of numbers of the device
             at = first + tile * TILE + tl.arange(0, TILE)
@@ -59,7 +59,8 @@ def find(  # type: ignore[no-untyped-def]
                 key = keys_at(values, near, at, size, few, BITS, NEAR)
             counted = (at < size) & (((key >> shift) >> 8) == prefix)
             total += tl.histogram(tl.where(counted, (key >> shift) & 255, 0), 256)
-            total -= tl.where(bins == 0, TILE - tl.sum(counted.to(tl.int32)), 0)  # those not meant count as zeros
+            others += 1 - counted.to(tl.int32)
+        total -= tl.where(bins == 0, tl.sum(others), 0)  # those not meant were counted as zeros
         tl.atomic_add(state + row * 256 + bins, total, mask=total > 0, sem="relaxed")
         wait(state + ROWS * 256, row + 1)
         count = tl.load(state + row * 256 + bins, volatile=True)
@@ -105,6 +106,7 @@ def _select(  # type: ignore[no-untyped-def]
     """Write the indices of those above the k-th largest, and of those equal to it the last. TAKE: take these out."""
     ROWS: tl.constexpr = (BITS + 1) // 8
     FIELD: tl.constexpr = 32
+    WIDTH: tl.constexpr = 64  # elements of a row, which lies in one warp
     size, few = size_of(total_near, n, k, room, NEAR)
     limit, left_out, above, equal = find(values, added, near, state, size, few, k, BITS, TILE, NEAR, SUM)
     found, programs = state + ROWS * 256 + FIELD, tl.num_programs(0)
@@ -116,14 +118,16 @@ def _select(  # type: ignore[no-untyped-def]
     before = tl.sum(tl.load(found + others, mask=earlier, other=0, volatile=True))
     equal_before = tl.sum(tl.load(found + programs + others, mask=earlier, other=0, volatile=True))
     first, tiles = share_of(size, TILE)
+    row = tl.arange(0, TILE // WIDTH)
     tile = 0
     while tile < tiles:
-        at = first + tile * TILE + tl.arange(0, TILE)
+        at = first + tile * TILE + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
         tile += 1
         key = keys_at(values, near, at, size, few, BITS, NEAR)
         above_it, equal_it = (at < size) & (key > limit), (at < size) & (key == limit)
         both = above_it.to(tl.int32) * 65536 + equal_it.to(tl.int32)
-        until = tl.cumsum(both, 0) - both
+        of_row = tl.sum(both, 1)
+        until = tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None]
         number = equal_before + (until & 65535)
         chosen = above_it | (equal_it & (number >= left_out))
         place = at
@@ -135,8 +139,8 @@ def _select(  # type: ignore[no-untyped-def]
             bits = tl.load(values + place, mask=chosen, other=0)
             tl.store(taken + into, bits, mask=chosen)
             tl.debug_barrier()  # all are read before any becomes zero
-            tl.store(values + place, tl.zeros([TILE], tl.int32).to(bits.dtype), mask=chosen)
-        sums = tl.sum(both)
+            tl.store(values + place, tl.zeros_like(bits), mask=chosen)
+        sums = tl.sum(of_row)
         before = before + (sums >> 16)
         equal_before = equal_before + (sums & 65535)
 

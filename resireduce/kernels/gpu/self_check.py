@@ -9,9 +9,11 @@ from resireduce.kernels.gpu import launches, near, once
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
 from resireduce.kernels.gpu.finite import zero_unless_finite_
+from resireduce.kernels.gpu.mean_norm import mean_norm
 from resireduce.kernels.gpu.select import select, take_largest_
 from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
+from resireduce.kernels.gpu.weighted import add_weighted
 
 NUMEL = 9 * 8192 + 77
 """Elements of a check: more than one program's of each kernel, and no whole number of tiles."""
@@ -142,6 +144,21 @@ def _adds_sent(flat: Tensor) -> bool:
     return same_bits(added[: 2 * half], sums[: 2 * half])
 
 
+def _weights(flat: Tensor) -> bool:
+    """Say whether weighted sums are the same; and the mean of norms, of which the last bits may differ, to 1e-6."""
+    found, first, own = [], flat.new_tensor(0.7), flat.new_tensor(0.3)
+    more = flat.flip(0)
+    for is_one, is_last in ((True, True), (False, False)):
+        into, weights = torch.empty_like(flat), first.clone()
+        add_weighted(into, flat, more, own, weights, is_one, is_last)
+        both = (flat * first if is_one else flat) + more * own
+        expected = both / (first + own) if is_last else both
+        found += [same_bits(into, expected), torch.equal(weights, first + own)]
+    numbers = flat.double()
+    mean = 0.3 * numbers.abs().mean() + 0.7 * numbers.square().mean().sqrt()
+    return all(found) and bool((mean_norm(flat, 0.3) - mean).abs() <= 1e-6 * mean)
+
+
 def _crosses(flat: Tensor) -> bool:
     matrix = flat[: flat.numel() // 25 * 25].view(25, -1)
     rows, columns = (torch.arange(1, size, 2, dtype=torch.int32, device=flat.device) for size in matrix.shape)
@@ -197,6 +214,7 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
     "take out": _takes_out,
     "add what was sent": _adds_sent,
     "rows and columns": _crosses,
+    "weighted": _weights,
     "8 bits": _codes(8),
     "4 bits": _codes(4),
 }

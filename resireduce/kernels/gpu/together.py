@@ -1,8 +1,8 @@
 """Programs of one launch that wait for each other, so that what took several launches takes one.
 
-All of them must be on the device at once: they are started together or, with an error, not at all, and no more than
-half of the multiprocessors have one. The others are left to what runs beside, as communication does, whose programs
-wait for each other as well: the two never keep each other from starting.
+All of them must be on the device at once, one for each multiprocessor at most: a cooperative launch places all of them
+together, or none as long as there is no room for all. So they never hold a part of the device while others of them wait
+to start, and what runs beside, as communication does, whose programs wait for each other as well, ends in its time.
 """
 
 from typing import Any
@@ -43,7 +43,7 @@ def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 def programs_for(device: torch.device, tiles: int) -> int:
     """Return how many programs go over `tiles` pieces on `device`; in the interpreter, which has no two at once, 1."""
-    return max(1, min(PROGRAMS, at_once(device) // 2, tiles))
+    return max(1, min(PROGRAMS, at_once(device), tiles))
 
 
 def together(flat: Tensor) -> dict[str, Any]:
