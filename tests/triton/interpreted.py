@@ -28,6 +28,7 @@ from resireduce.kernels.gpu import (
     near,
     once,
     quotients,
+    selections,
     self_check,
     sent,
     take_out,
@@ -481,11 +482,11 @@ def test_the_check_on_a_device_finds_them_right(dtype: torch.dtype, narrowed: li
 
 PLACES = {
     "select": (launches, "selected"),
-    "select of many": (self_check, "select"),
-    "sum of many": (self_check, "select"),
+    "select of many": (selections, "select"),
+    "sum of many": (selections, "select"),
     "select in one launch": (once, "selected"),
     "sum in one launch": (once, "selected"),
-    "many in one launch": (self_check, "select"),
+    "many in one launch": (selections, "select"),
     "finite": (self_check, "zero_unless_finite_"),
     "take out": (self_check, "take_out_"),
     "add what was sent": (self_check, "add_sent_"),

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from resireduce.kernels.gpu import launches, near, once
+from resireduce.kernels.gpu import selections
 from resireduce.kernels.gpu.blocks import BLOCK, decode_add_, encode
 from resireduce.kernels.gpu.crossing import add_crossing_, cut_crossing_into
 from resireduce.kernels.gpu.finite import zero_unless_finite_
 from resireduce.kernels.gpu.mean_norm import mean_norm
-from resireduce.kernels.gpu.select import select, take_largest_
+from resireduce.kernels.gpu.selections import same_bits
 from resireduce.kernels.gpu.sent import add_sent_
 from resireduce.kernels.gpu.take_out import take_out_
 from resireduce.kernels.gpu.weighted import add_weighted
@@ -47,73 +47,6 @@ def sample(device: torch.device, dtype: torch.dtype, numel: int) -> Tensor:
     drawn[1::97] *= torch.finfo(dtype).smallest_normal
     drawn[2::11] *= 0.0
     return drawn.to(dtype).to(device)
-
-
-def _selects(flat: Tensor) -> bool:
-    return _selects_each(launches.selected, flat)
-
-
-def _selects_at_once(flat: Tensor) -> bool:
-    return _selects_each(once.selected, flat) and all(_selects_each(once.selected, one) for one in _equal(flat))
-
-
-def _equal(flat: Tensor) -> list[Tensor]:
-    """Return elements like those of `flat`, of which all or nearly all are equal; and fewer of them."""
-    last = torch.zeros_like(flat)
-    last[-40:] = flat[:40].abs() + 1
-    return [torch.full_like(flat, -3.5), torch.zeros_like(flat), last, flat[:300].contiguous()]
-
-
-def _adds_at_once(flat: Tensor) -> bool:
-    return _adds(lambda values, k, added: once.selected(values, k, None, added), flat) and _takes_each(flat)
-
-
-def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
-    """Say whether the largest of a sum are taken out as torch does it."""
-    k, added = flat.numel() // 100 + 1, flat.flip(0)
-    left, expected = flat.clone(), flat + added
-    into = torch.empty(k, dtype=flat.dtype, device=flat.device), torch.empty(k, dtype=torch.int32, device=flat.device)
-    take_largest_(left, k, into, added, at_once)
-    indices = expected.abs().sort(stable=True).indices[-k:].sort().values
-    taken = same_bits(into[0], expected[indices]) and torch.equal(into[1].long(), indices)
-    return taken and same_bits(left, expected.index_fill_(0, indices, 0.0))
-
-
-def _selects_of_many(flat: Tensor) -> bool:
-    """Say whether the right ones are selected of so many that a sample is taken; each is there several times."""
-    many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _selects_each(_in_launches, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
-
-
-def _adds_of_many(flat: Tensor) -> bool:
-    many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _adds(_in_launches, many) and _takes_each(many, False)
-
-
-def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
-    return select(flat, k, added, at_once=False)
-
-
-def _of_many_at_once(flat: Tensor) -> bool:
-    """Say whether the same holds for so many if the sample, and those near, are gone through in one launch."""
-    many = flat.repeat(-(-near.NARROW // flat.numel()))
-    return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _takes_each(many)
-
-
-def _selects_each(form: Callable[[Tensor, int], Tensor], flat: Tensor, ks: set[int] | None = None) -> bool:
-    """Say whether `form` selects as a sort does: of 1-D `flat`, for each of `ks`, or for a few."""
-    n, order = flat.numel(), flat.abs().sort(stable=True).indices
-    return all(torch.equal(form(flat, k), order[-k:].sort().values) for k in ks or {1, n // 100 + 1, n // 2, n - 1})
-
-
-def _adds(form: Callable[[Tensor, int, Tensor], Tensor], flat: Tensor) -> bool:
-    """Say whether `form` adds as torch does, and then selects as a sort does."""
-    added, k, left = flat.flip(0), flat.numel() // 100 + 1, flat.clone()
-    expected = flat + added
-    indices = form(left, k, added)
-    return same_bits(left, expected) and torch.equal(
-        indices, expected.abs().sort(stable=True).indices[-k:].sort().values
-    )
 
 
 def _zeroes(flat: Tensor) -> bool:
@@ -201,15 +134,10 @@ def plain_codes(flat: Tensor, drawn: Tensor, bits: int) -> tuple[Tensor, Tensor]
     return scales, codes.clamp(-largest, largest)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Return whether `one` and `other` have the same bits: zeros of the same sign, too."""
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
-
-
 CHECKS: dict[str, Callable[[Tensor], bool]] = {
-    "select": _selects,
-    "select of many": _selects_of_many,
-    "sum of many": _adds_of_many,
+    "select": selections.selects,
+    "select of many": selections.selects_of_many,
+    "sum of many": selections.adds_of_many,
     "finite": _zeroes,
     "take out": _takes_out,
     "add what was sent": _adds_sent,
@@ -220,8 +148,8 @@ CHECKS: dict[str, Callable[[Tensor], bool]] = {
 }
 """By kernel, whether it has the bits of plain torch for a 1-D sample."""
 CHECKS_AT_ONCE: dict[str, Callable[[Tensor], bool]] = {
-    "select in one launch": _selects_at_once,
-    "sum in one launch": _adds_at_once,
-    "many in one launch": _of_many_at_once,
+    "select in one launch": selections.selects_at_once,
+    "sum in one launch": selections.adds_at_once,
+    "many in one launch": selections.of_many_at_once,
 }
 """As `CHECKS`, of what the library can do without."""
