@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.language import EXACT, jit, on_device, tl
+from resireduce.kernels.gpu.marks import choose
 from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of
 
 DIGIT, BINS = 8, 256
@@ -123,14 +124,11 @@ def _write(  # type: ignore[no-untyped-def]
         equal_before = tl.load(until + blocks + block - 1, mask=block > 0, other=0)
         at = block * TILE + tl.arange(0, TILE)
         key = keys_at(values, near, at, size, few, BITS, NEAR)
-        equal = (at < size) & (key == limit)
-        number = equal_before + tl.cumsum(equal.to(tl.int32), 0) - 1
-        chosen = ((at < size) & (key > limit)) | (equal & (number >= left_out))
-        first = above_before + tl.maximum(equal_before - left_out, 0)
+        chosen, into, _, _ = choose(key, at < size, limit, left_out, above_before, equal_before, TILE)
         place = at
         if NEAR:
             place = tl.where(few, tl.load(places + at, mask=chosen & few, other=0), at)
-        tl.store(out + first + tl.cumsum(chosen.to(tl.int32), 0) - 1, place.to(tl.int64), mask=chosen)
+        tl.store(out + into, place.to(tl.int64), mask=chosen)
 
 
 def find_border(flat: Tensor, k: int, near: Near | None = None, tile: int = TILE, tiles: int = TILES) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which of 32 elements side by side are meant, as the bits of one number: counted, and gone through one by one."""
+"""Which elements are meant: counted, up to each of them, and gone through as the bits of numbers, 32 side by side."""
 
 from resireduce.kernels.gpu.language import jit, tl
 
@@ -39,3 +39,22 @@ def spread(word):  # type: ignore[no-untyped-def]
     """
     until, word = tl.associative_scan((ones_in(word), word), 0, _next)
     return word, until
+
+
+@jit
+def choose(key, inside, limit, left_out, before, equal_before, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return which elements are chosen, into which place each is written, and how many are above the limit, and equal.
+
+    Those above are chosen, and those equal to it but for the first `left_out`. key: TILE elements, 2^14 at most, of
+    which those `inside` are meant. before, equal_before: how many above and equal there are before them, with those
+    left out. Counts up to each element are formed in rows of 64, each of which lies in one warp.
+    """
+    WIDTH: tl.constexpr = 64
+    above, equal = inside & (key > limit), inside & (key == limit)
+    both = tl.reshape(above.to(tl.int32) * 65536 + equal.to(tl.int32), [TILE // WIDTH, WIDTH])
+    of_row = tl.sum(both, 1)
+    until = tl.reshape(tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None], [TILE])
+    number = equal_before + (until & 65535)
+    chosen = above | (equal & (number >= left_out))
+    sums = tl.sum(of_row)
+    return chosen, before + (until >> 16) + tl.maximum(number - left_out, 0), sums >> 16, sums & 65535

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from resireduce.kernels.gpu.language import jit, on_device, tl
+from resireduce.kernels.gpu.marks import choose
 from resireduce.kernels.gpu.near import Near, bits_of, given, keys_at, size_of, sum_at
 from resireduce.kernels.gpu.together import FIELD, PROGRAMS, programs_for, share_of, together, wait
 from resireduce.kernels.on_gpu import IN_LAUNCHES, SWITCH
@@ -106,7 +107,6 @@ def _select(  # type: ignore[no-untyped-def]
     """Write the indices of those above the k-th largest, and of those equal to it the last. TAKE: take these out."""
     ROWS: tl.constexpr = (BITS + 1) // 8
     FIELD: tl.constexpr = 32
-    WIDTH: tl.constexpr = 64  # elements of a row, which lies in one warp
     size, few = size_of(total_near, n, k, room, NEAR)
     limit, left_out, above, equal = find(values, added, near, state, size, few, k, BITS, TILE, NEAR, SUM)
     found, programs = state + ROWS * 256 + FIELD, tl.num_programs(0)
@@ -118,31 +118,23 @@ def _select(  # type: ignore[no-untyped-def]
     before = tl.sum(tl.load(found + others, mask=earlier, other=0, volatile=True))
     equal_before = tl.sum(tl.load(found + programs + others, mask=earlier, other=0, volatile=True))
     first, tiles = share_of(size, TILE)
-    row = tl.arange(0, TILE // WIDTH)
     tile = 0
     while tile < tiles:
-        at = first + tile * TILE + row[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+        at = first + tile * TILE + tl.arange(0, TILE)
         tile += 1
         key = keys_at(values, near, at, size, few, BITS, NEAR)
-        above_it, equal_it = (at < size) & (key > limit), (at < size) & (key == limit)
-        both = above_it.to(tl.int32) * 65536 + equal_it.to(tl.int32)
-        of_row = tl.sum(both, 1)
-        until = tl.cumsum(both, 1) - both + (tl.cumsum(of_row, 0) - of_row)[:, None]
-        number = equal_before + (until & 65535)
-        chosen = above_it | (equal_it & (number >= left_out))
+        chosen, into, above, equal = choose(key, at < size, limit, left_out, before, equal_before, TILE)
         place = at
         if NEAR:
             place = tl.where(few, tl.load(places + at, mask=chosen & few, other=0), at)
-        into = before + (until >> 16) + tl.maximum(number - left_out, 0)
         tl.store(out + into, place.to(out.dtype.element_ty), mask=chosen)
         if TAKE:
             bits = tl.load(values + place, mask=chosen, other=0)
             tl.store(taken + into, bits, mask=chosen)
             tl.debug_barrier()  # all are read before any becomes zero
             tl.store(values + place, tl.zeros_like(bits), mask=chosen)
-        sums = tl.sum(of_row)
-        before = before + (sums >> 16)
-        equal_before = equal_before + (sums & 65535)
+        before += above
+        equal_before += equal
 
 
 def used(flat: Tensor, size: int) -> bool:
