@@ -5,13 +5,16 @@ from resireduce.kernels.gpu.language import jit, tl
 
 @jit
 def packed(meant, bit):  # type: ignore[no-untyped-def]
-    """Return a number for each row of 32 of `meant`: its bits, from the lowest, say of which elements that is true."""
+    """Return a number for each row of 32 of `meant`: its bits, from the lowest, say of which elements that is true.
+
+    bit: the numbers 0 to 31.
+    """
     return tl.sum(meant.to(tl.uint32) << bit.to(tl.uint32)[None, :], 1)
 
 
 @jit
 def ones_in(word):  # type: ignore[no-untyped-def]
-    """Return how many bits of unsigned numbers of 32 bits are 1: by pairs, by fours, and so on."""
+    """Return how many bits of each `word`, unsigned numbers of 32 bits, are 1: by pairs, by fours, and so on."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -21,7 +24,7 @@ def ones_in(word):  # type: ignore[no-untyped-def]
 
 @jit
 def first_in(word):  # type: ignore[no-untyped-def]
-    """Return which bit of unsigned numbers of 32 bits, that are not 0, is the lowest that is 1."""
+    """Return which bit of each `word`, unsigned numbers of 32 bits that are not 0, is the lowest that is 1."""
     return ones_in((word ^ (word - 1)) >> 1)
 
 
@@ -32,7 +35,7 @@ def _next(count, word, more, other):  # type: ignore[no-untyped-def]
 
 @jit
 def spread(word):  # type: ignore[no-untyped-def]
-    """Return the numbers of `packed`, a thread for each, and how many bits of them and of all before are 1.
+    """Return each `word`, as of `packed`, with a thread of its own, and how many bits of it and all before are 1.
 
     A sum over rows leaves each number with all threads of a row, which would do the same for each. What a scan returns
     is spread, and so the numbers go through one that leaves them as they are.

@@ -40,8 +40,8 @@ def find(  # type: ignore[no-untyped-def]
 ):
     """Return of the k-th largest the bits; how many equal to it are left out; of the share how many are above, equal.
 
-    values, near, size, few, NEAR: as of `keys_at`. SUM: `added` is added to `values` first. state: zeros; counts of
-    each eight bits, then of arrivals.
+    values, near, size, few, BITS, NEAR: as of `keys_at`. SUM: `added` is added to `values` first. state: zeros; counts
+    of each eight bits, then of arrivals. TILE: elements that are looked at at once.
     """
     ROWS: tl.constexpr = (BITS + 1) // 8
     first, tiles = share_of(size, TILE)
@@ -144,7 +144,10 @@ def used(flat: Tensor, size: int) -> bool:
 
 
 def find_border(flat: Tensor, k: int, tile: int = TILE) -> Tensor:
-    """Return the bits of the `k`-th largest magnitude of 1-D `flat`, and how many equal to it are left out: int32."""
+    """Return the bits of the `k`-th largest magnitude of 1-D `flat`, and how many equal to it are left out: int32.
+
+    tile: elements that are looked at at once, a power of two.
+    """
     n, bits = flat.numel(), 8 * flat.element_size() - 1
     border = torch.empty(2, dtype=torch.int32, device=flat.device)
     with on_device(flat):

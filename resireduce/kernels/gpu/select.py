@@ -30,7 +30,7 @@ def select(flat: Tensor, k: int, added: Tensor | None = None, at_once: bool = Tr
 def take_largest_(flat: Tensor, k: int, into: Into, added: Tensor | None = None, at_once: bool = True) -> None:
     """Write the elements that `select` chooses, and their indices, `into` tensors of `k`; leave zeros in their places.
 
-    All but `into` is as there.
+    flat, k, added, at_once: as there.
     """
     indices = _chosen(flat, k, added, at_once, into)
     if indices is not into[1]:

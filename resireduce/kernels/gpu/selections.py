@@ -15,12 +15,12 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def selects(flat: Tensor) -> bool:
-    """Say whether several launches select as a sort does."""
+    """Say whether several launches select of 1-D `flat` as a sort does."""
     return _selects_each(launches.selected, flat)
 
 
 def selects_at_once(flat: Tensor) -> bool:
-    """Say whether one launch selects as a sort does, of equal elements, too."""
+    """Say whether one launch selects of 1-D `flat`, and of equal elements, as a sort does."""
     return _selects_each(once.selected, flat) and all(_selects_each(once.selected, one) for one in _equal(flat))
 
 
@@ -32,7 +32,7 @@ def _equal(flat: Tensor) -> list[Tensor]:
 
 
 def adds_at_once(flat: Tensor) -> bool:
-    """Say whether one launch adds as torch does, and takes out what a sort selects."""
+    """Say whether one launch adds to 1-D `flat` as torch does, and takes out what a sort selects."""
     return _adds(lambda values, k, added: once.selected(values, k, None, added), flat) and _takes_each(flat)
 
 
@@ -48,13 +48,13 @@ def _takes_each(flat: Tensor, at_once: bool = True) -> bool:
 
 
 def selects_of_many(flat: Tensor) -> bool:
-    """Say whether the right ones are selected of so many that a sample is taken; each is there several times."""
+    """Say whether those of 1-D `flat`, repeated until a sample is taken of them, are selected as by a sort."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(_in_launches, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1})
 
 
 def adds_of_many(flat: Tensor) -> bool:
-    """Say whether a sum of so many is formed as torch does it, and its largest are taken out."""
+    """Say whether a sum with 1-D `flat`, repeated so often, is formed as by torch, and its largest are taken out."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _adds(_in_launches, many) and _takes_each(many, False)
 
@@ -64,7 +64,7 @@ def _in_launches(flat: Tensor, k: int, added: Tensor | None = None) -> Tensor:
 
 
 def of_many_at_once(flat: Tensor) -> bool:
-    """Say whether the same holds for so many if the sample, and those near, are gone through in one launch."""
+    """Say whether both hold for 1-D `flat`, repeated so often, if one launch goes through the sample and those near."""
     many = flat.repeat(-(-near.NARROW // flat.numel()))
     return _selects_each(select, many, {many.numel() // 1000 + 1, many.numel() // 100 + 1}) and _takes_each(many)
 

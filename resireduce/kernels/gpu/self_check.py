@@ -29,7 +29,10 @@ def differing(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> l
 
 
 def differing_at_once(device: torch.device, dtype: torch.dtype, numel: int = NUMEL) -> list[str]:
-    """As `differing`, of the selection in one launch, without which all the others are as good."""
+    """Return the same of the selection in one launch, without which all the others are as good.
+
+    device, dtype, numel: as of `differing`.
+    """
     return _differing(CHECKS_AT_ONCE, sample(device, dtype, numel))
 
 
