@@ -57,8 +57,9 @@ def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
     def add(way: Callable[..., None]) -> Way:
         def added(x: Tensor) -> tuple[Tensor, ...]:
             way(x.view(shape), rows, columns, values)
-            # Plain torch adds zeros to the other elements of these rows: a negative zero becomes a positive one there.
-            return (x.add_(0.0),)
+            # Plain torch adds zeros to the other elements of these rows, and where a GPU does so by atomic sums, it takes
+            # denormals for zeros.
+            return (x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0),)
 
         return added
 

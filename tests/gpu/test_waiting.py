@@ -34,7 +34,7 @@ PACKED = {
     "decode": "where codes end is found by looking for ones",
 }
 BY_DESIGN: dict[str, dict[str, str]] = {
-    "every": {"failure": "once a step, whether a gradient was not finite"},
+    "every": {"_read": "once a step, whether a gradient was not finite"},
     "threshold": {
         "few_reaching": "how many elements are sent is not known before",
         "not_above": FITTED["not_above"],

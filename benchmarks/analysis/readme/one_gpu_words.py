@@ -42,9 +42,13 @@ def _item(group: str, words: str) -> str:
 def _contracts(cases: list[Json]) -> Iterator[str]:
     tests = [(name, one["outcome"]) for case in cases for name, one in case["result"]["tests"].items()]
     if tests:
-        others = [f"`{name}` {outcome}" for name, outcome in tests if outcome != "passed"]
+        others = [(name.partition("[")[0], outcome) for name, outcome in tests if outcome != "passed"]
+        told = [
+            f"`{name}` {outcome} ({len(those)} of it)"
+            for (name, outcome), those in grouped(zip(others, others)).items()
+        ]
         text = f"{len(tests) - len(others)} of {len(tests)} tests passed"
-        yield text + (f"; {', '.join(others)}" if others else "")
+        yield text + (f"; {', '.join(told)}" if told else "")
 
 
 def _memory(cases: list[Json]) -> Iterator[str]:
