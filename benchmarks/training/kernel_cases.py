@@ -57,8 +57,7 @@ def _crossing(source: Tensor) -> dict[str, tuple[Way, Way]]:
     def add(way: Callable[..., None]) -> Way:
         def added(x: Tensor) -> tuple[Tensor, ...]:
             way(x.view(shape), rows, columns, values)
-            # Plain torch adds zeros to the other elements of these rows, and where a GPU does so by atomic sums, it takes
-            # denormals for zeros.
+            # Plain torch adds zeros to other elements of these rows; atomic sums, as on a GPU, make zeros of denormals.
             return (x.masked_fill_(x.abs() < torch.finfo(x.dtype).tiny, 0.0),)
 
         return added

@@ -102,10 +102,13 @@ def read_device(folder: Path) -> Device:
     return Device(name=folder.name, source=source, cases=cases, known=readings, commits=commits, notes=tuple(notes))
 
 
-def finished(folder: Path, group: str) -> list[Json]:
-    """Return the steps of a group that ended well on a GPU, as they lie in a device's folder."""
-    found = _of_group(folder.resolve(), group, _Read())
-    return [case for case in found if case.get("status") == "ok" and str(case.get("device")).startswith(UUID)]
+def with_results(folder: Path, group: str) -> list[Json]:
+    """Return the steps of a group that left results on a GPU, as they lie in a device's folder.
+
+    One that failed, or was stopped, has results if it is of many parts: they say which were right.
+    """
+    found = [case for case in _of_group(folder.resolve(), group, _Read()) if str(case.get("device")).startswith(UUID)]
+    return [case for case in found if case.get("status") == "ok" or case.get("result")]
 
 
 def _of_group(folder: Path, group: str, read: _Read) -> list[Json]:

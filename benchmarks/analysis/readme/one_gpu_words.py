@@ -1,13 +1,14 @@
 """What the one-GPU check has found beside memory: a list for docs/gpu-check.md, from results/reference/<device>."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import with_half
-from benchmarks.analysis.one_gpu.gpu_records import finished, read_devices
+from benchmarks.analysis.one_gpu.gpu_records import read_devices, with_results
 from benchmarks.analysis.readme.measured import Measured, span
 
 NOT_RUN = "Not run: no records of a GPU are committed."
@@ -23,7 +24,7 @@ def one_gpu_found(measured: Measured) -> str:
     for device in read_devices(measured.folder):
         folder = measured.folder / device.name
         sound = {one.cell.name for one in device.cases if one.ranks}
-        steps = {group: finished(folder, group) for group in GROUPS}
+        steps = {group: with_results(folder, group) for group in GROUPS}
         steps["memory"] = [case for case in steps["memory"] if case["name"] in sound]
         items = [_item(group, words) for group, make in GROUPS.items() for words in make(steps[group])]
         where = textwrap.fill(f"One {device.origin}; all tables: `{_path(folder)}/summary.md`.", WIDTH)
@@ -42,13 +43,9 @@ def _item(group: str, words: str) -> str:
 def _contracts(cases: list[Json]) -> Iterator[str]:
     tests = [(name, one["outcome"]) for case in cases for name, one in case["result"]["tests"].items()]
     if tests:
-        others = [(name.partition("[")[0], outcome) for name, outcome in tests if outcome != "passed"]
-        told = [
-            f"`{name}` {outcome} ({len(those)} of it)"
-            for (name, outcome), those in grouped(zip(others, others)).items()
-        ]
-        text = f"{len(tests) - len(others)} of {len(tests)} tests passed"
-        yield text + (f"; {', '.join(told)}" if told else "")
+        others = Counter((name.partition("[")[0], outcome) for name, outcome in tests if outcome != "passed")
+        told = [f"`{name}` {outcome}" + (f" {n} times" if n > 1 else "") for (name, outcome), n in others.items()]
+        yield "; ".join([f"{len(tests) - others.total()} of {len(tests)} tests passed", *told])
 
 
 def _memory(cases: list[Json]) -> Iterator[str]:
@@ -67,7 +64,10 @@ def _kernels(cases: list[Json]) -> Iterator[str]:
     rows = [row for case in cases for row in case["result"]["rows"]]
     if rows:
         same = sum(bool(row["same"]) for row in rows)
-        yield f"{same} of {len(rows)} have the bits of plain torch, at all sizes and precisions that were run"
+        others = Counter(f"{row['kernel']}, {row['dtype']}" for row in rows if not row["same"])
+        told = [f"not `{name}`" + (f", {n} sizes" if n > 1 else "") for name, n in others.items()]
+        text = f"{same} of {len(rows)} have the bits of plain torch, at all sizes and precisions that were run"
+        yield "; ".join([text, *told])
 
 
 def _micro(cases: list[Json]) -> Iterator[str]:

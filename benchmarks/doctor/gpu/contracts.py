@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.core.files import save_json
 
 REASON_CHARACTERS = 3000
+SHOWN = 5
+"""How many tests that failed the last line names."""
 DUMP_SECONDS = 60
 """Seconds after which a test counts as hanging, and its stack is printed."""
 
@@ -48,7 +50,8 @@ def main() -> int:
     code = pytest.main(options, plugins=[report])
     failed = [name for name, one in report.tests.items() if one["outcome"] not in ("passed", "skipped")]
     if failed:
-        print(f"{len(failed)} of {len(report.tests)} tests failed: {', '.join(failed)}")
+        more = f" and {len(failed) - SHOWN} more" if len(failed) > SHOWN else ""
+        print(f"{len(failed)} of {len(report.tests)} tests failed: {', '.join(failed[:SHOWN])}{more}")
     return int(code)
 
 

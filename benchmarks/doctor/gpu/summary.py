@@ -11,7 +11,7 @@ from benchmarks.analysis.write import to_markdown
 from benchmarks.core.files import finite, save_json, save_text
 from benchmarks.core.provenance import provenance
 from benchmarks.doctor.gpu.agreement import ALLOCATED, rung_bytes
-from benchmarks.doctor.gpu.cases import MODELS
+from benchmarks.doctor.gpu.cases import MODELS, memory_cells
 from benchmarks.doctor.gpu.gpu_tables import other_tables
 from benchmarks.doctor.gpu.plans import plan_anew
 from benchmarks.doctor.gpu.steps import GROUPS
@@ -103,8 +103,8 @@ def _summary(groups: dict[str, dict[str, Any]]) -> tuple[dict[str, Any], str]:
     """Return plain values, and all tables as text."""
     records = {group: values["cases"] for group, values in groups.items()}
     memory = records.get("memory", [])
-    order = {name: number for number, name in enumerate(MODELS)}
-    memory = sorted(memory, key=lambda record: order.get(record["cell"]["model"], len(order)))
+    order = {cell.name: (MODELS.index(cell.model), number) for number, cell in enumerate(memory_cells())}
+    memory = sorted(memory, key=lambda record: order.get(record["name"], (len(MODELS), 0)))
     rows = [_row(record, _baseline(record, memory)) for record in memory]
     holes = [hole for values in groups.values() for hole in _holes(values)]
     sources = [values["provenance"] for values in groups.values()]

@@ -161,5 +161,5 @@ def bits_of(flat: Tensor) -> Tensor:
 
 
 def given(values: Tensor, near: Near | None) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return keys, places, number and room of the near ones, for kernels; `values` in their place, if there are none."""
+    """Return keys, places, number and room of the near ones, for kernels; `values` in their place, if none are."""
     return (values, values, values, 0) if near is None else (near.keys, near.places, near.total, near.keys.numel())

@@ -333,12 +333,13 @@ def test_what_else_a_gpu_has_shown_is_told_by_group(tmp_path: Path) -> None:
     other["compressor"] = "topk"
     row = {"model": "vgg19", "scheme": "baseline", "gradients": "streamed", "compressor": "topk", "against": other}
     dense = {**row, "scheme": "none", "gradients": "kept", "compressor": "none", "ratio": 1.5, "half_width": 0.1}
+    compared = {"kernel": "finite", "dtype": "float16", "same": True}
     timed = {"case": "topk, baseline", "elements": 100 << 20, "density": 0.01, "least_seconds": 0.001}
     files = [
         group_file("contracts", {"tests": {"one": passed, "two": passed}}, {"tests": {"one": failed}}),
         group_file("micro", {"rows": [{**timed, "naive_ratio": 2.5, "bound_ratio": 0.3}]}),
         group_file("throughput", {"rows": [row | {"ratio": 1.01, "half_width": 0.02}, dense]}),
-        group_file("kernels", {"rows": [{"same": True}, {"same": False}]}),
+        group_file("kernels", {"rows": [compared, {**compared, "same": False}]}),
         group_file(
             "training",
             {"cell": {"model": "x"}, "rows": [{"dtype": "float32", "metric": 93.81, "metric_name": "accuracy"}]},
@@ -352,7 +353,7 @@ def test_what_else_a_gpu_has_shown_is_told_by_group(tmp_path: Path) -> None:
         "- `throughput`: `baseline` streamed over `baseline` kept, steps per second: vgg19 1.010 ± 0.020.",
         "- `throughput`: no compression over `baseline` kept, steps per second: vgg19 1.500 ± 0.100.",
         "- `micro`: a gradient compressed by top-k at 0.01 with its full residual: 100 Mi elements 1.00 ms, 2.50 times",
-        "- `kernels`: 1 of 2 have the bits of plain torch",
+        "- `kernels`: 1 of 2 have the bits of plain torch, at all sizes and precisions that were run; not `finite,",
         "- `training`: x, accuracy: float32 93.8.",
     ):
         assert words in text
