@@ -1,8 +1,9 @@
 """Programs of one launch that wait for each other, so that what took several launches takes one.
 
-All of them must be on the device at once, one for each multiprocessor at most: a cooperative launch places all of them
-together, or none as long as there is no room for all. So they never hold a part of the device while others of them wait
-to start, and what runs beside, as communication does, whose programs wait for each other as well, ends in its time.
+All of them must be on the device at once: a cooperative launch places all of them together, or none as long as there is
+no room for all. So they never hold a part of the device while others of them wait to start. A quarter of the
+multiprocessors is left free: there NCCL's programs, which stay as long as the network takes, have room at the same time;
+else a selection, and all of the backward pass behind it, would wait until they end.
 """
 
 from typing import Any
@@ -43,7 +44,7 @@ def share_of(size, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
 
 def programs_for(device: torch.device, tiles: int) -> int:
     """Return how many programs go over `tiles` pieces on `device`; in the interpreter, which has no two at once, 1."""
-    return max(1, min(PROGRAMS, at_once(device), tiles))
+    return max(1, min(PROGRAMS, at_once(device) * 3 // 4, tiles))
 
 
 def together(flat: Tensor) -> dict[str, Any]:
