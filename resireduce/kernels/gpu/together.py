@@ -2,8 +2,8 @@
 
 All of them must be on the device at once: a cooperative launch places all of them together, or none as long as there is
 no room for all. So they never hold a part of the device while others of them wait to start. A quarter of the
-multiprocessors is left free: there NCCL's programs, which stay as long as the network takes, have room at the same time;
-else a selection, and all of the backward pass behind it, would wait until they end.
+multiprocessors is left free: there NCCL's programs, which stay as long as the network takes, have room at the same
+time; else a selection, and all of the backward pass behind it, would wait until they end.
 """
 
 from typing import Any
