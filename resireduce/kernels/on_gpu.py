@@ -4,8 +4,12 @@ Else plain torch has the same results. RESIREDUCE_TRITON=0 says that they are no
 that none of them is whose programs wait for each other.
 """
 
+import logging
 import os
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 
@@ -21,6 +25,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 LARGEST = 1 << 30
 """The most elements, whose places are numbers of 32 bits, with some to spare. Few are worth it, too: to launch a kernel
 takes a host about as long as to launch one of torch's operations, of which it replaces several."""
+PATIENCE_SECONDS = 3.0
+"""How long kernels are compiled and checked before anybody is told."""
 CAPABILITY = (8, 0)
 """The oldest GPUs for which Triton is made: compute capability."""
 
@@ -50,6 +56,11 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     capable = torch.version.hip is None and torch.cuda.get_device_capability(device) >= CAPABILITY
     if not capable or find_spec("triton") is None:
         return False
+    with _told(f"kernels for {dtype} are being compiled for {device}, once for this machine: some 20 s"):
+        return _proven(device, dtype)
+
+
+def _proven(device: torch.device, dtype: torch.dtype) -> bool:
     reason = _failure("differing", device, dtype)
     if reason is not None:
         _warn(f"kernels in Triton are not used on {device} for {dtype}: {reason}. Plain torch does the same", "0")
@@ -65,6 +76,18 @@ def works(device: torch.device, dtype: torch.dtype) -> bool:
     return True
 
 
+@contextmanager
+def _told(text: str) -> Iterator[None]:
+    """Log `text` as a warning, which Python prints unless told otherwise, if what is within takes long."""
+    timer = threading.Timer(PATIENCE_SECONDS, logging.getLogger("resireduce").warning, ["resireduce: %s", text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
 def _failure(check: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why kernels cannot be used, by that `check` of self_check.py; None: they can."""
     try:
@@ -77,4 +100,4 @@ def _failure(check: str, device: torch.device, dtype: torch.dtype) -> str | None
 
 
 def _warn(text: str, value: str) -> None:
-    warnings.warn(f"{text}; {SWITCH}={value} is a way to say so beforehand", stacklevel=4)
+    warnings.warn(f"{text}; {SWITCH}={value} is a way to say so beforehand", stacklevel=5)

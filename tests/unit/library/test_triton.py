@@ -6,12 +6,14 @@ Each in a process of its own: how Triton works is settled when it is imported, a
 import os
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
+from resireduce.kernels import on_gpu
 from resireduce.kernels.on_gpu import in_triton
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +42,18 @@ def test_kernels(file: str, interpret: str, tmp_path: Path) -> None:
 def test_tensors_of_a_cpu_are_left_to_the_plain_form() -> None:
     flat = torch.zeros(1 << 17)
     assert not in_triton(flat) and not in_triton(flat.to("meta"))
+
+
+def test_compiling_that_takes_long_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_gpu._told("it takes long"):
+        pass
+    assert not caplog.records
+    monkeypatch.setattr(on_gpu, "PATIENCE_SECONDS", 0.01)
+    ends_at = time.monotonic() + 60
+    with on_gpu._told("it takes long"):
+        while not caplog.records and time.monotonic() < ends_at:
+            time.sleep(0.01)
+    assert [one.getMessage() for one in caplog.records] == ["resireduce: it takes long"]
 
 
 def test_the_library_loads_without_triton() -> None:
