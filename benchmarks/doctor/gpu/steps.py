@@ -52,7 +52,7 @@ def _contracts() -> Iterator[Step]:
     for file in sorted((ROOT / CONTRACTS).glob("test_*.py")):
         name = file.stem.removeprefix("test_")
         command = ("benchmarks.doctor.gpu.contracts", (CONTRACTS / file.name).as_posix(), OUTPUT)
-        yield Step(f"contracts.{name}", "contracts", 45.0, command=command)
+        yield Step(f"contracts.{name}", "contracts", 60.0, command=command)
 
 
 def _memory(tiny: bool) -> Iterator[Step]:
@@ -73,7 +73,7 @@ def _throughput(device: str, tiny: bool) -> Iterator[Step]:
 
 def _module(group: str, device: str, tiny: bool) -> Iterator[Step]:
     command = (MODULES[group], "--device", device, "--output", OUTPUT, *(["--tiny"] if tiny else MORE.get(group, [])))
-    yield Step(group, group, 20.0 if tiny else 60.0, command=command)
+    yield Step(group, group, 20.0 if tiny else 30.0, command=command)
 
 
 def _training(device: str, tiny: bool) -> Iterator[Step]:
