@@ -16,12 +16,12 @@ ALIGNED = 64
 that elementwise results are bitwise equal."""
 
 
-def pieces(numel: int, block: int = 1) -> Iterator[slice]:
+def pieces(numel: int, block: int = 1, smallest: int = SMALLEST) -> Iterator[slice]:
     """Return slices of a flat tensor of `numel` elements, about a sixteenth of them each: temporaries stay small.
 
-    Each begins at a multiple of `block` elements, and all but the last have a multiple of it.
+    Each begins at a multiple of `block` elements, and all but the last have a multiple of it, and `smallest` at least.
     """
-    return slices(numel, block * -(-max(SMALLEST, -(-numel // PIECES)) // block))
+    return slices(numel, block * -(-max(smallest, -(-numel // PIECES)) // block))
 
 
 def slices(numel: int, size: int) -> Iterator[slice]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from resireduce.blocks import PIECES, pieces, slices, spread
+from resireduce.blocks import SMALLEST, pieces, spread
 from resireduce.kernels.codes import compiled_adds, decoded_into, encode_piece, encoded, encodes_in_one_pass
 from resireduce.residuals.stored import Stored
 
@@ -85,9 +85,7 @@ class Blocks(Stored):
 
     def _drawn_at_once(self, flat: Tensor) -> Iterator[slice]:
         """Return the pieces for which numbers are drawn at once: on a GPU, larger ones, as each draw is a launch."""
-        if flat.is_cpu or flat.is_meta:
-            return pieces(self.numel, BLOCK)
-        return slices(self.numel, max(SMALLEST_DRAW, BLOCK * -(-self.numel // (PIECES * BLOCK))))
+        return pieces(self.numel, BLOCK, SMALLEST if flat.is_cpu or flat.is_meta else SMALLEST_DRAW)
 
     def _read(self, piece: slice) -> Tensor:
         if self.kind != "int4":

@@ -337,7 +337,7 @@ def test_a_mean_of_norms_is_that_of_float64(n: int, dtype: torch.dtype) -> None:
 
 @np.errstate(all="ignore")
 def test_quotients_are_those_of_numpy() -> None:
-    """Of numbers of all sizes, and where the quotient is denormal and lies in the middle between two numbers."""
+    """Quotients are float32's for numbers of all sizes, and where one is denormal and halfway between two numbers."""
     drawn_ = np.random.default_rng(0)
     x, divisors = (drawn_.integers(1, 0x7F800000, 4000).astype(np.int32).view(np.float32) for _ in range(2))
     middle = (2 * drawn_.integers(0, 500, 4000) + 1) * 2.0**-150

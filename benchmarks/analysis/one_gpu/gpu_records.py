@@ -43,7 +43,7 @@ class Device:
     """What was measured on one GPU."""
 
     name: str
-    """That of its folder, such as nvidia-h200."""
+    """The name of the folder with its records, such as nvidia-h200."""
     source: Json
     """Device, driver, versions, commit and date of the last stretch."""
     cases: tuple[Case, ...] = ()

@@ -1,6 +1,7 @@
 """Do one step of the one-GPU check, keep its results, and compare its bytes with the plan. Imports no torch."""
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -19,6 +20,8 @@ from benchmarks.launching.launch import launch, overall
 
 LOG_CHARACTERS = 6000
 """Characters kept from the end of a failed command's output."""
+FOLDERS = re.compile(r"""(?<![\w.:/])/(?:[^\s/"':]+/)+""")
+"""The folders of an absolute path."""
 MOST_TIMES = 4.0
 """A step that takes this many times its estimate on a GPU is stopped as hanging: the others need the time."""
 
@@ -35,7 +38,16 @@ def do(step: Step, plans: Plans, seconds: float, most_times: float = MOST_TIMES)
             record |= _train(step, plans, Path(folder), limit) if step.cell else _command(step, Path(folder), limit)
     except Exception as error:
         record |= {"status": "error", "reason": f"{type(error).__name__}: {error}"}
-    return record | {"wall_seconds": time.monotonic() - started}
+    return without_folders(record | {"wall_seconds": time.monotonic() - started})
+
+
+def without_folders(value: Any) -> Any:
+    """Return a record, or a part of one, in whose texts files are named without the folders of this machine."""
+    if isinstance(value, dict):
+        return {key: without_folders(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(one) for one in value]
+    return FOLDERS.sub("", value) if isinstance(value, str) else value
 
 
 def _train(step: Step, plans: Plans, folder: Path, seconds: float) -> dict[str, Any]:

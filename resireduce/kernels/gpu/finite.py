@@ -1,6 +1,7 @@
 """A gradient that is not finite becomes zeros on the device: it is read once, and written only then, in one launch."""
 
 from collections.abc import Iterator
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -59,7 +60,7 @@ class Answers:
         found = next(self._rooms.get(stream, iter(())), None)
         if found is None:
             room = torch.zeros(2 * PLACES, dtype=torch.int32, device=device)
-            self._rooms[stream] = iter([(room, place) for place in range(PLACES)])
+            self._rooms[stream] = zip(repeat(room), range(PLACES), strict=False)
             found = next(self._rooms[stream])
         return found
 

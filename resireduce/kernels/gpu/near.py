@@ -20,9 +20,9 @@ SAMPLES = 1 << 17
 TILE = 4096
 """Elements that are looked at at once, a power of two."""
 PART = 1024
-"""Of these a program that writes those near looks at so many at once, by one warp, which waits for no other."""
+"""Elements of a tile that `_write_near` reads at once: as many as one warp holds, so that no warp waits for another."""
 WRITING = EXACT | {"num_warps": 1}
-"""How it is launched."""
+"""How `_write_near` is launched."""
 
 
 @dataclass(frozen=True)

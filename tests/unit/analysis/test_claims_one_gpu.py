@@ -29,7 +29,7 @@ def rows(folder: Path) -> dict[str, LedgerRow]:
 
 
 def statuses(folder: Path) -> set[str]:
-    """Of the claims about VGG-19."""
+    """The statuses of the claims about VGG-19."""
     found = rows(folder)
     return {found[name].status for name in FEW}
 

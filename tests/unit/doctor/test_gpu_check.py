@@ -255,6 +255,22 @@ def test_a_command_leaves_its_file_its_reason_or_is_stopped(make_stretch, monkey
     assert [step.name for step in make_stretch(steps=steps).todo()] == ["hangs", "fails"]
 
 
+def test_files_are_named_without_the_folders_of_a_machine():
+    said = (
+        'File "/usr/lib/python3/selectors.py", line 4\nerror: /home/me/x/run.json: tests/gpu/loops.py:3, http://a.b/c/d'
+    )
+    record = {
+        "log": said,
+        "ranks": [{"nccl_path": "/opt/lib/libnccl.so.2, /a/b.so", "steps": 2}],
+        "command": ("a/b", "/"),
+    }
+    assert work.without_folders(record) == {
+        "log": 'File "selectors.py", line 4\nerror: run.json: tests/gpu/loops.py:3, http://a.b/c/d',
+        "ranks": [{"nccl_path": "libnccl.so.2, b.so", "steps": 2}],
+        "command": ["a/b", "/"],
+    }
+
+
 def test_a_test_that_ends_the_process_is_named(tmp_path):
     folder, output = tmp_path / "tests", tmp_path / "result.json"
     folder.mkdir()
