@@ -35,6 +35,8 @@ def main(args: argparse.Namespace) -> int:
     for run in runs:
         for note in run.notes:
             print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
+    if args.gpus != REFERENCE and not args.gpus.is_dir():
+        raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")
     devices = read_devices(args.gpus)
     for device in devices:
         for note in device.notes:

@@ -132,6 +132,8 @@ def test_the_command_line_prints_the_ledger(tmp_path: Path, capsys: pytest.Captu
         assert main(["claims", "--run", str(path)]) == 2
         said = f"error: run: {str(path)!r} is not a folder; give one of results/runs, or none for arithmetic alone\n"
         assert capsys.readouterr() == ("", said)
+        said = f"error: gpus: {str(path)!r} is not a folder; give one that holds a folder for each GPU\n"
+        assert (main(["claims", "--gpus", str(path)]), capsys.readouterr().err) == (2, said)
 
 
 def test_claims_that_run_themselves_need_no_run() -> None:
