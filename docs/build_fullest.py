@@ -51,6 +51,7 @@ TABLES = {
     "precisions": [
         Column("float32, between steps", BETWEEN),
         Column("fullest, 2 ranks", FULLEST),
+        Column("without slices", FULLEST, slices=None),
         Column("64 ranks", FULLEST, world_size=64),
         Column("bfloat16, between", BETWEEN, precision="bfloat16"),
         Column("fullest", FULLEST, precision="bfloat16"),

@@ -118,8 +118,7 @@ def _plan(args: argparse.Namespace) -> str:
         if choices:
             reasons |= {"choices": [*map(asdict, choices)], "advisable": advisable(choices).slices}
         return json.dumps(result | reasons | listed, indent=2)
-    lines = [f"whole gradient    {name}: {reason}" for name, reason in whole.items()]
-    lines += [f"gradient twice    {name}: {reason}" for name, reason in twice.items()]
+    lines = [*_by_reason("whole gradient", whole), *_by_reason("gradient twice", twice)]
     lines += [f"choice            {choice}" for choice in choices]
     lines += [f"advisable         slices={advisable(choices).slices}"] if choices else []
     return "\n".join([*_figures(result), *lines, *map(_line, items)])
@@ -131,6 +130,15 @@ def _figures(result: Mapping[str, float]) -> list[str]:
         f"{key:<17} {value / MIB:12,.2f} MiB" if isinstance(value, int) else f"{key:<17} {value:12.1%}"
         for key, value in result.items()
     ]
+
+
+def _by_reason(title: str, reasons: Mapping[str, str]) -> list[str]:
+    """Return a line for each of the reasons why gradients are made so, and one for each tensor below its own."""
+    lines = []
+    for reason in dict.fromkeys(reasons.values()):
+        names = [name for name, own in reasons.items() if own == reason]
+        lines += [f"{title:<17} {reason}:", *(f"{'':<17} {name}" for name in names)]
+    return lines
 
 
 def _line(item: Item) -> str:

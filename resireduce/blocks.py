@@ -42,13 +42,14 @@ def spread(shared: Tensor, block: int, piece: slice) -> Tensor:
 def row_slices(shape: torch.Size, itemsize: int, nbytes: int) -> list[slice]:
     """Return slices of the rows (dimension 0) of a tensor of `shape`, of at most `nbytes` bytes each if rows allow it.
 
-    itemsize: bytes of an element. All slices but the last have one length, and begin with a multiple of ALIGNED
-    elements: where rows are long or of odd length, that may be more than `nbytes`. A tensor of at most `nbytes`, or of
-    one row, is one slice.
+    itemsize: bytes of an element. They are as few as `nbytes` allows, of one length but for the last, which is as near
+    to it as can be. All begin with a multiple of ALIGNED elements: where rows are long or of odd length, that may be
+    more than `nbytes`. A tensor of at most `nbytes`, or of one row, is one slice.
     """
     if shape.numel() * itemsize <= nbytes:
         return [slice(0, shape[0] if shape else 1)]
     width = shape[1:].numel()
     unit = ALIGNED // math.gcd(ALIGNED, width)
-    rows = max(nbytes // (width * itemsize) // unit, 1) * unit
-    return list(slices(shape[0], rows))
+    most = max(nbytes // (width * itemsize) // unit, 1)
+    units = -(-shape[0] // unit)
+    return list(slices(shape[0], -(-units // -(-units // most)) * unit))

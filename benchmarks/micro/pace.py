@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.analysis.statistics import interval
 from benchmarks.core.cell import Cell
@@ -23,19 +23,33 @@ from benchmarks.launching.processes import MALLOC_THAT_KEEPS, start_here
 from benchmarks.launching.ranks import rank_variables
 from resireduce.errors import ConfigError, choose
 
-Setting = tuple[str, str]
-"""Scheme and gradients."""
-DENSE: Setting = ("none", "kept")
+
+class Setting(NamedTuple):
+    """What is set in the cells that are compared; the rest is as a cell has it by default."""
+
+    scheme: str
+    gradients: str
+    residual_dtype: str | None = None
+    slices: int | bool | None = None
+
+
+DENSE = Setting("none", "kept")
 """Without a compressor."""
-BASELINE: Setting = ("baseline", "kept")
-SHARED: Setting = ("w+2d", "kept")
+BASELINE, STREAMED = Setting("baseline", "kept"), Setting("baseline", "streamed")
+SHARED, SHARED_STREAMED = Setting("w+2d", "kept"), Setting("w+2d", "streamed")
+INT8 = Setting("baseline", "streamed", "int8")
+FEW_SLICES = 272 * 2**10
+"""Bytes of a slice of which the small models have few."""
 PAIRS: dict[str, tuple[tuple[Setting, ...], ...]] = {
-    "each": ((BASELINE, ("baseline", "streamed")), (SHARED, ("w+2d", "streamed"))),
-    "streaming": ((BASELINE, ("baseline", "streamed")),),
+    "each": ((BASELINE, STREAMED), (SHARED, SHARED_STREAMED)),
+    "streaming": ((BASELINE, STREAMED),),
     "sharing": ((BASELINE, SHARED),),
     "compression": ((DENSE, BASELINE),),
-    "both": ((BASELINE, ("baseline", "streamed"), SHARED),),
-    "every": ((BASELINE, ("baseline", "streamed"), SHARED, DENSE),),
+    "both": ((BASELINE, STREAMED, SHARED),),
+    "every": ((BASELINE, STREAMED, SHARED, DENSE),),
+    "slices": tuple(
+        (one, one._replace(slices=True), one._replace(slices=FEW_SLICES)) for one in (STREAMED, INT8, SHARED_STREAMED)
+    ),
 }
 """Groups of settings that are timed in the same processes: all others are compared with the first."""
 FACTS = ("commit", "dirty", "python", "packages", "system", "cpu", "cores", "date")
@@ -48,7 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=10, help="training steps of a round (default: %(default)s)")
     parser.add_argument("--models", metavar="NAME", nargs="+", help="default: the small ones")
     text = "what is compared: each (streaming, of each scheme; default), or against the baseline streaming, sharing, "
-    text += "both, or every, which has no compression too; or against no compression: compression"
+    text += "both, or every, which has no compression too; against no compression: compression; streamed, against the "
+    text += "same without slices: slices"
     parser.add_argument("--pairs", default="each", help=text)
     text = "in place of --pairs: each setting of a config's cells against its cell without compression"
     parser.add_argument("--config", metavar="FILE", type=Path, help=text)
@@ -118,14 +133,16 @@ def _cell(model: str, ranks: int) -> Cell:
 
 
 def _in_setting(cell: Cell, setting: Setting) -> Cell:
-    scheme, gradients = setting
     compressor = "none" if setting == DENSE else cell.compressor
-    return replace(cell, scheme=scheme, gradients=gradients, compressor=compressor)
+    return replace(cell, compressor=compressor, **setting._asdict())
 
 
 def _words(row: dict[str, Any]) -> str:
     density = "" if row["density"] == 1 else f" {row['density']:g}"
-    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}"
+    few_bits = "" if row["residual_dtype"] is None else f", {row['residual_dtype']}"
+    size = "" if isinstance(row["slices"], bool) else f" of {row['slices']} bytes"
+    slices = "" if row["slices"] is None else f", in slices{size}"
+    return f"{row['compressor']}{density}, {row['scheme']}, {row['gradients']}{few_bits}{slices}"
 
 
 def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -148,7 +165,7 @@ def compare(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]
 
 
 def _setting_of(cell: Cell) -> dict[str, Any]:
-    return {name: getattr(cell, name) for name in ("scheme", "gradients", "compressor", "density")}
+    return {name: getattr(cell, name) for name in ("compressor", "density", *Setting._fields)}
 
 
 def _times(cells: Sequence[Cell], rounds: int, steps: int, words: Sequence[str]) -> list[list[float]]:

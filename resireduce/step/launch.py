@@ -87,7 +87,7 @@ class LaunchQueue(ReceiveQueue):
         self._parked.clear()
         self._copies.clear()
         self._in_rounds: list[Slot] = []  # whose message is a round, in the order of their launch
-        self._nominal: dict[Slot, int] = {}
+        self._alone: dict[Slot, int] = {}  # bytes of each message that might go in parts
         self._in_parts: Slot | None = None
 
     def prefetch_after(self, slot: Slot) -> None:
@@ -142,20 +142,26 @@ class LaunchQueue(ReceiveQueue):
                 self._in_rounds.append(slot)
 
     def _goes_in_parts(self, slot: Slot, step: int) -> bool:
-        """Whether the message of `slot` is to be gathered in parts, decided by what is equal on all ranks.
+        """Whether the message of `slot` is to be gathered in parts: what is equal on all ranks decides, once a step."""
+        if not self._parts:
+            return False
+        if slot not in self._alone:
+            self._alone[slot] = self._divided_nbytes(slot, step)
+        return self._alone[slot] > self.gathered_limit
 
-        If payload sizes differ, that of a tensor without values decides.
+    def _divided_nbytes(self, slot: Slot, step: int) -> int:
+        """Return the bytes of all ranks' payloads of `slot`; 0 if they cannot be gathered in parts.
+
+        If payload sizes differ, that of a tensor without values counts.
         """
         payload, name = slot.payload, slot.name
-        if not self._parts or not isinstance(payload, Payload) or not self.feedback.gathers(name):
-            return False
         compressor = self.feedback.compressor_of(name)
-        if compressor.equal_sizes or not compressor.divides:
-            return compressor.divides and self.gathered_nbytes([slot], [payload]) > self.gathered_limit
-        if slot not in self._nominal:
+        if not (isinstance(payload, Payload) and self.feedback.gathers(name) and compressor.divides):
+            return 0
+        if not compressor.equal_sizes:
             like = torch.empty(slot.template.shape, dtype=slot.template.dtype, device="meta")
-            self._nominal[slot] = self.gathered_nbytes([slot], [compressor.compress(like, name, step)])
-        return self._nominal[slot] > self.gathered_limit
+            payload = compressor.compress(like, name, step)
+        return self.gathered_nbytes([slot], [payload])
 
     def _send_in_parts(self, slot: Slot) -> None:
         assert isinstance(slot.payload, Payload)

@@ -12,7 +12,7 @@ from resireduce.settings import Settings
 from resireduce.slices.row_step import footprint
 from resireduce.step.slot import Slot
 
-AVERAGES, GRADIENTS = 68, 100
+AVERAGES, GRADIENTS = 64, 96
 """Default sizes, as fractions 1 / n of the states that training holds with kept gradients and full residuals. The first
 is for a slice of an average, with all that the optimizer makes of it and as much again for decompression; the second
 for a slice of a gradient that a residual absorbs."""

@@ -17,6 +17,7 @@ from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
 from benchmarks.analysis.readme.saved_block import saved_states
 from benchmarks.analysis.readme.sharded_block import sharded
+from benchmarks.analysis.readme.slices_block import slices_time
 from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems, systems_over_slurm
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
@@ -94,6 +95,7 @@ BLOCKS: Mapping[str, Make] = {
     "slow-link-claim": slow_link_claim,
     "merged-links": merged_links,
     "saved-states": lambda measured: saved_states(measured.load("saved-states")),
+    "slices-time": slices_time,
     "sharded": lambda measured: sharded(measured.load("sharded")),
     "powers": powers,
     "one-gpu": one_gpu,

@@ -48,7 +48,10 @@ def test_slices_are_all_rows_once_and_begin_aligned(rows: int, width: int) -> No
     assert [row for part in cut for row in range(part.start, part.stop)] == list(range(rows))
     assert all(part.start * width % ALIGNED == 0 for part in cut)
     unit = next(n for n in range(1, 65) if n * width % ALIGNED == 0)
-    assert all((part.stop - part.start) * width * 4 <= max(2048, unit * width * 4) for part in cut)
+    lengths = [part.stop - part.start for part in cut]
+    assert max(lengths) * width * 4 <= max(2048, unit * width * 4)
+    assert len(set(lengths[:-1])) <= 1 and lengths[0] - lengths[-1] < unit * len(cut), "none is much shorter"
+    assert len(cut) == -(-rows // max(2048 // (width * 4) // unit * unit, unit)), "and they are as few as that allows"
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

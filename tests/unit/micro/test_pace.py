@@ -36,10 +36,10 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     rank.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(rank))
     cell = Cell(model="resnet50", data="synthetic")
-    cells = [replace(cell, scheme=scheme, gradients=gradients) for scheme, gradients in pace.PAIRS["both"][0]]
+    cells = [replace(cell, **one._asdict()) for one in pace.PAIRS["both"][0]]
     streamed, shared = pace.compare(cells, 2, 1)
     timed = json.loads((tmp_path / "cells.json").read_text())
-    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [*pace.PAIRS["both"][0]]
+    assert [(cell["scheme"], cell["gradients"]) for cell in timed] == [one[:2] for one in pace.PAIRS["both"][0]]
     assert (streamed["ratios"], shared["ratios"]) == ([2.0, 1.0], [0.5, 0.5])
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
 
@@ -51,6 +51,24 @@ def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.Ca
     (row,) = json.loads(output.read_text())["rows"]
     assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
     assert "vgg-digits: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
+
+
+def test_slices_are_beside_the_same_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "pace.json"
+    options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
+    assert main(["pace", "--pairs", "slices", *options]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    settings = [("baseline", None), ("baseline", "int8"), ("w+2d", None)]
+    assert [(row["scheme"], row["residual_dtype"], row["slices"]) for row in rows] == [
+        (*setting, slices) for setting in settings for slices in (True, 278528)
+    ]
+    for row in rows:
+        against = row["against"]
+        assert against["slices"] is None and against["gradients"] == row["gradients"] == "streamed"
+        assert (against["scheme"], against["residual_dtype"]) == (row["scheme"], row["residual_dtype"])
+    said = capsys.readouterr().out
+    assert "int8, in slices against topk 0.01, baseline, streamed, int8: " in said
+    assert "w+2d, streamed, in slices of 278528 bytes against topk 0.01, w+2d, streamed: " in said
 
 
 def test_without_a_file_given_no_committed_one_is_replaced(

@@ -63,6 +63,8 @@ def test_the_tables_of_the_fullest_moment_are_what_plan_says(monkeypatch: pytest
         quick = [place for place, one in enumerate(columns) if one.precision is None and one.world_size == 2][:3]
         found = tables.row("vgg-digits", [columns[place] for place in quick])
         assert [rows[found[0]][place].strip("| ") for place in quick] == found[1:], said
+    tied = tables.row("gpt2-bytes", [columns[-1]])
+    assert [rows[tied[0]][-1].strip("| ")] == tied[1:], said
 
 
 def test_what_stands_in_the_tables_as_a_bound_is_the_sum_of_groups_that_are_open(
