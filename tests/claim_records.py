@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 from zlib import crc32
@@ -73,15 +74,18 @@ def answered(cell: Cell, metric: float) -> float:
 
 
 def times(cell: Cell, steps: int, slower: float) -> dict[str, Any]:
-    """Seconds a step, of which a record keeps 400 means at most; no two cells take as long."""
-    own = (1 + crc32(cell.name.encode()) / 2**32 * 1e-4) * (1.5 if cell.compressor == "none" else 1.0)
+    """Seconds a step, of which a record keeps 400 means at most; no two cells take as long, in steps or phases."""
+    random = Random(cell.name)
+    cycle = [(1 + 1e-4 * random.random()) * (0.05 + 0.0001 * one) for one in range(7)]
     count = steps if steps < 2 * STRETCHES else STRETCHES
-    seconds = [slower * own * (0.05 + 0.0001 * (step % 7)) for step in range(count)]
+    slower *= 1.5 if cell.compressor == "none" else 1.0
+    seconds = [slower * cycle[step % 7] for step in range(count)]
     wall = 1.1 * sum(seconds) * steps / count
     speed = StepClock(seconds).steps_per_second
     found = {"steps": steps, "step_seconds": seconds, "steps_per_second": speed, "wall_seconds": wall}
     step = median(observed(CellResult(cell=cell, status="error", reason="made", steps=count, step_seconds=seconds)))
-    return found | {"phase_seconds": {"forward_backward": 0.9 * step, "update": 0.1 * step, "step": step}}
+    update = (0.1 + 0.5 * random.random()) * step
+    return found | {"phase_seconds": {"forward_backward": step - update, "update": update, "step": step}}
 
 
 def origin(cell: Cell) -> dict[str, Any]:

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         default=[],
-        help="a run's folder, e.g. results/runs/smoke; of several the first one's record of a cell counts",
+        help="a run's folder, e.g. results/runs/smoke; of several the record of a cell that was measured first counts",
     )
     text = "folder with those of one-GPU checks, a folder for each GPU (default: %(default)s, as committed)"
     parser.add_argument("--gpus", metavar="DIR", type=Path, default=REFERENCE, help=text)

@@ -1,14 +1,20 @@
 """Find records of one training under several names by their history: the metric of each evaluation.
 
 Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, or of
-residuals of other sizes, do not, except by chance where a metric is a share of a few hundred answers.
+residuals of other sizes, do not, except by chance where a metric is a share of a few hundred answers. Noise below what
+`benchmarks.analysis.claims.near` allows makes no other history.
 """
 
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
 
 from benchmarks.analysis.claims.contradictions import HELD_OUT
+from benchmarks.analysis.claims.near import HISTORY, near_groups
 from benchmarks.analysis.claims.planned import planned_residuals
 from benchmarks.analysis.grouping import grouped
+from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 
 EVALUATIONS = 3
@@ -17,9 +23,21 @@ EVALUATIONS = 3
 
 def copies(records: Sequence[CellResult]) -> list[list[CellResult]]:
     """Return the groups of records of one model that share a history, one record of each training in it."""
-    alike = grouped((str([[*pair] for pair in one.metric_history]), one) for one in records if _tells(one))
-    found = [grouped((_training(one), one) for one in those) for those in alike.values()]
+    found = [grouped((_training(one), one) for one in those) for those in same_histories(records) if _tells(those[0])]
     return [[one for same in trainings.values() for one in same] for trainings in found if len(trainings) > 1]
+
+
+def same_histories(records: Sequence[CellResult]) -> list[list[CellResult]]:
+    """Return records of one model by their histories; short ones are the same only if they are equal."""
+    told = [one for one in records if _tells(one)]
+    others = grouped((str([[*pair] for pair in one.metric_history]), one) for one in records if not _tells(one))
+    return [*near_groups([(_figures(one), one) for one in told], HISTORY), *others.values()]
+
+
+def _figures(record: CellResult) -> list[float]:
+    """Return the values of a history, then its steps."""
+    steps, values = zip(*record.metric_history, strict=True)
+    return [float(figure or 0) for figure in (*values, *steps)]
 
 
 def copied(records: Sequence[CellResult]) -> str | None:
@@ -27,6 +45,23 @@ def copied(records: Sequence[CellResult]) -> str | None:
     found = copies(records)
     pairs = sum(len({_training(one) for one in alike}) - 1 for alike in found)
     return same_history(found[0]) if pairs > (1 if found and is_coarse(found[0][0]) else 0) else None
+
+
+def not_by_chance(found: Sequence[list[CellResult]]) -> list[list[CellResult]]:
+    """Return the groups of records that share a history, without those of a whole run that may agree by chance.
+
+    Where metrics are shares of a few hundred answers, one of 10,000 pairs agrees by chance. Two settings that agree in
+    two seeds do not.
+    """
+    often = Counter(pair for alike in found for pair in _settings(alike))
+    return [alike for alike in found if not is_coarse(alike[0]) or any(often[pair] > 1 for pair in _settings(alike))]
+
+
+def _settings(alike: Sequence[CellResult]) -> Iterator[frozenset[Cell]]:
+    """Yield each two settings of other residuals that share a history with the same seed."""
+    for one, other in combinations(alike, 2):
+        if one.cell.seed == other.cell.seed and _training(one) != _training(other):
+            yield frozenset((replace(one.cell, seed=0), replace(other.cell, seed=0)))
 
 
 def same_history(alike: Sequence[CellResult]) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 
-from benchmarks.analysis.claims.copies import copies, is_coarse, same_history
+from benchmarks.analysis.claims.copies import copies, not_by_chance, same_history
+from benchmarks.analysis.claims.near import FIGURE, near_groups
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
@@ -95,30 +96,29 @@ def _contrary(cell: Cell, records: Sequence[tuple[str, CellResult]]) -> Iterator
 
 
 def _copies(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Return cells whose records come from one training under several names: equal times of all steps or phases."""
-    steps = grouped((tuple(one.step_seconds), cell) for cell, one in results.items() if len(one.step_seconds) > 1)
-    phases = grouped((tuple(sorted(one.phase_seconds.items())), cell) for cell, one in results.items())
-    by_phase = [cells for key, cells in phases.items() if sum(seconds > 0 for _, seconds in key) > 1]
+    """Return cells whose records come from one training under several names: the times of all steps or phases agree."""
+    steps = [(one.step_seconds, cell) for cell, one in results.items() if len(one.step_seconds) > 1]
+    phases = [(_phases(one), cell) for cell, one in results.items() if len(_phases(one)) > 1]
     texts: dict[Cell, str] = {}
-    for kind, alike in (("phase", by_phase), ("step", [*steps.values()])):
-        for cells in alike:
+    for kind, times in (("phase", phases), ("step", steps)):
+        for cells in near_groups(times, FIGURE):
             names = " and ".join(sorted(cell.name for cell in cells))
             text = f"{names} took the same seconds in every {kind}: one training, not {len(cells)}"
             texts |= dict.fromkeys(cells, text) if len(cells) > 1 else {}
     return texts | _same_histories(results)
 
 
-def _same_histories(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
-    """Return cells of one history and of other seeds or residuals.
+def _phases(result: CellResult) -> list[float]:
+    """Return the seconds of the phases that took time, the whole step first."""
+    seconds = {"step": 0.0} | dict(sorted(result.phase_seconds.items()))
+    return [one for one in seconds.values() if one > 0]
 
-    Metrics that are shares of a few hundred answers may be equal by chance where cells are many; `copies` looks at the
-    cells of one comparison.
-    """
-    texts: dict[Cell, str] = {}
-    for those in grouped((one.cell.model, one) for one in results.values()).values():
-        if not is_coarse(those[0]):
-            texts |= {one.cell: text for alike in copies(those) for text in [same_history(alike)] for one in alike}
-    return texts
+
+def _same_histories(results: Mapping[Cell, CellResult]) -> dict[Cell, str]:
+    """Return cells of one history and of other seeds or residuals."""
+    by_model = grouped((one.cell.model, one) for one in results.values()).values()
+    found = [alike for those in by_model for alike in not_by_chance(copies(those))]
+    return {one.cell: same_history(alike) for alike in found for one in alike}
 
 
 def _twice(run: Run) -> dict[Cell, str]:

@@ -8,15 +8,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.analysis.claims.copies import copied
+from benchmarks.analysis.claims.copies import copied, same_histories
+from benchmarks.analysis.claims.near import FIGURE
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
 from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
 from benchmarks.core.record import CellResult
 
 BOTH = ("tested", "against")
-SAME = 1e-12
-"""Relative difference below which two values differ by rounding alone."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +80,18 @@ def mean_loss(case: Case, found: Comparison, tested: str = "tested", against: st
 
 
 def without_spread(found: Comparison, roles: Sequence[str]) -> str | None:
-    """Return which seeds of a role trained identically to the last digit; None if all differ."""
+    """Return which seeds of a role have one history, or nearly; None if all differ."""
     for role in roles:
-        known: dict[str, int] = {}
-        for seed in found.seeds(role):
-            record = found.results[role][seed]
-            other = known.setdefault(str([list(pair) for pair in record.metric_history]), seed)
-            if other != seed:
-                name = role_name(record.cell.name)
-                return f"seeds {other} and {seed} of {name} have the same history: they are not two trainings"
+        for alike in same_histories([found.results[role][seed] for seed in found.seeds(role)]):
+            if len(alike) > 1:
+                one, other = sorted(record.cell.seed for record in alike)[:2]
+                name = role_name(alike[0].cell.name)
+                return f"seeds {one} and {other} of {name} have the same history: they are not two trainings"
     return None
 
 
 def _equal_losses(values: dict[int, float], level: float) -> str | None:
-    if max(values.values()) - min(values.values()) > SAME * abs(level):
+    if max(values.values()) - min(values.values()) > FIGURE * abs(level):
         return None
     same = number(next(iter(values.values())), 4)
     return f"{len(values)} seeds differ by the same {same}: they have no spread to judge by"
