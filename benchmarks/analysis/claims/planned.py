@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.analysis.claims.contradictions import contradictions
+from benchmarks.analysis.claims.held import wrong_moments, wrong_ranks
 from benchmarks.analysis.claims.histories import wrong_history, wrong_metric
 from benchmarks.analysis.claims.origins import wrong_origin
 from benchmarks.analysis.claims.seconds import ROUNDING, wrong_seconds
@@ -18,7 +19,7 @@ from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
-from benchmarks.core.record import BYTE_FIELDS, CellResult
+from benchmarks.core.record import CellResult
 from benchmarks.core.sample_counts import planned_steps
 from resireduce.errors import ConfigError
 
@@ -119,13 +120,12 @@ def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
 THINNED = 0.5
 """Largest relative difference between a speed and times that were kept as means of several steps: their median is not
 that of the steps."""
-ITEMISED = "model_state_itemised"
 
 
 def unsound(record: CellResult) -> str | None:
     """Return in one line why a finished record cannot have been measured; None if it can."""
-    checks = (_wrong_steps, wrong_history, wrong_metric, _wrong_ranks, contradictions, wrong_origin, _wrong_times)
-    return next((problem for check in checks for problem in check(record)), None)
+    checks = (_wrong_steps, wrong_history, wrong_metric, wrong_ranks, wrong_moments, contradictions, wrong_origin)
+    return next((problem for check in (*checks, _wrong_times) for problem in check(record)), None)
 
 
 def _wrong_steps(record: CellResult) -> Iterator[str]:
@@ -134,21 +134,6 @@ def _wrong_steps(record: CellResult) -> Iterator[str]:
     planned, at_least = planned_steps(record.cell)
     if planned and (record.steps < planned or (record.steps > planned and not at_least)):
         yield f"steps: {record.steps}, its cell and recipe have {planned}{' or more' if at_least else ''}"
-
-
-def _wrong_ranks(record: CellResult) -> Iterator[str]:
-    if int(record.peak_states_bytes or 0) != int(record.total_bytes or 0) + int(record.in_flight_bytes or 0):
-        yield f"peak_states_bytes: {record.peak_states_bytes} is not total_bytes and in_flight_bytes together"
-    own = [getattr(record, name) for name in BYTE_FIELDS]
-    if record.per_rank and own not in [[rank.get(name) for name in BYTE_FIELDS] for rank in record.per_rank]:
-        yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
-    if record.provenance.get("threads") not in (None, record.cell.threads):
-        yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
-    if record.per_rank and len(record.per_rank) != record.cell.world_size:
-        yield f"per_rank: {len(record.per_rank)} ranks, its cell has {record.cell.world_size}"
-    for rung in record.ladder:
-        if rung["name"] == ITEMISED and rung["bytes"] not in (None, record.total_bytes):
-            yield f"ladder: {ITEMISED} is {rung['bytes']} bytes, total_bytes {record.total_bytes}"
 
 
 def _wrong_times(record: CellResult) -> Iterator[str]:

@@ -243,6 +243,12 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"per_rank": [rank(one), rank(one)], "total_bytes": 1}, "total_bytes: 1 is not the sum"),
     (lambda one: {"per_rank": [rank(one, total_bytes=1, residuals_bytes=2)] * 2}, "per_rank: no rank holds the bytes"),
     (lambda one: {"per_rank": [rank(one)]}, "per_rank: 1 ranks, its cell has 2"),
+    (lambda one: {"per_rank": [rank(one), rank(one, parameters_bytes=-1)]}, "per_rank: rank 1: [-1, "),
+    (lambda one: {"per_rank": [rank(one), rank(one, residuals_bytes=0)]}, "per_rank: rank 1: total_bytes: "),
+    (lambda one: {"per_rank": [rank(one), rank(one, in_flight_bytes=7)]}, "per_rank: rank 1: peak_states_bytes: "),
+    (lambda one: {"per_rank": [rank(one), fuller(one)]}, "is more than that of the fullest rank"),
+    (lambda one: {"moments": moments(one, rank=2)}, "moments: rank: 2 does not hold the bytes of the record"),
+    (lambda one: {"moments": moments(one, moved=8)}, "moments: parameters and optimizer_states are ("),
     (lambda one: {"ladder": [rung("model_state_itemised", 7)]}, "ladder: model_state_itemised is 7 bytes, total_bytes"),
     (lambda one: {"steps_per_second": 999.0}, "steps_per_second: 999, by its step_seconds"),
     (lambda one: {"step_seconds": one.step_seconds[:7]}, "step_seconds: 7 that took time are needed for 200"),
@@ -255,6 +261,22 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: ending(one, one.metric - 0.1) | {"metrics": {}}, "% of 449 is "),
     (lambda one: {"metrics": {"accuracy": one.metric, "f1": 50.0, "exact_match": 50.2}}, "metrics: f1 is 50, less"),
 ]
+
+
+def fuller(one: CellResult) -> dict[str, Any]:
+    """A rank with eight bytes more of residuals."""
+    return rank(
+        one, **{name: getattr(one, name) + 8 for name in ("residuals_bytes", "total_bytes", "peak_states_bytes")}
+    )
+
+
+def moments(one: CellResult, rank: int = 0, moved: int = 0) -> dict[str, Any]:
+    """One moment of a step, with some bytes of the parameters counted as gradients."""
+    held = {
+        name: getattr(one, f"{name}_bytes") for name in ("parameters", "optimizer_states", "residuals", "gradients")
+    }
+    held |= {"parameters": held["parameters"] - moved, "gradients": held["gradients"] + moved, "messages": 0}
+    return {"rank": rank, "changes": 1, "bands": held}
 
 
 def measured_for(one: CellResult, **change: Any) -> dict[str, Any]:
@@ -285,6 +307,12 @@ def test_what_no_training_can_leave_is_evidence(change: Change, reason: str) -> 
         return
     one = accuracy(sides)
     assert one.status == "inconclusive" and reason in one.reason
+
+
+def test_moments_that_agree_are_evidence() -> None:
+    sides = three()
+    sides["w+2d"] = [replace(one, moments=moments(one)) for one in sides["w+2d"]]
+    assert accuracy(sides).status == "reproduced"
 
 
 def test_a_perplexity_that_is_better_when_higher_is_evidence() -> None:
