@@ -89,19 +89,19 @@ def times(cell: Cell, steps: int, slower: float) -> dict[str, Any]:
 
 
 def origin(cell: Cell) -> dict[str, Any]:
-    """Provenance of a rank's facts and of the workflow: on a GPU for each rank, or on a CPU."""
-    on_gpu, ranks = bool(WORKLOADS[cell.model].data), cell.world_size
+    """Provenance of a rank's facts and of the workflow: on a GPU for each rank, or on a CPU, all at once elsewhere."""
+    on_gpu, ranks, own = bool(WORKLOADS[cell.model].data), cell.world_size, f"{crc32(cell.name.encode()):08x}"
     group = ("nccl" if on_gpu else "gloo") if cell.backend == "torch" else None
     known = {"date": "2026-01-02T03:04:05+00:00", "commit": "c1", "cpu": "Example CPU", "packages": {"torch": "2.13"}}
     return known | {
         "device": "Example GPU" if on_gpu else "cpu",
         "cuda": "12.6" if on_gpu else None,
         "device_memory_bytes": 2**36 if on_gpu else None,
-        "gpu_uuids": [f"GPU-{rank}" if on_gpu else None for rank in range(ranks)],
+        "gpu_uuids": [f"GPU-{own}-{rank}" if on_gpu else None for rank in range(ranks)],
         "process_group": group,
         "backend": cell.backend,
         "threads": cell.threads,
-        "ranks_per_host": {f"node{node}": ranks // (cell.nodes or 1) for node in range(cell.nodes or 1)},
+        "ranks_per_host": {f"node{node}-{own}": ranks // (cell.nodes or 1) for node in range(cell.nodes or 1)},
         "content": {"cell": cell.to_dict(), "resireduce": "r1", "benchmarks": "b1", "packages": "torch 2.13"},
     }
 

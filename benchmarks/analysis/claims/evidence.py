@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 
+from benchmarks.analysis.claims.at_once import at_once
 from benchmarks.analysis.claims.copies import copies, not_by_chance, same_history
 from benchmarks.analysis.claims.near import FIGURE, near_groups
 from benchmarks.analysis.claims.origins import date_of
@@ -28,6 +29,8 @@ class Evidence:
     holes: dict[Cell, Hole]
     twice: dict[Cell, str]
     """Cells for which another record has other values, so that the right one is not known."""
+    shared: dict[Cell, str] = field(default_factory=dict)
+    """Cells that were not alone on their cores or GPUs, so that their times do not count."""
 
     @cached_property
     def by_model(self) -> dict[str, list[Cell]]:
@@ -45,18 +48,18 @@ def gather(runs: Sequence[Run]) -> Evidence:
     """
     found: dict[Cell, list[tuple[str, CellResult]]] = {}
     holes: dict[Cell, Hole] = {}
-    twice, ended = dict[Cell, str](), dict[Cell, str]()
+    twice, ended, shared = dict[Cell, str](), dict[Cell, str](), dict[Cell, str]()
     for run in sorted(runs, key=lambda one: (one.name, str(one.folder))):
         twice |= _twice(run)
         if not run.is_whole:
             twice |= dict.fromkeys(
                 run.results, f"config.json of {run.name} cannot be read: what is missing is not known"
             )
-        for cell, result in run.results.items():
-            if problem := run.doubts.get(cell) or unsound(result):
-                holes[cell] = Hole(cell.name, "broken", problem, "delete its record, and run it again")
-            else:
-                found.setdefault(cell, []).append((run.name, result))
+        broken = _broken(run)
+        sound = {cell: result for cell, result in run.results.items() if cell not in broken}
+        holes, shared = holes | broken, shared | at_once(sound.values())
+        for cell, result in sound.items():
+            found.setdefault(cell, []).append((run.name, result))
         for cell, hole in run.holes.items():
             holes[cell] = min(holes.get(cell, hole), hole, key=_rank)
             if hole.status in OUTCOMES:
@@ -64,7 +67,14 @@ def gather(runs: Sequence[Run]) -> Evidence:
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     twice |= {cell: text for cell, text in ended.items() if cell in results}
-    return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice)
+    return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice, shared)
+
+
+def _broken(run: Run) -> dict[Cell, Hole]:
+    """Return a hole for each record of a run that cannot be genuine."""
+    why = {cell: run.doubts.get(cell) or unsound(result) for cell, result in run.results.items()}
+    again = "delete its record, and run it again"
+    return {cell: Hole(cell.name, "broken", problem, again) for cell, problem in why.items() if problem}
 
 
 def _rank(hole: Hole) -> tuple[bool, bool]:

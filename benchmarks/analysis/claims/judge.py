@@ -118,7 +118,8 @@ def doubted(bears: str, evidence: Evidence, missing: Sequence[str], verdict: Ver
         open_for.append(
             f"its records are of schema versions {' and '.join(map(str, versions))}: run the older ones again"
         )
-    open_for += [evidence.twice[cell] for cell in dict.fromkeys(cells) if cell in evidence.twice]
+    odd = evidence.twice | (evidence.shared if bears == "times" else {})
+    open_for += [odd[cell] for cell in dict.fromkeys(cells) if cell in odd]
     if open_for or (missing and status == REPRODUCED):
         status = INCONCLUSIVE
     more = dict.fromkeys((*(missing if verdict.results else ()), *open_for))
