@@ -11,6 +11,7 @@ from benchmarks.analysis.claims.show import to_json
 from benchmarks.analysis.claims.show import to_markdown as claims_markdown
 from benchmarks.analysis.claims.show import to_screen as claims_screen
 from benchmarks.analysis.claims.verdict import LedgerRow
+from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.tables.table_list import ON_SCREEN, TABLES, all_tables
 from benchmarks.analysis.write import to_csv, to_latex, to_list, to_markdown, to_screen
@@ -85,4 +86,4 @@ def screen_text(run: Run) -> str:
 
 
 def _noted(run: Run) -> Run:
-    return replace(run, notes=[*run.notes, *doubts(run)])
+    return replace(run, notes=[*run.notes, *doubts(run), *left_out(run)])

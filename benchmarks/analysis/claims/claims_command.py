@@ -7,6 +7,7 @@ from pathlib import Path
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.claims.show import to_json, to_screen
 from benchmarks.analysis.labels import printable
+from benchmarks.analysis.left_out import left_out
 from benchmarks.analysis.load_run import Run, load_run
 from benchmarks.analysis.one_gpu.gpu_records import REFERENCE, read_devices
 from resireduce.errors import ConfigError
@@ -33,7 +34,7 @@ def main(args: argparse.Namespace) -> int:
     """
     runs = [_load(path) for path in args.run]
     for run in runs:
-        for note in run.notes:
+        for note in (*run.notes, *left_out(run)):
             print(f"note: {run.name}: {printable(note)}", file=sys.stderr)
     if args.gpus != REFERENCE and not args.gpus.is_dir():
         raise ConfigError(f"gpus: {str(args.gpus)!r} is not a folder; give one that holds a folder for each GPU")

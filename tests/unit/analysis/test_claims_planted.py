@@ -147,6 +147,28 @@ def test_a_missing_seed(folder: Path) -> None:
     assert (one.status, one.scope, one.command) == ("not run", "none", "make run RUN=mini PART=table")
 
 
+def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also those that failed; records of other settings are of another matrix."""
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert "left out" not in capsys.readouterr().err
+    make(Cell(model="gpt2-bytes", seed=7)).save(path_of(folder, Cell(model="gpt2-bytes", seed=7)))
+    diverged(cell_of(seed=8)).save(folder / "cells" / f"{cell_of(seed=8).name}.failed.json")
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "defaults": {"seed": [0, 1]}}))
+    told = (
+        "seeds left out: 2, 8 of 4 settings, e.g. vgg-digits.topk.baseline.kept.d0.01.s0: cells has records of them, "
+        "config.json does not name them."
+    )
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert told in capsys.readouterr().err
+    assert main(["report", "--run", str(folder), "--show"]) == 0
+    assert f"Note: {told}" in capsys.readouterr().out
+    (folder / "cells" / f"{cell_of(seed=8).name}.failed.json").unlink()
+    for path in (folder / "cells").glob("*.s2.json"):
+        path.unlink()
+    assert main(["claims", "--run", str(folder)]) == 0
+    assert "left out" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("status", ["oom", "timeout", "node-fail", "error"])
 def test_cells_that_failed(folder: Path, status: str) -> None:
     failed(cell_of(), status, "as planted").save(path_of(folder, cell_of()))
