@@ -1,7 +1,6 @@
 """Runs for `python -m benchmarks check`, measured well by arithmetic, and changes of their records."""
 
 import json
-import math
 
 from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
@@ -31,6 +30,8 @@ MEASURED = {
     "cpu": "Example CPU",
     "device": "cpu",
     "ranks_per_host": {"node": 2},
+    "data_hash": "0" * 64,
+    "threads": 1,
     "date": "2026-01-02T03:04:05+00:00",
 }
 
@@ -46,8 +47,8 @@ def sound(record):
     if record["metric_name"] == "accuracy":
         share = record["metric"] if record["metric"] <= 1 else record["metric"] / 100
         record["metric"] = round(share * ANSWERS) * 100 / ANSWERS
-    count = math.ceil(steps / WORKLOADS[cell.model].evaluate_every)
-    every = [steps - count + 1 + one for one in range(count)]
+    every = WORKLOADS[cell.model].evaluate_every
+    evaluated = [*range(every, steps, every), steps]
     record["total_bytes"] = sum(record[name] for name in STATE_FIELDS)
     record["in_flight_bytes"] = max(record["peak_states_bytes"] - record["total_bytes"], 0)
     record["peak_states_bytes"] = record["total_bytes"] + record["in_flight_bytes"]
@@ -64,7 +65,7 @@ def sound(record):
         "metrics": {record["metric_name"]: record["metric"]},
         "phase_seconds": phases,
         "steps": steps,
-        "metric_history": [[step, record["metric"]] for step in every],
+        "metric_history": [[step, record["metric"]] for step in evaluated],
         "step_seconds": seconds,
         "wall_seconds": 1.1 * steps / speed,
         "units_per_second": 32 * speed,

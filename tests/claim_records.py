@@ -99,6 +99,7 @@ def origin(cell: Cell) -> dict[str, Any]:
         "device_memory_bytes": 2**36 if on_gpu else None,
         "gpu_uuids": [f"GPU-{own}-{rank}" if on_gpu else None for rank in range(ranks)],
         "process_group": group,
+        "data_hash": f"data of {cell.model}",
         "backend": cell.backend,
         "threads": cell.threads,
         "ranks_per_host": {f"node{node}-{own}": ranks // (cell.nodes or 1) for node in range(cell.nodes or 1)},

@@ -5,6 +5,7 @@ import stat
 import tempfile
 import zlib
 from pathlib import Path, PurePosixPath
+from unicodedata import normalize
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from benchmarks.analysis.bundle.pack import NAME, BundleError, Manifest, copied
@@ -30,8 +31,8 @@ def check_entries(bundle: ZipFile) -> None:
         if problem := _entry_problem(entry):
             raise BundleError(f"{entry.filename[:200]!r} {problem}")
     names = {entry.filename for entry in entries}
-    if (twice := first_twice(entry.filename for entry in entries)) is not None:
-        raise BundleError(f"{twice!r} is there twice")
+    if (twice := first_twice(normalize("NFC", entry.filename).casefold() for entry in entries)) is not None:
+        raise BundleError(f"{twice!r} is there twice, if the case of letters does not count, as in some folders")
     folders = {str(parent) for name in names for parent in PurePosixPath(name).parents}
     if both := folders & names:
         raise BundleError(f"{min(both)!r} is a file and a folder")

@@ -34,6 +34,9 @@ def wrong_history(record: CellResult) -> Iterator[str]:
         yield f"metric: {record.metric} is not the end of metric_history, {history[-1][1]}"
     if (expected := _evaluations(record)) is not None and len(history) != expected:
         yield f"metric_history: {len(history)} evaluations, its recipe has {expected}"
+    every = WORKLOADS[record.cell.model].evaluate_every
+    if every and taken[:-1] != [*range(every, record.steps, every)]:
+        yield f"metric_history: evaluations after the steps {str(taken)[:60]}, its recipe has one every {every} steps"
 
 
 def _evaluations(record: CellResult) -> int | None:

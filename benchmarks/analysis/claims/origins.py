@@ -14,7 +14,7 @@ NO_GPU = ("no CUDA device", "trained on the CPU")
 """What the ladder of a rank says that trained on a CPU (`benchmarks.training.measure.probe`)."""
 OF_GPUS = ("cuda", "device_memory_bytes")
 """Facts that each rank on a GPU knows."""
-OF_LAUNCHED = ("content", "backend", "ranks_per_host")
+OF_LAUNCHED = ("content", "backend", "ranks_per_host", "data_hash", "threads")
 """Facts that each record has whose ranks were launched."""
 EARLIEST = datetime(2024, 1, 1, tzinfo=UTC)
 """There was nothing to measure before."""

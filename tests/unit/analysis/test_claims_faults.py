@@ -238,6 +238,7 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"metric_history": [[s, None] for s in (50, 100, 150, 200)]}, "metric_history: empty or null"),
     (lambda one: {"metric_history": [*one.metric_history[:-1], [200, 12.0]]}, "is not the end of metric_history, 12"),
     (lambda one: {"metric_history": one.metric_history[:-1]}, "metric_history: its steps, up to 150, are not those"),
+    (lambda one: {"metric_history": [[54, one.metric_history[0][1]], *one.metric_history[1:]]}, "one every 50 steps"),
     (lambda one: {"higher_is_better": False}, "accuracy: from 0 to 100 and higher is better"),
     (lambda one: history_of(one, 101.0), "accuracy: from 0 to 100 and higher is better; here up to 101"),
     (lambda one: {"per_rank": [rank(one), rank(one)], "total_bytes": 1}, "total_bytes: 1 is not the sum"),

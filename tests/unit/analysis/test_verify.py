@@ -207,7 +207,9 @@ def test_a_link_is_not_made(good, tmp_path, verify):
 def test_a_name_twice_and_a_file_as_a_folder_are_refused(good, tmp_path, verify):
     with ZipFile(write(tmp_path / "twice.zip", contents(good)), "a") as zipped:
         zipped.writestr("LICENSE", "x")
-    assert "'LICENSE' is there twice" in verify(tmp_path / "twice.zip", 1)
+    assert "'license' is there twice" in verify(tmp_path / "twice.zip", 1)
+    for name in ("License", "LICEN\u017fE"):
+        assert "'license' is there twice" in verify(write(tmp_path / "case.zip", contents(good) | {name: b""}), 1)
     assert "is a file and a folder" in verify(write(tmp_path / "both.zip", contents(good) | {"LICENSE/x": b""}), 1)
 
 
