@@ -109,10 +109,11 @@ def origin(cell: Cell) -> dict[str, Any]:
 
 def diverged(cell: Cell, reason: str = "the loss was nan in step 61 of 200", **change: Any) -> CellResult:
     """What a training on digits leaves that diverged in its 61st step."""
+    random = Random(cell.name)
     ranks = [{"rank": rank, "status": "diverged", "reason": reason, "steps": 60} for rank in range(cell.world_size)]
     values = {
         "steps": 60,
-        "step_seconds": [0.05] * 60,
+        "step_seconds": [0.05 + 0.001 * random.random() for _ in range(60)],
         "wall_seconds": 4.0,
         "metric_history": [[50, 10.0]],
         "failure": {"rank": 0, "step": 61, "phase": "forward"},

@@ -42,6 +42,8 @@ class Hole:
     """The command that fills it, to be run in the root of the project."""
     doubt: str = ""
     """Why its record does not show that it ended so (`benchmarks.analysis.failed.unproven`); "" if it does."""
+    seconds: tuple[float, ...] = ()
+    """What each step took that it finished, if it diverged."""
 
     @property
     def has_diverged(self) -> bool:
@@ -128,7 +130,7 @@ def _read(folder: Path, cell: Cell, start: str) -> Read:
     if result.cell != cell:
         return _hole(folder, cell, "broken", f"the record is of another cell, {result.cell.name}", start, AGAIN)
     if result.status != "ok":
-        return replace(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), doubt=unproven(result))
+        return _ended(_hole(folder, cell, result.status, str(result.reason), start, AGAIN), result)
     why = contradicted_seconds(result)
     return Doubted(slim(result), why) if why else slim(result)
 
@@ -140,7 +142,7 @@ def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
     try:
         record = load_failed(failed, cell)
         status = "unfinished" if record.failure.get("interrupted") else record.status
-        return replace(_hole(folder, cell, status, f"{record.reason} (see {log})", start), doubt=unproven(record))
+        return _ended(_hole(folder, cell, status, f"{record.reason} (see {log})", start), record)
     except FileNotFoundError:
         pass
     except (OSError, RecordError) as error:
@@ -149,6 +151,12 @@ def _why_missing(folder: Path, cell: Cell, start: str) -> Hole:
     if log.exists():
         return _hole(folder, cell, "unfinished", f"stopped before it left a record (see {log})", start)
     return _hole(folder, cell, "not run", "not run yet", start)
+
+
+def _ended(hole: Hole, record: CellResult) -> Hole:
+    """Return the hole of a record that did not finish, with what its record shows of that."""
+    seconds = tuple(record.step_seconds) if record.status == "diverged" else ()
+    return replace(hole, doubt=unproven(record), seconds=seconds)
 
 
 def _hole(folder: Path, cell: Cell, status: str, reason: str, start: str, again: str = "") -> Hole:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 
 from benchmarks.analysis.claims.at_once import at_once
+from benchmarks.analysis.claims.copied_divergences import copied_divergences
 from benchmarks.analysis.claims.copies import copies, not_by_chance, same_history
 from benchmarks.analysis.claims.near import FIGURE, near_groups
 from benchmarks.analysis.claims.origins import date_of
@@ -67,7 +68,8 @@ def gather(runs: Sequence[Run]) -> Evidence:
     results = {cell: min(records, key=_when)[1] for cell, records in found.items()}
     twice |= {cell: text for cell, records in found.items() for text in _contrary(cell, records)} | _copies(results)
     twice |= {cell: text for cell, text in ended.items() if cell in results}
-    return Evidence(results, {cell: hole for cell, hole in holes.items() if cell not in results}, twice, shared)
+    missing = {cell: hole for cell, hole in holes.items() if cell not in results}
+    return Evidence(results, missing | copied_divergences(missing, results), twice, shared)
 
 
 def _broken(run: Run) -> dict[Cell, Hole]:
