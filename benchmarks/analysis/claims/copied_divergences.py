@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from benchmarks.analysis.claims.near import FIGURE, are_near, near_groups
 from benchmarks.analysis.load_run import Hole
+from benchmarks.analysis.near import FIGURE, are_near, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 

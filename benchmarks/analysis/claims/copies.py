@@ -2,7 +2,7 @@
 
 Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, or of
 residuals of other sizes, do not, except by chance where a metric is a share of a few hundred answers. Noise below what
-`benchmarks.analysis.claims.near` allows makes no other history.
+`benchmarks.analysis.near` allows makes no other history.
 """
 
 from collections import Counter
@@ -11,9 +11,9 @@ from dataclasses import replace
 from itertools import combinations
 
 from benchmarks.analysis.claims.contradictions import HELD_OUT
-from benchmarks.analysis.claims.near import HISTORY, near_groups
 from benchmarks.analysis.claims.planned import planned_residuals
 from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.near import HISTORY, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 

@@ -9,12 +9,12 @@ from functools import cached_property
 from benchmarks.analysis.claims.at_once import at_once
 from benchmarks.analysis.claims.copied_divergences import copied_divergences
 from benchmarks.analysis.claims.copies import copies, not_by_chance, same_history
-from benchmarks.analysis.claims.near import FIGURE, near_groups
 from benchmarks.analysis.claims.origins import date_of
 from benchmarks.analysis.claims.planned import unsound
 from benchmarks.analysis.failed import OUTCOMES, load_failed
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Hole, Run, strays
+from benchmarks.analysis.near import FIGURE, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import BYTE_FIELDS, CellResult, RecordError
 

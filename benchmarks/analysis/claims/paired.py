@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.analysis.claims.copies import copied, same_histories
-from benchmarks.analysis.claims.near import FIGURE
 from benchmarks.analysis.claims.select import Case, Comparison, common_seeds, role_name
 from benchmarks.analysis.claims.verdict import NOT_REPRODUCED, Bounds, Undecided, bounds, number
+from benchmarks.analysis.near import FIGURE
 from benchmarks.analysis.statistics import CONFIDENCE, Interval, interval, t_quantile
 from benchmarks.core.record import CellResult
 

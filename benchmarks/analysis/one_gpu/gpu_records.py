@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.near import FIGURE, near_groups
 from benchmarks.analysis.one_gpu.soundness import UUID, wrong_case, wrong_source
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
@@ -139,19 +139,19 @@ def _misplaced(folder: Path, source: Json) -> str | None:
 def _cases(folder: Path, found: list[Json]) -> Iterator[Case]:
     """Yield all cells; those with an impossible record, or one that stands for several, have no ranks."""
     twice = Counter(str(case.get("name")) for case in found)
-    seconds = grouped((_seconds(case), str(case.get("name"))) for case in found)
+    times = [(_seconds(case), str(case.get("name"))) for case in found if _seconds(case)]
+    alike = {name: other for those in near_groups(times, FIGURE) for other in those for name in those if name != other}
     for case in found:
         try:
             cell = Cell.from_dict(case["cell"])
         except (ConfigError, LookupError, TypeError, AttributeError):
             continue  # no claim is about it
         status, reason = str(case.get("status")), case.get("reason")
-        alike = [name for name in seconds[_seconds(case)] if name != case.get("name")]
         doubt = None
         if twice[str(case.get("name"))] > 1:
             doubt = "it is there twice"
-        elif alike and _seconds(case):
-            doubt = f"each step took the seconds of {alike[0]}: one training, not two"
+        elif other := alike.get(str(case.get("name"))):
+            doubt = f"each step took the seconds of {other}: one training, not two"
         elif status == "ok":
             doubt = wrong_case(cell, case)
         ranks = tuple(rank["memory"] for rank in case["ranks"]) if status == "ok" and not doubt else ()

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.analysis.claims.ledger import ledger
-from benchmarks.analysis.claims.near import FIGURE, HISTORY, near_groups
+from benchmarks.analysis.near import FIGURE, HISTORY, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from benchmarks.training.measure.phases import StepClock
