@@ -1,4 +1,4 @@
-"""Find trainings of a run that took place at once, by their dates and total times, where one alone fills the machine.
+"""Find trainings of a run that took place at once, by their dates and total times, with more ranks than there is room.
 
 Their times are those of a shared machine, or their total times are longer than they took: cells of a run follow one
 another as soon as there is room. Imports no torch.
@@ -38,14 +38,16 @@ def at_once(records: Iterable[CellResult]) -> dict[Cell, str]:
             present = [one for one in present if one.end > stay.start + SLACK_SECONDS]
             load = stay.load + sum(one.load for one in present)
             if present and load > stay.room:
-                names = " and ".join(sorted(one.cell.name for one in (*present, stay)))
-                text = (
-                    f"by their date and wall_seconds {names} ran at once on {place}, {load} threads or GPUs in use "
-                    f"where there are {stay.room}: run them again one after the other"
-                )
-                found |= dict.fromkeys((one.cell for one in (*present, stay)), text)
+                where = f"{place}, {load} threads or GPUs in use where there are {stay.room}"
+                texts = {one.cell: _text(one, stay, where) for one in present}
+                found = texts | {stay.cell: _text(present[-1], stay, where)} | found
             present.append(stay)
     return found
+
+
+def _text(one: _Stay, other: _Stay, where: str) -> str:
+    names = " and ".join(sorted((one.cell.name, other.cell.name)))
+    return f"by their date and wall_seconds {names} ran at once on {where}: run them again one after the other"
 
 
 def _stays(record: CellResult) -> Iterator[tuple[str, _Stay]]:

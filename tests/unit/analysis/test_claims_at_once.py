@@ -32,7 +32,7 @@ def pair(*, apart: float, **source: Any) -> list[CellResult]:
     ("source", "where"),
     [
         (TWO_CORES, "on node0, 4 threads or GPUs in use where there are 2"),
-        ({"device": "Example GPU", "gpu_uuids": ["GPU-0", "GPU-1"]}, "on GPU-1, 2 threads or GPUs in use where there"),
+        ({"device": "Example GPU", "gpu_uuids": ["GPU-0", "GPU-1"]}, "on GPU-0, 2 threads or GPUs in use where there"),
     ],
     ids=["cores", "GPUs"],
 )
