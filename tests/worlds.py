@@ -74,10 +74,20 @@ def loss_of(model: nn.Module, generator: torch.Generator, size: int = 6) -> Tens
     return nn.functional.cross_entropy(model(x), y)
 
 
-def distributed(model: nn.Module, **options: object) -> DistributedOptimizer:
+def distributed(
+    model: nn.Module, wrapped: torch.optim.Optimizer | None = None, *, lr: float = 0.1, **options: object
+) -> DistributedOptimizer:
     """SGD of what is trained, distributed on one rank and with full residuals unless told."""
-    wrapped = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+    wrapped = wrapped or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr)
     return resireduce.distribute(model, wrapped, **{"backend": "local", "scheme": "baseline", **options})  # type: ignore[arg-type]
+
+
+def take_steps(optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], count: int = 1) -> None:
+    """Take steps as a plain training loop does."""
+    for _ in range(count):
+        optimizer.zero_grad()
+        loss().backward()
+        optimizer.step()
 
 
 def sgd_for(options: Mapping[str, object]) -> str:
@@ -98,18 +108,10 @@ def train(
     """Train a copy of `model` on this rank's own batches; at density 0.05, by SGD with momentum, unless told."""
     model = copy.deepcopy(model)
     wrapped = OPTIMIZERS[optimizer or sgd_for(options)](list(model.parameters()))
-    distributed = resireduce.distribute(
-        model,
-        wrapped,
-        backend=communicator,
-        **{"density": 0.05, **options},  # type: ignore[arg-type]
-    )
+    ours = resireduce.distribute(model, wrapped, backend=communicator, **{"density": 0.05, **options})  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(communicator.rank)
-    for _ in range(steps):
-        distributed.zero_grad()
-        loss(model, generator).backward()
-        distributed.step()
-    return model, distributed
+    take_steps(ours, lambda: loss(model, generator), steps)
+    return model, ours
 
 
 def train_world(size: int, model: nn.Module, **options: object) -> list[tuple[nn.Module, DistributedOptimizer]]:

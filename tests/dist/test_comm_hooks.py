@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from resireduce.comm.base import Communicator
 from resireduce.compressors.powersgd import PowerSGD
 from tests.processes import on_processes
-from tests.worlds import OPTIMIZERS, same, seeded, train
+from tests.worlds import OPTIMIZERS, same, seeded, take_steps, train
 
 STEPS, DENSE_STEPS, CLASSES = 30, 2, 2
 
@@ -47,10 +47,7 @@ def train_hooked(
     parallel.register_comm_hook(state, hook)
     optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
     generator = torch.Generator().manual_seed(communicator.rank)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss(parallel, generator).backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: loss(parallel, generator), STEPS)
     return model
 
 

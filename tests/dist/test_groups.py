@@ -16,7 +16,7 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
 from tests.processes import on_processes
-from tests.worlds import Net, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, loss_of, same, seeded, take_steps, train, train_world
 
 
 def small(seed: int = 0) -> nn.Module:
@@ -46,10 +46,7 @@ def check_that_half_the_ranks_train_together(communicator: Communicator) -> None
         2,
     )
     generator = torch.Generator().manual_seed(communicator.rank % 2)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss_of(model, generator).backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: loss_of(model, generator), 3)
     assert same(model, train_world(2, seeded(Net), steps=3)[0][0])
     with pytest.raises(ConfigError, match=r"group: .* is not allowed; give a ProcessGroup that this rank is in"):
         distributed(small(), group=halves[1 - communicator.rank // 2])
@@ -104,10 +101,7 @@ def test_settings_of_the_hook_are_those_of_distribute(tmp_path: Path, options: d
     parallel = DistributedDataParallel(model)
     hook = resireduce.compress_ddp(parallel, density=0.05, **options)  # type: ignore[arg-type]
     optimizer, generator = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.Generator().manual_seed(0)
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss_of(parallel, generator).backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: loss_of(parallel, generator), 4)
     dist.destroy_process_group()
     assert bool(hook.feedback.residual.host_tensors()) == ("residual_device" in options)
     ((kept, _),) = LocalWorld(1).run(lambda c: train(c, seeded(Net), steps=4, gradients="kept", **options))  # type: ignore[arg-type]

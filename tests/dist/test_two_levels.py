@@ -17,7 +17,7 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
 from tests.nodes import by_hand, given_gradients
 from tests.processes import all_equal, on_processes
-from tests.worlds import Net, same, seeded, train, train_world
+from tests.worlds import Net, distributed, same, seeded, train, train_world
 
 
 def halves(communicator: Communicator) -> list[list[int]]:
@@ -76,13 +76,7 @@ def check_staged(communicator: Communicator) -> None:
 def check_collectives_of_the_user(communicator: Communicator) -> None:
     """A layer that only one rank of each node uses, and a collective of the script's own before step()."""
     model = seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)]))
-    optimizer = resireduce.distribute(
-        model,
-        torch.optim.SGD(model.parameters(), 0.01),
-        "baseline",
-        backend=communicator,
-        hierarchy=halves(communicator),
-    )
+    optimizer = distributed(model, lr=0.01, backend=communicator, hierarchy=halves(communicator))
     for _ in range(3):
         optimizer.zero_grad()
         x = torch.ones(2, 120)

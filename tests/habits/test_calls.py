@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from tests.habits.optimizers import Clipping
 from tests.habits.script import MODES
-from tests.worlds import seeded
+from tests.worlds import seeded, take_steps
 
 
 class Recurrent(nn.Module):
@@ -126,8 +126,5 @@ def test_what_one_call_costs_is_said_once() -> None:
     model = seeded(transformer)
     with pytest.warns(UserWarning, match="Clipping") as warned:
         optimizer = resireduce.distribute(model, Clipping(model.parameters(), 0.1), "baseline", backend="local")
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(torch.randn(2, 5, 64)).square().mean().backward()
-            optimizer.step()
+        take_steps(optimizer, lambda: model(torch.randn(2, 5, 64)).square().mean(), 3)
     assert len([one for one in warned if "Clipping" in str(one.message)]) == 1

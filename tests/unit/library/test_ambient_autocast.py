@@ -12,7 +12,7 @@ from resireduce.comm.local import LocalWorld
 from resireduce.exactly import exactly
 from resireduce.scheme import COMPRESSORS
 from resireduce.slices.row_gradients import LinearRows
-from tests.worlds import OPTIMIZERS, same, seeded, sgd_for
+from tests.worlds import OPTIMIZERS, distributed, same, seeded, sgd_for
 
 WITHIN = {"device_type": "cpu", "dtype": torch.bfloat16}
 
@@ -82,10 +82,7 @@ def test_gradients_in_slices_are_rounded_as_whole_ones_are(options: dict[str, ob
     found = []
     for slices in (None, 8192):
         model = seeded(Twice)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), backend="local", slices=slices, density=0.01,
-            groups={"specific": ["two.weight"]}, **{"scheme": "baseline", **options},
-        )  # fmt: skip
+        optimizer = distributed(model, slices=slices, density=0.01, groups={"specific": ["two.weight"]}, **options)
         for step in range(3):
             optimizer.zero_grad()
             # Of one sample an element is one product, so that slices add up nothing in another order.
@@ -102,10 +99,7 @@ def test_gradients_in_slices_are_rounded_as_whole_ones_are(options: dict[str, ob
 def test_many_small_gradients_add_up_in_the_residual() -> None:
     """At 256 a bfloat16 takes no 1 any more: sums of rows and residual are formed in the weight's dtype."""
     model = nn.Linear(64, 256, bias=False)
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 1.0), "baseline", density=1e-4, backend="local",
-        residual_dtype="int8", slices=4096,
-    )  # fmt: skip
+    optimizer = distributed(model, lr=1.0, density=1e-4, residual_dtype="int8", slices=4096)
     factors = torch.ones(256)
     factors[0] = 3000.0  # of this row top-k takes
     for _ in range(300):

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import resireduce
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.planning.memory import LiveBytes, held_tensors, track_states
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded
+from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, take_steps
 
 Prepare = Callable[[nn.Module], None]
 
@@ -70,10 +70,7 @@ def trained(
         settings = {"density": 0.05, "backend": "local", **options}
         optimizer = resireduce.distribute(model, optimizer, gradients=gradients, **settings)  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        loss(model, generator).backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: loss(model, generator), 3)
     return model
 
 

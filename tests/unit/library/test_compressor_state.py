@@ -22,7 +22,7 @@ from resireduce.plan import plan
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import measure_states
 from resireduce.scheme import COMPRESSORS
-from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, distributed, loss_of, same, seeded, take_steps, train, train_world
 
 
 @dataclass(frozen=True)
@@ -146,10 +146,7 @@ def test_it_is_saved_and_goes_on_bit_for_bit(compressor: SIDCo) -> None:
         generator = torch.Generator().manual_seed(communicator.rank)
         for _ in range(7):
             loss_of(model, generator)
-        for _ in range(6):
-            again.zero_grad()
-            loss_of(model, generator).backward()
-            again.step()
+        take_steps(again, lambda: loss_of(model, generator), 6)
         return same(whole, model)
 
     assert all(LocalWorld(2).run(rank))

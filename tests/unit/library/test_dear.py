@@ -1,10 +1,9 @@
 """DeAR: averages come in the next forward pass, and nobody can tell but by the clock."""
 
 import copy
-import io
 import threading
 from collections.abc import Callable
-from itertools import pairwise
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,45 +14,12 @@ import resireduce
 from resireduce.comm.base import Communicator, Deferred, Handle
 from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.settings import DEAR_BYTES
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
+from tests.dear import DEAR, Two, X, dear, small, walk
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, train, train_world
 
-DEAR: dict[str, Any] = {"compressor": "none", "scheme": "none", "gradients": "kept", "merge": "dear-40000"}
 PLAIN: dict[str, Any] = DEAR | {"merge": None}
-
-
-class Two(nn.Module):
-    """Two layers, and a parameter that the module itself uses, before them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(6))
-        self.first, self.last = nn.Linear(6, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x * self.scale)))
-
-
-X = torch.linspace(-1, 1, 24).view(4, 6)
-
-
-def small(merge: str | None, steps: int = 2, **options: object) -> tuple[Two, DistributedOptimizer]:
-    """A model after some steps of AdamW on one rank, of which the last may still be pending, a message a module."""
-    model = seeded(Two)
-    wrapped = torch.optim.AdamW(model.parameters(), 0.1)
-    optimizer = resireduce.distribute(
-        model,
-        wrapped,
-        backend="local",
-        **{**DEAR, "merge": merge, **options},
-    )
-    for _ in range(steps):
-        optimizer.zero_grad()
-        model(X).square().mean().backward()
-        optimizer.step()
-    return model, optimizer
 
 
 # --- the same training ---
@@ -95,34 +61,16 @@ def test_training_is_that_of_one_process_with_all_batches() -> None:
             torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
-SEPARABLE = [
-    *(
-        "ASGD",
-        "Adadelta",
-        "Adafactor",
-        "Adagrad",
-        "Adam",
-        "AdamW",
-        "Adamax",
-        "NAdam",
-        "RAdam",
-        "RMSprop",
-        "Rprop",
-        "SGD",
-    )
-]
+SEPARABLE = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW"]
+SEPARABLE += ["Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 
 
 @pytest.mark.parametrize("kind", SEPARABLE)
 def test_every_optimizer_of_torch_that_updates_each_parameter_by_itself(kind: str) -> None:
     def trained(merge: str | None) -> nn.Module:
         model = seeded(Two)
-        wrapped = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
-        optimizer = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})
-        for _ in range(4):
-            optimizer.zero_grad()
-            model(X).square().mean().backward()
-            optimizer.step()
+        optimizer = dear(model, getattr(torch.optim, kind)(model.parameters(), lr=0.01), merge=merge)
+        walk(model, optimizer, 4)
         return model
 
     whole, halves = trained(None), trained("dear-100")
@@ -135,15 +83,11 @@ def accumulating(how: str) -> Callable[[Communicator, nn.Module, dict[str, Any]]
     def trained(communicator: Communicator, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         wrapped = OPTIMIZERS["momentum"](list(model.parameters()))
         passes = {"backward_passes_per_step": 3} if how == "passes" else {}
-        optimizer = resireduce.distribute(model, wrapped, backend=communicator, **options, **passes)
+        optimizer = distributed(model, wrapped, backend=communicator, **options, **passes)
         generator = torch.Generator().manual_seed(communicator.rank)
         for _ in range(2):
             optimizer.zero_grad()
-            if how == "no_sync":
-                with optimizer.no_sync():
-                    loss_of(model, generator).backward()
-                    loss_of(model, generator).backward()
-            else:
+            with optimizer.no_sync() if how == "no_sync" else nullcontext():
                 loss_of(model, generator).backward()
                 loss_of(model, generator).backward()
             loss_of(model, generator).backward()
@@ -218,7 +162,7 @@ def test_a_gradient_that_is_not_finite_ends_the_step_on_all_ranks_and_changes_no
 
     def rank(communicator: LocalCommunicator) -> bool:
         model = copy.deepcopy(start)
-        optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend=communicator, **DEAR)
+        optimizer = dear(model, backend=communicator)
         loss = loss_of(model, torch.Generator().manual_seed(0))
         (loss * (float("nan") if communicator.rank else 1.0)).backward()
         with pytest.raises(NonFiniteGradient):
@@ -260,9 +204,7 @@ def test_sums_leave_in_the_backward_pass_and_the_step_waits_for_no_gather() -> N
     def rank(given: LocalCommunicator) -> None:
         ranks = Noted(given.rank, world)
         model = Two()
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), backend=ranks, **{**DEAR, "merge": "dear-1"}
-        )
+        optimizer = dear(model, backend=ranks, merge="dear-1")
         assert optimizer.messages == [["last.weight", "last.bias"], ["first.weight", "first.bias"], ["scale"]]
         ranks.events.clear()
         model(X).square().mean().backward()
@@ -295,9 +237,7 @@ def test_messages_are_modules_in_forward_order_closed_before_they_have_so_many_b
             expected[-1].append(module)
             room -= nbytes
         model = seeded(lambda: Net(blocks=3))
-        made = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **{**DEAR, "merge": f"dear-{limit}"}
-        )
+        made = dear(model, merge=f"dear-{limit}")
         groups = [list(dict.fromkeys(name.rpartition(".")[0] for name in names)) for names in reversed(made.messages)]
         assert groups == expected
         made.close()
@@ -319,250 +259,6 @@ def test_the_plan_of_whole_sums_holds_as_much_between_two_steps() -> None:
     whole, halves = figures(None), figures("dear-40000")
     assert halves["total"] == whole["total"] and halves["gradients"] == whole["gradients"]
     assert halves["peak_states"] > whole["peak_states"], "a message is copied together"
-
-
-# --- nobody sees a parameter that is out of date ---
-
-
-LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
-    "state_dict of the model": lambda model, _: model.state_dict(),
-    "state_dict of a part": lambda model, _: model.last.state_dict(),
-    "state_dict of the optimizer": lambda _, optimizer: optimizer.state_dict(),
-    "state_dict of the wrapped optimizer": lambda _, optimizer: optimizer.wrapped.state_dict(),
-    "state of the optimizer": lambda _, optimizer: [*optimizer.state.values()],
-    "data": lambda model, _: [p.data.clone() for p in model.parameters()],
-    "numpy": lambda model, _: [p.detach().numpy().tolist() for p in model.parameters()],
-    "norm": lambda model, _: [p.norm() for p in model.parameters()],
-    "comparison": lambda model, _: [(p == seeded(Two).get_parameter(n)) for n, p in model.named_parameters()],
-    "printed": lambda model, _: repr(model.first.weight),
-    "vector": lambda model, _: nn.utils.parameters_to_vector(model.parameters()),
-    "deepcopy": lambda model, _: copy.deepcopy(model).state_dict(),
-    "deepcopy of a parameter": lambda model, _: (copy.deepcopy(model.scale), type(copy.deepcopy(model.scale))),
-    "saved whole": lambda model, _: loaded(model).state_dict(),
-    "saved parameter": lambda model, _: type(loaded(model.first.weight)),
-    "forward": lambda model, _: model(X),
-    "forward of a part": lambda model, _: model.last(X[:, :5]),
-    "forward without its hooks": lambda model, _: model.last.forward(X[:, :5]),
-    "evaluation": lambda model, _: evaluated(model),
-    "inference alone": lambda model, _: torch.inference_mode()(lambda: model(X).clone())(),
-    "inference": lambda model, _: inferred(model),
-    "autocast": lambda model, _: in_half_precision(model),
-    "functional call": lambda model, _: torch.func.functional_call(model, dict(model.named_parameters()), (X,)),
-    "outside of its module": lambda model, _: nn.functional.linear(X, model.first.weight),
-    "per-sample gradients": lambda model, _: torch.func.vmap(lambda x: x * model.scale)(X),
-    "converted": lambda model, _: model.double().state_dict(),
-    "changed by hand": lambda model, _: (torch.no_grad()(model.scale.mul_)(2), model.scale.data)[1],
-    "gradient": lambda model, _: [p.grad for p in model.parameters()],
-    "norm of gradients": lambda model, _: nn.utils.clip_grad_norm_(model.parameters(), 0.1),
-    "zeroed gradients": lambda model, o: (o.zero_grad(set_to_none=False), [p.grad for p in model.parameters()])[1],
-    "gradients let go by the model": lambda model, _: (model.zero_grad(), model.state_dict(), model.scale.grad),
-    "flush": lambda model, optimizer: (optimizer.flush(), [raw(p) for p in model.parameters()])[1],
-    "closed": lambda model, optimizer: (optimizer.close(), [raw(p) for p in model.parameters()])[1],
-    "another thread": lambda model, _: in_a_thread(model),
-}
-
-
-def loaded(value: Any) -> Any:
-    """`value`, saved and loaded."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def raw(parameter: nn.Parameter) -> Tensor:
-    """What lies in the memory of `parameter`, without any notice that it is used."""
-    with torch._C.DisableTorchFunctionSubclass():
-        return parameter.detach().clone()
-
-
-def evaluated(model: nn.Module) -> Tensor:
-    """The output in evaluation."""
-    with torch.no_grad():
-        return model.eval()(X)
-
-
-def inferred(model: nn.Module) -> tuple[Tensor, Tensor]:
-    """The output in inference, and then in training, with a gradient."""
-    with torch.inference_mode():
-        found = model(X).clone()
-    model(X).sum().backward()
-    return found, model(X)
-
-
-def in_half_precision(model: nn.Module) -> Tensor:
-    """The output with autocast."""
-    with torch.autocast("cpu", torch.bfloat16):
-        return model(X)
-
-
-def in_a_thread(model: nn.Module) -> list[Tensor]:
-    """The parameters as eight threads see them at once."""
-    found: list[Tensor] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(nn.utils.parameters_to_vector(model.parameters()).detach()))
-        for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return found
-
-
-def leaves(value: Any) -> list[Any]:
-    """All that is in `value`, tensors as lists of numbers."""
-    found, _ = torch.utils._pytree.tree_flatten(value)
-    return [one.detach().double().tolist() if isinstance(one, Tensor) else one for one in found]
-
-
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("between", ["at once", "after zero_grad"])
-def test_whoever_looks_sees_the_step_taken(look: str, between: str) -> None:
-    seen = []
-    for merge in (None, "dear-1"):
-        model, optimizer = small(merge)
-        if merge:
-            assert not torch.equal(raw(model.scale), raw(seen_by(None).scale)), "nothing has been updated yet"
-        if between == "after zero_grad":
-            optimizer.zero_grad()
-        seen.append(leaves(LOOKS[look](model, optimizer)))
-    assert seen[0] == seen[1] and seen[0]
-
-
-def seen_by(merge: str | None) -> Two:
-    """The model of `small`."""
-    return small(merge)[0]
-
-
-def test_training_goes_on_as_before_whoever_looked() -> None:
-    for look in ("state_dict of the model", "forward of a part", "gradient", "changed by hand", "inference alone"):
-        ends = []
-        for merge in (None, "dear-1"):
-            model, optimizer = small(merge)
-            LOOKS[look](model, optimizer)
-            for _ in range(2):
-                optimizer.zero_grad()
-                model(X).square().mean().backward()
-                optimizer.step()
-            ends.append(model.state_dict())
-        for name, value in ends[0].items():
-            assert torch.equal(value, ends[1][name]), (look, name)
-
-
-def test_a_parameter_is_the_same_object_of_the_same_class_before_and_after() -> None:
-    model, optimizer = small("dear-1")
-    held = list(model.parameters())
-    assert all(isinstance(parameter, nn.Parameter) for parameter in held)
-    shapes = [(parameter.shape, parameter.dtype, parameter.requires_grad) for parameter in held]
-    assert not torch.equal(raw(model.scale), raw(seen_by(None).scale)), "its shape tells nothing of its values"
-    optimizer.flush()
-    assert all(one is other for one, other in zip(held, model.parameters(), strict=True))
-    assert {type(parameter) for parameter in held} == {nn.Parameter} and shapes[0] == ((6,), torch.float32, True)
-    assert all(not vars(parameter) for parameter in held), "nothing is left behind"
-
-
-def test_options_are_those_at_the_step_whatever_a_scheduler_makes_of_them() -> None:
-    ends = []
-    for merge in (None, "dear-1"):
-        model, optimizer = small(merge, steps=0)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=6)
-        rates = []
-        for _ in range(5):
-            optimizer.zero_grad()
-            model(X).square().mean().backward()
-            optimizer.step()
-            schedule.step()
-            rates.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
-        ends.append((model.state_dict(), rates))
-    assert ends[0][1] == ends[1][1] and len(set(ends[0][1])) == 5
-    assert all(torch.equal(value, ends[1][0][name]) for name, value in ends[0][0].items())
-
-
-def test_hooks_of_the_wrapped_optimizer_run_once_a_step_and_find_it_taken() -> None:
-    found: dict[str | None, list[Tensor]] = {None: [], "dear-1": []}
-    for merge, seen in found.items():
-        model, optimizer = small(merge, steps=0)
-        optimizer.register_step_post_hook(
-            lambda *_, model=model, seen=seen: seen.append(nn.utils.parameters_to_vector(model.parameters()).detach())
-        )
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(X).square().mean().backward()
-            optimizer.step()
-    assert [len(seen) for seen in found.values()] == [3, 3]
-    assert all(torch.equal(one, other) for one, other in zip(*found.values(), strict=True))
-    assert not any(torch.equal(one, other) for one, other in pairwise(found["dear-1"]))
-
-
-def test_what_a_hook_before_the_step_would_miss_is_refused() -> None:
-    _, optimizer = small("dear-1", steps=0)
-    optimizer.register_step_pre_hook(lambda *_: None)
-    with pytest.raises(UsageError, match=r"a hook before the step .* leave merge out"):
-        optimizer.step()
-    optimizer.close()
-
-
-def test_a_state_that_is_loaded_takes_the_place_of_what_the_step_made() -> None:
-    ends = []
-    for merge in (None, "dear-1"):
-        model, optimizer = small(merge)
-        states = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        model(X).square().mean().backward()
-        optimizer.step()
-        model.load_state_dict(states[0])
-        optimizer.wrapped.load_state_dict(states[1])
-        ends.append((model.state_dict(), optimizer.state_dict()))
-    assert leaves(ends[0]) == leaves(ends[1])
-
-
-def test_an_optimizer_that_is_lost_leaves_the_last_step_taken() -> None:
-    model, optimizer = small("dear-1")
-    del optimizer
-    assert leaves(list(model.state_dict().values())) == leaves(list(seen_by(None).state_dict().values()))
-
-
-def test_a_closed_optimizer_can_be_followed_by_another() -> None:
-    ends = []
-    for merge in (None, "dear-1"):
-        model, optimizer = small(merge)
-        optimizer.close()
-        wrapped = optimizer.wrapped
-        again = resireduce.distribute(model, wrapped, backend="local", **{**DEAR, "merge": merge})
-        again.zero_grad()
-        model(X).square().mean().backward()
-        again.step()
-        ends.append(model.state_dict())
-    assert leaves(ends[0]) == leaves(ends[1])
-
-
-def test_a_compiled_model_is_updated_in_the_step() -> None:
-    ends = []
-    for merge in (None, "dear-1"):
-        model, optimizer = small(merge, steps=0)
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        for _ in range(3):
-            optimizer.zero_grad()
-            compiled(X).square().mean().backward()
-            optimizer.step()
-        ends.append([raw(parameter) for parameter in model.parameters()])
-    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
-
-
-def test_an_update_that_fails_half_way_is_not_taken_for_one_that_was_taken() -> None:
-    model, optimizer = small("dear-1")
-    optimizer.param_groups[0]["weight_decay"] = "much"  # as no step can use it
-    model(X).sum().backward()
-    optimizer.step()
-    with pytest.raises(TypeError):
-        model(X)
-    for _ in range(2):
-        with pytest.raises(UsageError, match=r"the update of 'scale' failed before, half-way"):
-            model(X)
-    with pytest.raises(UsageError, match="failed before"):
-        optimizer.close()
-    with pytest.raises(UsageError, match="failed before"):
-        model.state_dict()
 
 
 # --- what is refused ---
@@ -596,7 +292,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_cannot_be_right_is_refused_with_the_reason_before_any_work(given: dict[str, Any], message: str) -> None:
     model = seeded(Two)
     with pytest.raises(ConfigError, match=message):
-        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **{**DEAR, **given})
+        dear(model, **given)
     assert not model._forward_pre_hooks and not any(p._post_accumulate_grad_hooks for p in model.parameters())
 
 
@@ -609,14 +305,14 @@ def test_optimizers_and_parameters_that_cannot_be_updated_late_are_refused() -> 
         with pytest.raises(
             ConfigError, match=rf"merge: 'dear-40000' is not allowed with {type(wrapped).__name__}, which"
         ):
-            resireduce.distribute(model, wrapped, backend="local", **DEAR)
+            dear(model, wrapped)
     scripted = torch.jit.script(nn.Linear(6, 6))
     for whole, name in ((scripted, "that the model is"), (nn.Sequential(scripted), "0")):
         with pytest.raises(ConfigError, match=rf"not allowed with the torch\.jit\.ScriptModule '{name}', of which"):
-            resireduce.distribute(whole, torch.optim.SGD(whole.parameters(), 0.1), backend="local", **DEAR)
+            dear(whole)
     model.scale = OwnParameter(torch.ones(6))
     with pytest.raises(ConfigError, match=r"'scale', a OwnParameter and no plain nn\.Parameter"):
-        resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), backend="local", **DEAR)
+        dear(model)
 
 
 def test_a_message_has_25_mebibytes_unless_it_is_said() -> None:

@@ -19,7 +19,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states
 from resireduce.share import share
-from tests.worlds import Net, same, seeded, train, train_world
+from tests.worlds import Net, distributed, same, seeded, train, train_world
 
 
 def lines() -> nn.Module:
@@ -33,9 +33,7 @@ def lines() -> nn.Module:
 def walk(compressor: DGC, gradients: list[dict[str, torch.Tensor]], lr: float = 1.0) -> DistributedOptimizer:
     """Steps in which the gradient is what is given."""
     model = lines()
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), lr), "baseline", compressor, backend="local"
-    )
+    optimizer = distributed(model, lr=lr, compressor=compressor)
     for grads in gradients:
         optimizer.zero_grad()
         sum((parameter * grads[name]).sum() for name, parameter in model.named_parameters()).backward()

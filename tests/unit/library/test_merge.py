@@ -212,9 +212,7 @@ def test_messages_with_tensors_that_some_ranks_do_not_use() -> None:
 
     def rank(communicator: Communicator, merge: object) -> list[Tensor]:
         model = layers[communicator.rank]
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend=communicator, merge=merge
-        )
+        optimizer = distributed(model, backend=communicator, merge=merge)
         for step in range(4):
             optimizer.zero_grad()
             used = [0, 1, 3] if communicator.rank == step % 2 else [1, 3]

@@ -23,7 +23,7 @@ from resireduce.step.scatter import Scatter
 from resireduce.step.slot import Slot, make_slots
 from resireduce.step.stage import Stage
 from tests.nodes import by_hand, given_gradients
-from tests.worlds import Net, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, distributed, loss_of, same, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
 SHAPES = [[[0, 1], [2, 3]], [[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 2], [1, 3]]]
@@ -71,7 +71,7 @@ def test_training_is_the_definition(nodes: list[list[int]], density: float) -> N
     np.testing.assert_allclose(sent + sum(left), brought, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{"compressor": "none"}, {"compressor": "topk", "density": 1.0}])
+@pytest.mark.parametrize("options", [{"compressor": "none", "scheme": "none"}, {"density": 1.0}])
 @pytest.mark.parametrize("nodes", SHAPES[:3])
 def test_without_loss_the_average_is_that_of_float64_within_rounding(
     nodes: list[list[int]], options: dict[str, object]
@@ -82,15 +82,7 @@ def test_without_loss_the_average_is_that_of_float64_within_rounding(
 
     def rank(communicator: Communicator) -> Tensor:
         model = nn.Linear(100, 107, bias=False)
-        optimizer = resireduce.distribute(
-            model,
-            torch.optim.SGD(model.parameters(), 1.0),
-            "baseline" if options["compressor"] == "topk" else "none",
-            backend=communicator,
-            gradients="kept",
-            hierarchy=nodes,
-            **options,  # type: ignore[arg-type]
-        )
+        optimizer = distributed(model, backend=communicator, gradients="kept", hierarchy=nodes, **options)
         model.weight.grad = torch.from_numpy(gradients[0, communicator.rank].copy())
         optimizer.step()
         return model.weight.grad
@@ -192,8 +184,7 @@ def test_a_residual_stays_where_no_rank_of_the_node_has_a_gradient() -> None:
 
     def rank(communicator: Communicator) -> dict[str, Tensor]:
         model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, hierarchy=PAIRS)
+        optimizer = distributed(model, backend=communicator, hierarchy=PAIRS)
         model((0, 1)).backward()
         optimizer.step()
         before = copy.deepcopy(optimizer.residual_state_dict())
@@ -214,10 +205,7 @@ def test_nan_on_one_rank_is_told_to_all(gradients: str, bad: int) -> None:
 
     def rank(communicator: Communicator) -> str:
         model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        optimizer = resireduce.distribute(
-            model, wrapped, "baseline", backend=communicator, gradients=gradients, hierarchy=PAIRS
-        )
+        optimizer = distributed(model, backend=communicator, gradients=gradients, hierarchy=PAIRS)
         if communicator.rank == bad:
             model.blocks[1].up.weight.register_hook(lambda grad: grad * torch.nan)
         loss_of(model, torch.Generator().manual_seed(communicator.rank)).backward()
@@ -238,9 +226,7 @@ def test_a_step_that_overflows_on_one_rank_is_skipped_by_all(gradients: str) -> 
 
     def rank(communicator: Communicator) -> tuple[nn.Module, dict[str, Tensor]]:
         model, scaler = copy.deepcopy(start), resireduce.GradScaler("cpu", init_scale=4.0)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        options = {"gradients": gradients, "grad_scaler": scaler, "hierarchy": PAIRS}
-        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, **options)  # type: ignore[arg-type]
+        optimizer = distributed(model, backend=communicator, gradients=gradients, grad_scaler=scaler, hierarchy=PAIRS)
         hook = model.head.weight.register_hook(lambda grad: grad * (torch.inf if communicator.rank == 2 else 1))
         for turn in range(2):
             optimizer.zero_grad()
@@ -264,9 +250,7 @@ def test_a_sum_that_overflows_is_a_gradient_that_cannot_be_used() -> None:
 
     def rank(communicator: Communicator) -> None:
         model = nn.Linear(120, 120, bias=False, dtype=torch.float16)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
-        options = {"gradients": "kept", "hierarchy": PAIRS}
-        optimizer = resireduce.distribute(model, wrapped, "baseline", backend=communicator, **options)  # type: ignore[arg-type]
+        optimizer = distributed(model, backend=communicator, gradients="kept", hierarchy=PAIRS)
         model.weight.grad = torch.ones_like(model.weight)
         model.weight.grad[0] = 60_000.0 if communicator.rank < 2 else 1.0
         with pytest.raises(NonFiniteGradient):
@@ -330,9 +314,8 @@ def test_passes_that_add_up_are_one_gradient() -> None:
 
     def rank(communicator: Communicator) -> nn.Module:
         model = copy.deepcopy(start)
-        wrapped = torch.optim.SGD(model.parameters(), 0.1)
         options = {"backward_passes_per_step": 2, "compressor": "none", "hierarchy": PAIRS}
-        optimizer = resireduce.distribute(model, wrapped, "none", backend=communicator, **options)  # type: ignore[arg-type]
+        optimizer = distributed(model, backend=communicator, scheme="none", **options)
         generator = torch.Generator().manual_seed(communicator.rank)
         for _ in range(2):
             loss_of(model, generator).backward()

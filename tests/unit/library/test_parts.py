@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.base import Compressor
@@ -18,7 +17,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.scheme import build_compressor
 from resireduce.sending.parts import Gathered, Parts
-from tests.worlds import Net, same, seeded, train_world
+from tests.worlds import Net, distributed, same, seeded, train_world
 
 ROWS, COLUMNS = 150, 90
 
@@ -119,9 +118,7 @@ def some_layers(communicator: Communicator, start: nn.Module, slices: int | None
     """Training in which rank 1 uses one layer of four, and nobody the last; a hook of rank 0's may come late."""
     model = copy.deepcopy(start)
     wrapped = torch.optim.Adam(model.parameters(), 1e-3)
-    optimizer = resireduce.distribute(
-        model, wrapped, "baseline", backend=communicator, slices=slices, density=0.1, residual_dtype="bfloat16"
-    )
+    optimizer = distributed(model, wrapped, backend=communicator, slices=slices, density=0.1, residual_dtype="bfloat16")
     if late_hook and not communicator.rank:
         wrapped.register_step_pre_hook(lambda *_: None)
     for step in range(4):

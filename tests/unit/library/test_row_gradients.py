@@ -24,7 +24,7 @@ from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, track_states
 from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows
-from tests.worlds import OPTIMIZERS, same, seeded
+from tests.worlds import OPTIMIZERS, distributed, same, seeded
 
 SLICE = 8192
 LARGE = {"embedding.weight", "up.weight", "down.weight", "second.weight"}
@@ -150,9 +150,7 @@ def test_a_plan_is_near_what_is_alive(kind: str) -> None:
 
 def test_the_model_stays_what_it_was() -> None:
     model, plain = seeded(Toy), seeded(Toy)
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", slices=SLICE
-    )
+    optimizer = distributed(model, slices=SLICE)
     assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()] and str(model) == str(plain)
     assert model.state_dict().keys() == plain.state_dict().keys()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
@@ -302,10 +300,7 @@ class Transformed(nn.Module):
 def test_linear_layers_of_transformers(precision: str | None) -> None:
     def run(slices: int | None) -> tuple[nn.Module, dict[str, str], bool]:
         model = seeded(Transformed)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype=precision,
-            slices=slices,
-        )  # fmt: skip
+        optimizer = distributed(model, residual_dtype=precision, slices=slices)
         x = drawn(1, 1, 64).float().requires_grad_()  # of one sample an element is one product
         seen = False
         for _ in range(2):
@@ -322,9 +317,7 @@ def test_linear_layers_of_transformers(precision: str | None) -> None:
 
 def test_a_weight_that_attention_uses_by_itself() -> None:
     model = Attention()
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", slices=SLICE, dense=[]
-    )
+    optimizer = distributed(model, slices=SLICE, dense=[])
     assert set(optimizer.whole_gradients) == {"inner.in_proj_weight", "inner.out_proj.weight"} & {
         slot.name for slot in optimizer.slots if slot.nbytes > SLICE
     }
@@ -387,9 +380,7 @@ def test_why_a_gradient_is_made_whole(
 ) -> None:
     model = seeded(Toy)
     change(model)
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", slices=SLICE, **options
-    )  # type: ignore[arg-type]
+    optimizer = distributed(model, slices=SLICE, **options)
     assert reason in optimizer.whole_gradients[name]
     if not options:
         assert len(optimizer.whole_gradients) == 1, "others are made row by row"

@@ -6,7 +6,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.compressors.dgc import DGC
@@ -119,9 +118,7 @@ def test_ranks_that_saw_other_words_train_alike(compressor: str) -> None:
     def rank(communicator: Communicator) -> tuple[Tensor, Tensor]:
         model = Words()
         nn.init.ones_(model.embedding.weight)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 1.0), "baseline", compressor, 0.01, backend=communicator
-        )
+        optimizer = distributed(model, lr=1.0, backend=communicator, compressor=compressor, density=0.01)
         for step in range(2):
             optimizer.zero_grad()
             # In the second step no rank has a gradient but of zeros, and all payloads are empty.

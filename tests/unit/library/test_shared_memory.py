@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
-from tests.worlds import same, seeded
+from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
 LIFETIMES = [{}, {"gradients": "kept"}, {"gradients": "kept", "overlap": True}]
@@ -57,10 +57,7 @@ def trained(communicator: Communicator, model: nn.Module, join: Join, batch: int
     wrapped = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
     optimizer = resireduce.distribute(model, wrapped, backend=communicator, **{"density": 0.05, **options})  # type: ignore[arg-type]
     source = torch.Generator().manual_seed(communicator.rank)
-    for _ in range(4):
-        optimizer.zero_grad()
-        model(torch.randn(batch, 110, 100, generator=source), join).square().mean().backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: model(torch.randn(batch, 110, 100, generator=source), join).square().mean(), 4)
     return model
 
 
@@ -118,8 +115,5 @@ def trained_on_rows(communicator: Communicator, model: nn.Module, scheme: str, g
     wrapped = torch.optim.SGD(model.parameters(), 0.5)
     optimizer = resireduce.distribute(model, wrapped, scheme, density=0.05, backend=communicator, groups=groups)  # type: ignore[arg-type]
     source = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(110, 100, generator=source), lambda one: one).square().mean().backward()
-        optimizer.step()
+    take_steps(optimizer, lambda: model(torch.randn(110, 100, generator=source), lambda one: one).square().mean(), 3)
     return model

@@ -18,7 +18,7 @@ from resireduce.planning.memory import LiveBytes, track_states
 from resireduce.planning.slice_price import price_of_slices
 from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme
 from resireduce.slices.row_layers import THRICE, TWICE
-from tests.worlds import same, seeded
+from tests.worlds import distributed, same, seeded
 
 WORDS, WIDTH, SLICE = 640, 64, 8192
 WHOLE = WORDS * WIDTH * 4
@@ -127,10 +127,7 @@ def test_a_use_that_is_not_finite_leaves_the_residual_as_before(use: str, count:
 def scaled(slices: int | None = SLICE) -> tuple[Tied, DistributedOptimizer, resireduce.GradScaler]:
     """A residual that absorbs gradients, and a scale that a step may overflow at."""
     model, scaler = seeded(lambda: Tied(112)), resireduce.GradScaler("cpu", init_scale=8.0)
-    optimizer = resireduce.distribute(
-        model, torch.optim.SGD(model.parameters(), 0.5), "baseline", density=0.05, backend="local", slices=slices,
-        grad_scaler=scaler,
-    )  # fmt: skip
+    optimizer = distributed(model, lr=0.5, density=0.05, slices=slices, grad_scaler=scaler)
     return model, optimizer, scaler
 
 
@@ -176,9 +173,7 @@ def test_a_scale_that_nothing_overflows_at_changes_nothing(count: int) -> None:
     """But for rounding where a part is whole with it: without a scaler each use is absorbed by itself."""
     model, optimizer, scaler = scaled()
     plain = seeded(lambda: Tied(112))
-    other = resireduce.distribute(
-        plain, torch.optim.SGD(plain.parameters(), 0.5), "baseline", density=0.05, backend="local", slices=SLICE
-    )
+    other = distributed(plain, lr=0.5, density=0.05, slices=SLICE)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for step in range(2):

@@ -18,7 +18,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes, held_tensors
 from resireduce.scheme import COMPRESSORS, build_compressor
 from resireduce.slices.row_step import footprint
-from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, train, train_world
 
 SLICE = 4096
 KINDS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -170,9 +170,7 @@ def test_a_plan_knows_what_slices_save() -> None:
 def test_a_layer_that_one_rank_does_not_use() -> None:
     def rank(communicator: Communicator, slices: int | None) -> nn.Module:
         model = copy.deepcopy(start)
-        optimizer = resireduce.distribute(
-            model, torch.optim.Adam(model.parameters(), 1e-3), "baseline", backend=communicator, slices=slices
-        )
+        optimizer = distributed(model, torch.optim.Adam(model.parameters(), 1e-3), backend=communicator, slices=slices)
         for step in range(4):
             optimizer.zero_grad()
             x = torch.ones(2, 130).mul_(step + 1)
@@ -213,10 +211,8 @@ def test_a_limit_of_each_ranks_norm_is_refused_with_its_reason() -> None:
 def test_a_step_that_is_skipped_for_overflow_skips_every_slice(max_grad_norm: float | None) -> None:
     def run(slices: int | None) -> tuple[nn.Module, list[bool]]:
         model, scaler = seeded(Net), resireduce.GradScaler("cpu", init_scale=16.0)
-        optimizer = resireduce.distribute(
-            model, torch.optim.Adam(model.parameters(), 1e-3), "baseline", backend="local", grad_scaler=scaler,
-            slices=slices, max_grad_norm=max_grad_norm,
-        )  # fmt: skip
+        wrapped = torch.optim.Adam(model.parameters(), 1e-3)
+        optimizer = distributed(model, wrapped, grad_scaler=scaler, slices=slices, max_grad_norm=max_grad_norm)
         skipped = []
         for step in range(4):
             optimizer.zero_grad()

@@ -12,7 +12,7 @@ from resireduce.comm.local import LocalCommunicator, LocalWorld
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.scheme import COMPRESSORS, SCHEMES
 from resireduce.streamed_away import StreamedAway
-from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, train, train_world
+from tests.worlds import OPTIMIZERS, Net, distributed, loss_of, same, seeded, take_steps, train, train_world
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -91,14 +91,10 @@ def test_parameters_without_a_gradient(gradients: str, compressor: str) -> None:
         model = copy.deepcopy(start)
         model.use_odd = communicator.rank == 1  # type: ignore[assignment]
         wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=0.1)
-        optimizer = resireduce.distribute(
-            model, wrapped, backend=communicator, gradients=gradients, compressor=compressor, scheme="none", density=1.0
-        )
+        options = {"gradients": gradients, "compressor": compressor, "scheme": "none", "density": 1.0}
+        optimizer = distributed(model, wrapped, backend=communicator, **options)
         x = torch.ones(2, 120) * (communicator.rank + 1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
+        take_steps(optimizer, lambda: model(x).square().mean(), 3)
         assert wrapped.state.keys() == {p for n, p in model.named_parameters() if n.split(".")[0] in ("shared", "odd")}
         return model
 
@@ -382,9 +378,8 @@ def test_parameter_groups_keep_their_own_settings(gradients: str, wrapped: type[
 
     plain, model = seeded(Net), seeded(Net)
     reference = wrapped(groups(plain), lr=1e-2)
-    optimizer = resireduce.distribute(
-        model, wrapped(groups(model), lr=1e-2), "none", "none", backend="local", gradients=gradients
-    )
+    ours = wrapped(groups(model), lr=1e-2)
+    optimizer = distributed(model, ours, scheme="none", compressor="none", gradients=gradients)
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (reference, optimizer)]
     for step in range(4):
         for trained, one, scheduler in zip((plain, model), (reference, optimizer), schedulers, strict=True):
@@ -400,10 +395,7 @@ def test_small_gradients_of_many_passes_are_not_lost_in_16_bits() -> None:
     for gradients in ("kept", "streamed"):
         model = nn.Linear(200, 100, bias=False).bfloat16()
         nn.init.zeros_(model.weight)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 1.0), "baseline", density=0.01, backend="local",
-            gradients=gradients, backward_passes_per_step=32,
-        )  # fmt: skip
+        optimizer = distributed(model, lr=1.0, density=0.01, gradients=gradients, backward_passes_per_step=32)
         for _ in range(30):
             optimizer.zero_grad()
             for _ in range(32):

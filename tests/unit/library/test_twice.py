@@ -23,7 +23,7 @@ from resireduce.plan import plan
 from resireduce.planning.memory import LiveBytes
 from resireduce.residuals.moving import Moving
 from resireduce.scheme import NONE, ROWS_COLUMNS, Scheme, build_residual
-from tests.worlds import same, seeded
+from tests.worlds import distributed, same, seeded, take_steps
 
 PRECISIONS = ["bfloat16", "float8_e4m3", "int8", "int4"]
 
@@ -144,14 +144,8 @@ def test_training_is_that_of_whole_gradients(way: str) -> None:
 def test_what_comes_outside_of_the_layers_is_added() -> None:
     def run(slices: int | None) -> nn.Module:
         model = seeded(Layers)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype="int8",
-            slices=slices,
-        )  # fmt: skip
-        for _ in range(2):
-            optimizer.zero_grad()
-            (model(torch.ones(1, 112)) + model.two.weight.square().sum()).backward()
-            optimizer.step()
+        optimizer = distributed(model, residual_dtype="int8", slices=slices)
+        take_steps(optimizer, lambda: model(torch.ones(1, 112)) + model.two.weight.square().sum(), 2)
         return model
 
     assert same(run(8192), run(None))
@@ -160,10 +154,7 @@ def test_what_comes_outside_of_the_layers_is_added() -> None:
 def test_no_whole_gradient_is_alive_in_the_backward_pass() -> None:
     def peak(slices: int | None) -> int:
         model = seeded(Layers)
-        optimizer = resireduce.distribute(
-            model, torch.optim.SGD(model.parameters(), 0.1), "baseline", backend="local", residual_dtype="int4",
-            slices=slices,
-        )  # fmt: skip
+        optimizer = distributed(model, residual_dtype="int4", slices=slices)
         with LiveBytes(lambda tensor: tensor.is_floating_point() and tensor.nbytes > 8192) as alive:
             model(torch.ones(1, 112)).backward()
         optimizer.step()
