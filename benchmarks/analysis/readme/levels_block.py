@@ -1,4 +1,4 @@
-"""The table of docs/library.md about two levels: metrics of `config/two-levels.yaml`, over seeds. Imports no torch."""
+"""The table of docs/nodes.md about two levels: metrics of `config/two-levels.yaml`, over seeds. Imports no torch."""
 
 from typing import Any
 
