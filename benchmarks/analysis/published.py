@@ -47,6 +47,8 @@ class Published:
 
 
 COLUMNS = tuple(field.name for field in fields(Published) if field.name != "digits")
+FIG_9 = ("exp1-local", "exp1-cloud")
+"""Parts of the paper's first experiment: Fig. 9a and 9b."""
 
 
 @lru_cache
@@ -70,6 +72,12 @@ def load_published(path: Path = NUMBERS_FILE) -> dict[str, Published]:
             raise ConfigError(f"{path}, row {number}: id: {one.id!r} is there twice; give each value an id of its own")
         found[one.id] = one
     return found
+
+
+def published_savings(model: str) -> list[float]:
+    """Return the savings, in per cent, that the paper states for ResiReduce: on 8 and on 64 GPUs if it states both."""
+    numbers = load_published()
+    return [numbers[name].value for part in FIG_9 if (name := f"{part}-saving-{model}") in numbers]
 
 
 def _published(where: str, row: Mapping[Any, Any]) -> Published:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from resireduce.blocks import pieces
 from resireduce.compressors.quantising import Quantising
-from resireduce.kernels.signs import negatives, pack_signs
+from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
@@ -30,7 +30,4 @@ class EFSignSGD(Quantising):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x sign x mean magnitude to `dense`; return `dense`."""
         packed, mean = payload.parts()
-        flat = dense.view(-1)
-        for piece, negative in negatives(packed, flat.numel()):
-            flat[piece].add_(torch.where(negative, -mean, mean).to(flat.dtype), alpha=scale)
-        return dense
+        return add_signs_(dense, packed, mean, -mean, scale)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -27,11 +27,6 @@ class Fp16(Compressor):
     def exact(self) -> bool:
         """False: values are rounded, so sent + error equals the gradient only up to rounding."""
         return False
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
-        return cls()
 
     def for_world(self, world_size: int) -> "Fp16":
         """Return the compressor with a limit that keeps any full or partial sum over `world_size` ranks finite."""

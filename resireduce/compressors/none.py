@@ -1,7 +1,7 @@
 """No compression: what DistributedDataParallel does."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -16,11 +16,6 @@ class NoCompression(Compressor):
     collective: ClassVar[Collective] = "all_reduce"
     lossless: ClassVar[bool] = True
     source_feeds_back: ClassVar[bool] = False
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
-        return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return the gradient as its own payload, which shares the memory of `grad`."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from resireduce.blocks import pieces
 from resireduce.compressors.quantising import Quantising
-from resireduce.kernels.signs import negatives, pack_signs
+from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
@@ -36,7 +36,4 @@ class OneBit(Quantising):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x the mean that each bit stands for to `dense`; return `dense`."""
         packed, means = payload.parts()
-        flat = dense.view(-1)
-        for piece, negative in negatives(packed, flat.numel()):
-            flat[piece].add_(torch.where(negative, means[1], means[0]).to(flat.dtype), alpha=scale)
-        return dense
+        return add_signs_(dense, packed, means[0], means[1], scale)

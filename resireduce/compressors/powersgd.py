@@ -3,7 +3,6 @@ optimization", NeurIPS 2019."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -49,11 +48,6 @@ class PowerSGD(Agreeing):
     def exact(self) -> bool:
         """False: what is sent is a projection."""
         return False
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: `density` is ignored."""
-        return cls()
 
     def compresses(self, shape: torch.Size) -> bool:
         """Whether a tensor of `shape` is more than `min_compression_rate` times as large as its payload."""

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,11 +47,6 @@ class QSGD(Compressor):
     def unbiased(self) -> bool:
         """Whether the mean over all draws is the gradient: it is."""
         return True
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
-        return cls()
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return levels of all elements (int8) and norms of all buckets (float32). A bucket of zeros stays zero."""

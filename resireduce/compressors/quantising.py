@@ -1,7 +1,6 @@
 """The common base of compressors that send every element, rounded; each names its own paper."""
 
 from dataclasses import dataclass
-from typing import Self
 
 from torch import Tensor
 
@@ -17,11 +16,6 @@ class Quantising(Compressor):
     def exact(self) -> bool:
         """False: values are rounded, so sent + error equals the gradient only up to rounding."""
         return False
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: everything is sent, so `density` is ignored."""
-        return cls()
 
     def error_(self, grad: Tensor, payload: Payload) -> Tensor:
         """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from resireduce.blocks import pieces
 from resireduce.compressors.quantising import Quantising
 from resireduce.kernels.bits import BYTE, octets, unpack_bits
-from resireduce.kernels.signs import negatives, pack_signs
+from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
@@ -36,10 +36,8 @@ class SignSGD(Quantising):
     def add_(self, dense: Tensor, payload: Payload, scale: float = 1.0) -> Tensor:
         """Add `scale` x sign to `dense`, of one rank alone; return `dense`."""
         packed, votes = payload.parts()
-        flat, one = dense.view(-1), votes.to(dense.dtype)
-        for piece, negative in negatives(packed, flat.numel()):
-            flat[piece].add_(torch.where(negative, -one, one), alpha=scale)
-        return dense
+        one = votes.to(dense.dtype)
+        return add_signs_(dense, packed, one, -one, scale)
 
     def combine_(self, dense: Tensor, payloads: Iterable[Payload], scale: float) -> Tensor:
         """Overwrite `dense` with the majority vote of the ranks, counted in integers; return it."""

@@ -3,7 +3,7 @@ Interspeech 2015."""
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,11 +30,6 @@ class Threshold(SparseCompressor):
         """Raise ConfigError for a threshold that cannot be used."""
         if not is_number(self.threshold) or not math.isfinite(self.threshold) or self.threshold < 0:
             raise ConfigError(f"threshold: {self.threshold!r} is not allowed; give a number, 0 or more")
-
-    @classmethod
-    def from_density(cls, density: float) -> Self:
-        """Return the compressor with its defaults: how much is sent depends on the gradient; `density` is ignored."""
-        return cls()
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:
         """Return the flat indices of greater magnitudes, int64, ascending; all for a tensor without storage."""

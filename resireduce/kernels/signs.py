@@ -1,7 +1,5 @@
 """Signs of a tensor as bits, eight a byte, gone through a piece at a time."""
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,13 @@ def pack_signs(flat: Tensor) -> Tensor:
     return packed
 
 
-def negatives(packed: Tensor, numel: int) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of a flat tensor of `numel` elements, and for each which are negative in `packed`: 1-D bool."""
-    for piece in pieces(numel, BYTE):
-        yield piece, unpack_bits(packed[octets(piece)], piece.stop - piece.start).bool()
+def add_signs_(dense: Tensor, packed: Tensor, plus: Tensor, minus: Tensor, scale: float) -> Tensor:
+    """Add `scale` x `minus` to `dense` where bits of `packed` are set, and `scale` x `plus` elsewhere; return `dense`.
+
+    dense: contiguous. plus, minus: one number each, of any dtype.
+    """
+    flat = dense.view(-1)
+    for piece in pieces(flat.numel(), BYTE):
+        negative = unpack_bits(packed[octets(piece)], piece.stop - piece.start).bool()
+        flat[piece].add_(torch.where(negative, minus, plus).to(flat.dtype), alpha=scale)
+    return dense

@@ -11,14 +11,12 @@ from benchmarks.analysis.labels import ABSENT, markdown_table
 from benchmarks.analysis.one_gpu.gpu_records import Case, Device, read_devices
 from benchmarks.analysis.one_gpu.look_up import BASELINE, USUAL, Unread, bytes_at, matching
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PEAK
-from benchmarks.analysis.published import load_published
+from benchmarks.analysis.published import published_savings
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.core.workloads import PAPER
 
 NOT_RUN = "Not run: no records of a GPU are committed."
 WIDTH = 120
-PARTS = ("exp1-local", "exp1-cloud")
-"""Parts of the paper's first experiment: Fig. 9a and 9b."""
 SHARED: Mapping[str, Any] = {**USUAL, "scheme": "w+2d"}
 INT4: Mapping[str, Any] = {**USUAL, "scheme": "baseline", "residual_dtype": "int4", "gradients": "streamed"}
 COLUMNS: Mapping[str, tuple[Mapping[str, Any], str]] = {
@@ -61,7 +59,8 @@ def _row(device: Device, model: str) -> list[str]:
     if against is None:
         return []
     shares = (_share(_sound(device, model, wanted), against, rung) for wanted, rung in COLUMNS.values())
-    return [model, _published(model), *shares]
+    # What the paper's savings leave.
+    return [model, " / ".join(f"{100 - saving:.1f} %" for saving in published_savings(model)), *shares]
 
 
 def _sound(device: Device, model: str, wanted: Mapping[str, Any]) -> Case | None:
@@ -74,10 +73,3 @@ def _share(one: Case | None, against: Case, rung: str) -> str:
         return ABSENT if one is None else f"{100 * bytes_at(one, rung) / bytes_at(against, rung):.1f} %"
     except Unread:
         return ABSENT
-
-
-def _published(model: str) -> str:
-    """Return what the paper's savings leave, on 8 and on 64 GPUs if it states both."""
-    numbers = load_published()
-    found = [numbers[name] for part in PARTS if (name := f"{part}-saving-{model}") in numbers]
-    return " / ".join(f"{100 - one.value:.1f} %" for one in found)
