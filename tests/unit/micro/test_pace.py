@@ -10,6 +10,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.core.cell import Cell
 from benchmarks.core.paths import ROOT
+from benchmarks.core.workloads import SMALL
 from benchmarks.micro import pace
 
 
@@ -17,17 +18,13 @@ def test_ratios_and_their_intervals(tmp_path: Path) -> None:
     """At the mean of the rounds' ratios, within them, and by what the two ranks took."""
     output = tmp_path / "pace.json"
     options = ["--models", "vgg-digits", "--rounds", "3", "--steps", "1", "--output", str(output)]
-    assert main(["pace", *options]) == 0
-    found = json.loads(output.read_text())
-    assert [(row["model"], row["scheme"]) for row in found["rows"]] == [
-        ("vgg-digits", "baseline"),
-        ("vgg-digits", "w+2d"),
-    ]
-    for row in found["rows"]:
-        assert (row["gradients"], row["against"]["gradients"]) == ("streamed", "kept")
-        assert row["pairs"] == len(row["ratios"]) == 3 and row["half_width"] > 0
-        assert min(row["ratios"]) < row["ratio"] < max(row["ratios"])
-        assert row["step_seconds"] > 0 and row["against"]["step_seconds"] > 0
+    assert main(["pace", "--pairs", "streaming", *options]) == 0
+    (row,) = json.loads(output.read_text())["rows"]
+    assert (row["model"], row["scheme"]) == ("vgg-digits", "baseline")
+    assert (row["gradients"], row["against"]["gradients"]) == ("streamed", "kept")
+    assert row["pairs"] == len(row["ratios"]) == 3 and row["half_width"] > 0
+    assert min(row["ratios"]) < row["ratio"] < max(row["ratios"])
+    assert row["step_seconds"] > 0 and row["against"]["step_seconds"] > 0
 
 
 def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,13 +41,17 @@ def test_pairs_of_one_process_have_one_reference(tmp_path: Path, monkeypatch: py
     assert (shared["scheme"], shared["against"]["scheme"]) == ("w+2d", "baseline")
 
 
-def test_what_compression_costs_is_beside_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_compression_costs_is_beside_none_with_fused_optimizers_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "pace.json"
-    options = ["--models", "vgg-digits", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "compression", *options]) == 0
-    (row,) = json.loads(output.read_text())["rows"]
+    options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
+    assert main(["pace", "--pairs", "compression", "--fused", *options]) == 0
+    found = json.loads(output.read_text())
+    (row,) = found["rows"]
+    assert found["fused"] is True
     assert (row["scheme"], row["against"]["scheme"], row["against"]["gradients"]) == ("baseline", "none", "kept")
-    assert "vgg-digits: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
+    assert "gpt2-bytes: topk 0.01, baseline, kept against none, none, kept: " in capsys.readouterr().out
 
 
 def test_slices_are_beside_the_same_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,12 +72,18 @@ def test_slices_are_beside_the_same_without(tmp_path: Path, capsys: pytest.Captu
     assert "w+2d, streamed, in slices of 278528 bytes against topk 0.01, w+2d, streamed: " in said
 
 
-def test_without_a_file_given_no_committed_one_is_replaced(
+def test_unless_told_streaming_is_timed_with_each_scheme_and_no_committed_file_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pace, "compare", lambda *_: [])
+    together: list[list[Cell]] = []
+    monkeypatch.setattr(pace, "compare", lambda cells, *_: together.append(cells) or [])
     assert main(["pace"]) == 0
+    assert [(first.model, first.scheme) for first, _ in together] == [
+        (one.model, scheme) for one in SMALL for scheme in ("baseline", "w+2d")
+    ]
+    for cells in together:
+        assert len({cell.scheme for cell in cells}) == 1 and [cell.gradients for cell in cells] == ["kept", "streamed"]
     assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.json")] == [Path("results/runs/pace.json")]
     assert "results/runs/pace.json" in capsys.readouterr().out
 
@@ -106,10 +113,3 @@ def test_a_config_without_what_others_are_compared_with(tmp_path: Path, capsys: 
 def test_too_few(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
     assert main(["pace", option, value, "--output", str(tmp_path / "pace.json")]) == 2
     assert f"{option[2:]}: {value} is not allowed" in capsys.readouterr().err
-
-
-def test_optimizers_may_be_fused_in_all_settings(tmp_path: Path) -> None:
-    output = tmp_path / "pace.json"
-    options = ["--models", "gpt2-bytes", "--rounds", "2", "--steps", "1", "--ranks", "1", "--output", str(output)]
-    assert main(["pace", "--pairs", "compression", "--fused", *options]) == 0
-    assert json.loads(output.read_text())["fused"] is True
