@@ -54,6 +54,16 @@ def ranks_on_one_core():
 
 
 @pytest.fixture
+def alone(tmp_path):
+    """A process group of this process only."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def own_settings():
     """Put back what a rank sets for its whole process."""
     import torch

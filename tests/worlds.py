@@ -119,6 +119,24 @@ def train_world(size: int, model: nn.Module, **options: object) -> list[tuple[nn
     return LocalWorld(size).run(lambda communicator: train(communicator, model, **options))  # type: ignore[arg-type]
 
 
+def saved(size: int, **options: object) -> list[dict[str, Tensor]]:
+    """What each of so many ranks has saved of its residuals after three steps."""
+    trained = train_world(size, seeded(Net), steps=3, **options)
+    return [copy.deepcopy(optimizer.residual_state_dict()) for _, optimizer in trained]
+
+
+def loaded(size: int, states: list[dict[str, Tensor]], **options: object) -> list[DistributedOptimizer]:
+    """So many ranks among which `states` were shared out."""
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> DistributedOptimizer:
+        _, optimizer = train(communicator, start, steps=0, **options)  # type: ignore[arg-type]
+        resireduce.redistribute(optimizer, states)
+        return optimizer
+
+    return LocalWorld(size).run(rank)
+
+
 def same(first: nn.Module, second: nn.Module) -> bool:
     """Whether all parameters are equal bit for bit."""
     pairs = zip(first.parameters(), second.parameters(), strict=True)

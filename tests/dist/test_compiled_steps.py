@@ -1,13 +1,11 @@
 """Training steps that are compiled as a whole, compiled autograd, and wrappers that call parts of a model."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
 import torch._dynamo as dynamo
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -19,14 +17,6 @@ MODES = {
     "streamed": {}, "kept": {"gradients": "kept"}, "overlap": {"gradients": "kept", "overlap": True},
     "in_backward": {"compressor": "none", "update": "in_backward"},
 }  # fmt: skip
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process only."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def train(mode: str, compiled: Callable[[Callable], Callable] | None = None, whole: bool = False) -> nn.Module:

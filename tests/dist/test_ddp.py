@@ -1,8 +1,7 @@
 """The communication hook of DistributedDataParallel: the same arithmetic as kept gradients without the wrapper."""
 
 import copy
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -217,14 +216,6 @@ def check_all(communicator: Communicator) -> None:
 
 def test_two_processes() -> None:
     on_processes(2, check_all)
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process only."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 def test_messages_leave_within_the_backward_pass_and_gathered_bytes_are_bounded(

@@ -1,13 +1,11 @@
 """What a script may do to a model under FSDP2 that compressed averages do not survive, and what it is told."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
@@ -27,11 +25,9 @@ needs_zeros = pytest.mark.skipif(
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+def mesh(alone: None) -> DeviceMesh:
     """One replica of one shard: this process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield mesh_of(1, 1)
-    dist.destroy_process_group()
+    return mesh_of(1, 1)
 
 
 def shards(mesh: DeviceMesh, build: Callable[[], nn.Module] = Sharded) -> nn.Module:

@@ -95,14 +95,12 @@ def test_a_program_that_starts_torch_distributed_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("options", [{"residual_device": "cpu"}, {"warm_up_steps": 2}])
-def test_settings_of_the_hook_are_those_of_distribute(tmp_path: Path, options: dict[str, object]) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+def test_settings_of_the_hook_are_those_of_distribute(alone: None, options: dict[str, object]) -> None:
     model = seeded(Net)
     parallel = DistributedDataParallel(model)
     hook = resireduce.compress_ddp(parallel, density=0.05, **options)  # type: ignore[arg-type]
     optimizer, generator = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), torch.Generator().manual_seed(0)
     take_steps(optimizer, lambda: loss_of(parallel, generator), 4)
-    dist.destroy_process_group()
     assert bool(hook.feedback.residual.host_tensors()) == ("residual_device" in options)
     ((kept, _),) = LocalWorld(1).run(lambda c: train(c, seeded(Net), steps=4, gradients="kept", **options))  # type: ignore[arg-type]
     assert same(model, kept)

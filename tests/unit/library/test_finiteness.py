@@ -59,32 +59,36 @@ def test_what_is_finite_trains_as_if_it_were_asked_at_once(
     assert same(model, expected) and all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("gradients", LIFETIMES)
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_all_ranks_raise_at_the_end_of_the_step_and_no_parameter_is_spoilt(
-    value: float, gradients: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    as_a_device(monkeypatch)
+def check_that_it_is_named_and_spoils_nothing(name: str, value: float, **options: object) -> list[DistributedOptimizer]:
+    """All ranks raise at the end of a step in which rank 1's gradient of a parameter holds `value`."""
     start = seeded(Net)
 
-    def rank(communicator: Communicator) -> tuple[str, bool]:
-        model, optimizer = train(communicator, start, steps=2, gradients=gradients, scheme="w+2d")
+    def rank(communicator: Communicator) -> tuple[str, DistributedOptimizer]:
+        model, optimizer = train(communicator, start, steps=2, **options)  # type: ignore[arg-type]
         if communicator.rank == 1:
-            model.blocks[1].up.weight.register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
+            model.get_parameter(name).register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
         loss_of(model, torch.Generator().manual_seed(5)).backward()
         with pytest.raises(NonFiniteGradient) as caught:
             optimizer.step()
         with pytest.raises(UsageError, match="an earlier step failed"):
             optimizer.step()
         held = [*model.parameters(), *optimizer.feedback.residual.tensors().values()]
-        return str(caught.value), all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
+        assert all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
+        return str(caught.value), optimizer
 
-    (first, fine), (second, also_fine) = LocalWorld(2).run(rank)
-    assert (
-        "that rank says which" in first
-        and "'blocks.1.up.weight' holds NaN or infinity; nothing of it was sent" in second
-    )
-    assert fine and also_fine
+    (first, one), (second, other) = LocalWorld(2).run(rank)
+    assert "that rank says which" in first
+    assert f"{name!r} holds NaN or infinity; nothing of it was sent" in second
+    return [one, other]
+
+
+@pytest.mark.parametrize("gradients", LIFETIMES)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_all_ranks_raise_at_the_end_of_the_step_and_no_parameter_is_spoilt(
+    value: float, gradients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_a_device(monkeypatch)
+    check_that_it_is_named_and_spoils_nothing("blocks.1.up.weight", value, gradients=gradients, scheme="w+2d")
 
 
 @pytest.mark.parametrize("of", ["weight", "bias"])
@@ -138,22 +142,9 @@ def test_a_small_tensor_that_shares_a_message_is_named_and_spoils_nothing(
     if gradients == "kept":
         options = {key: one for key, one in options.items() if key != "update"}
     as_a_device(monkeypatch)
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> tuple[str, bool]:
-        model, optimizer = train(communicator, start, steps=2, gradients=gradients, overlap=True, **options)
+    options = {"gradients": gradients, "overlap": True, **options}  # type: ignore[dict-item]
+    for optimizer in check_that_it_is_named_and_spoils_nothing("blocks.1.up.bias", value, **options):
         assert {"blocks.1.up.bias", "norm.weight"} <= optimizer.feedback.checked_packed
-        if communicator.rank == 1:
-            model.blocks[1].up.bias.register_hook(lambda grad: grad.index_fill(0, torch.tensor([3]), value))
-        loss_of(model, torch.Generator().manual_seed(5)).backward()
-        with pytest.raises(NonFiniteGradient) as caught:
-            optimizer.step()
-        held = [*model.parameters(), *optimizer.feedback.residual.tensors().values()]
-        return str(caught.value), all(tensor.isfinite().all() for tensor in held if tensor.is_floating_point())
-
-    (first, fine), (second, also_fine) = LocalWorld(2).run(rank)
-    assert "that rank says which" in first and "'blocks.1.up.bias' holds NaN or infinity" in second
-    assert fine and also_fine
 
 
 @pytest.mark.parametrize("gradients", LIFETIMES)

@@ -226,13 +226,11 @@ def test_gradients_by_hand_where_the_backward_pass_updates() -> None:
     assert same(model, plain)
 
 
-def test_a_copy_of_the_model_is_nobodys(tmp_path: object) -> None:
+def test_a_copy_of_the_model_is_nobodys(alone: None) -> None:
     model = seeded(Net)
     with distributed(model, gradients="kept"):
         other = copy.deepcopy(model)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     loss_of(DistributedDataParallel(other), torch.Generator()).backward()
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])

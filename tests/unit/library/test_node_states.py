@@ -1,42 +1,22 @@
 """Two levels of ranks: what is saved, loaded by the same or other ranks, and planned."""
 
-import copy
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.grouping import compressible
 from resireduce.node_slices import NodeSlices
-from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from resireduce.planning.memory import measure_states, track_states
 from tests.bounds import step_bounds
-from tests.worlds import Net, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
 
 PAIRS = [[0, 1], [2, 3]]
 TURNS = [[0, 2], [1, 3]]
 THREES = [[0, 1, 2], [3, 4, 5]]
-
-
-def saved(size: int, hierarchy: object, **options: object) -> list[dict[str, Tensor]]:
-    trained = train_world(size, seeded(Net), steps=3, hierarchy=hierarchy, **options)
-    return [copy.deepcopy(optimizer.residual_state_dict()) for _, optimizer in trained]
-
-
-def loaded(size: int, states: list[dict[str, Tensor]], **options: object) -> list[DistributedOptimizer]:
-    start = seeded(Net)
-
-    def rank(communicator: Communicator) -> DistributedOptimizer:
-        _, optimizer = train(communicator, start, steps=0, **options)  # type: ignore[arg-type]
-        resireduce.redistribute(optimizer, states)
-        return optimizer
-
-    return LocalWorld(size).run(rank)
 
 
 def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -71,7 +51,7 @@ def test_what_the_model_would_still_be_moved_by_is_conserved(
     before: tuple[int, object], after: tuple[int, object], scheme: str
 ) -> None:
     """Nodes for ranks, ranks for nodes, and slices of another number of ranks."""
-    states = saved(*before, scheme=scheme)
+    states = saved(before[0], hierarchy=before[1], scheme=scheme)
     optimizers = loaded(after[0], states, hierarchy=after[1], scheme=scheme)
     expected, found = mean(states), mean([optimizer.residual_state_dict() for optimizer in optimizers])
     shared = expected.keys() & found.keys()
@@ -86,7 +66,7 @@ def test_what_the_model_would_still_be_moved_by_is_conserved(
 
 def test_velocities_are_conserved() -> None:
     options = {"compressor": "dgc-momentum", "scheme": "baseline"}
-    states = saved(4, PAIRS, **options)
+    states = saved(4, hierarchy=PAIRS, **options)
     found = mean([one.residual_state_dict() for one in loaded(6, states, hierarchy=THREES, **options)])
     for name, expected in mean(states).items():
         torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6)
@@ -118,7 +98,7 @@ def test_training_goes_on_bit_for_bit(options: dict[str, object]) -> None:
 
 
 def test_the_state_of_another_place_or_hierarchy_is_refused() -> None:
-    paired, flat = saved(4, PAIRS), saved(4, "flat")
+    paired, flat = saved(4, hierarchy=PAIRS), saved(4)
     start = seeded(Net)
 
     def told(state: dict[str, Tensor], hierarchy: object) -> str:

@@ -12,23 +12,9 @@ from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.scheme import SCHEMES
-from tests.worlds import Net, loss_of, same, seeded, train, train_world
+from tests.worlds import Net, loaded, loss_of, same, saved, seeded, train, train_world
 
 CONSERVING = [scheme for scheme in SCHEMES if scheme not in ("d", "2d", "w+2d", "none")]
-
-
-def saved(world_size: int, **options: object) -> list[dict[str, Tensor]]:
-    trained = train_world(world_size, seeded(Net), steps=3, **options)
-    return [copy.deepcopy(optimizer.residual_state_dict()) for _, optimizer in trained]
-
-
-def loaded(world_size: int, states: list[dict[str, Tensor]], **options: object) -> list[DistributedOptimizer]:
-    def rank(communicator: Communicator) -> DistributedOptimizer:
-        _, optimizer = train(communicator, seeded(Net), steps=0, **options)
-        resireduce.redistribute(optimizer, states)
-        return optimizer
-
-    return LocalWorld(world_size).run(rank)
 
 
 def mean(states: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from benchmarks.__main__ import main
@@ -82,15 +81,8 @@ def test_a_way_that_cannot_be_measured_says_why(
 # --- the forms of others ---
 
 
-@pytest.fixture
-def one_rank(tmp_path: Path):
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(("form", "ours"), [("grace", "form-baseline"), ("released", "form-w+2d")])
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("alone")
 def test_a_form_computes_what_the_library_does(form: str, ours: str) -> None:
     """So that what is compared is memory alone."""
     torch.manual_seed(0)
