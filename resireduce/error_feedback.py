@@ -9,7 +9,6 @@ from torch import Tensor
 from resireduce.comm.base import Communicator
 from resireduce.compressors.base import Compressor, Rounds, State
 from resireduce.errors import NonFiniteGradient
-from resireduce.exactly import exactly
 from resireduce.finiteness import Finiteness, refused
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
@@ -99,8 +98,7 @@ class ErrorFeedback(Messenger):
         """Whether tensor `name` has a residual."""
         return name not in self._dense and not self.compressor.lossless
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def compress(self, grad: Tensor, name: str, step: int) -> Payload | Round:
         """Return this rank's payload for contiguous `grad`, whose memory may be overwritten (or be the payload's).
 
@@ -153,8 +151,7 @@ class ErrorFeedback(Messenger):
         known = hasattr(type(compressor), "adds") and hasattr(type(self.residual), "addends")
         return known and compressor.adds
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def compress_absorbed(self, name: str, step: int) -> Payload | Round:
         """Do as `compress` for tensor `name`, whose whole gradient the residual has absorbed."""
         return go_on(name, self._feed_back(self.residual.absorbed(name), name, step))
@@ -173,8 +170,7 @@ class ErrorFeedback(Messenger):
         self.residual.update(name, lambda: error_(compensated, payload), step)
         return payload
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def end_round(self, under_way: Round) -> Payload | Round:
         """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
         return go_on(under_way.name, under_way.rest, under_way.number, self._brought(under_way))
@@ -183,15 +179,13 @@ class ErrorFeedback(Messenger):
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""
         return self.momentum is None and self.leaves_residual(name) and self.residual.absorbs(name)
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def absorb(self, grad: Tensor, name: str) -> None:
         """Add the gradient of an earlier pass into the residual. Raises NonFiniteGradient as `compress` does."""
         self.finiteness.check_(grad, name)
         self.residual.compensate_(grad, name)
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def absorb_rows(self, grad: Tensor, name: str, rows: slice) -> None:
         """Add the gradient of some `rows` of tensor `name`, known to be finite, into the residual that `absorbs` it."""
         self.residual.absorb_rows(grad, name, rows)
@@ -204,8 +198,7 @@ class ErrorFeedback(Messenger):
         known = self.momentum is None and self.keeps_residual(name) and self.residual.takes_parts(name)
         return known and self.compressor_of(name).selects_from_parts(like)
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def compress_parts(
         self, gradient: Callable[[slice], Tensor], rows: Sequence[slice], like: Tensor, name: str, step: int
     ) -> Payload:
@@ -215,8 +208,7 @@ class ErrorFeedback(Messenger):
         """
         return payload_of_parts(self.compressor_of(name), self.residual, gradient, rows, like, name, step)
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def keep(self, dense: Tensor, name: str, step: int) -> None:
         """Add `dense` to the residual of tensor `name`; `step` seeds random rounding."""
         self.residual.restore(name, self.residual.compensate_(dense, name), step)
@@ -230,8 +222,7 @@ class ErrorFeedback(Messenger):
         drawn_from = name if compressor.same_draw else f"{name}/{self.place['rank']}"
         return compressor.agree(grad, drawn_from, step, state or {})
 
-    @timed("compress")
-    @exactly
+    @timed("compress", exact=True)
     def absent(self, parameter: Tensor, name: str, step: int) -> Payload | Round:
         """Return what a rank sends for a tensor without a gradient in this step: zeros. The residual stays as it is.
 

@@ -12,7 +12,6 @@ from resireduce.compressor_state import CompressorStates
 from resireduce.compressors.base import Compressor
 from resireduce.compressors.none import NoCompression
 from resireduce.errors import ConfigError
-from resireduce.exactly import exactly
 from resireduce.payload import Payload
 from resireduce.sending.message import Brought, Message, Part, Round, Shared
 from resireduce.sending.packing import FromEach, Packed
@@ -89,8 +88,7 @@ class Messenger:
         compressor = self.compressor_of(name)
         return not compressor.lossless and compressor.collective != "all_gather"
 
-    @timed("communicate")
-    @exactly
+    @timed("communicate", exact=True)
     def send(self, made: Sequence[Payload | Round], *names: str) -> list[Message | Round]:
         """Launch the collective of a tensor, or one for several of one compressor, by `names`: the first is needed.
 
@@ -142,8 +140,7 @@ class Messenger:
             for number, payload in enumerate(packed.payloads)
         ]
 
-    @timed("communicate")
-    @exactly
+    @timed("communicate", exact=True)
     def send_in_parts(self, payload: Payload, name: str, most_bytes: int, present: bool) -> PartedMessage:
         """Launch the first of the collectives that gather all ranks' `payload` of tensor `name` in parts.
 
@@ -161,8 +158,7 @@ class Messenger:
         assert under_way.handle is not None
         return under_way.handle.wait()
 
-    @timed("decompress")
-    @exactly
+    @timed("decompress", exact=True)
     def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:
         """Return the dense average of what all ranks sent in `message`.
 
@@ -198,16 +194,14 @@ class Messenger:
         for start, stop in pairwise(borders):
             yield self._part(message, sent, start, stop)
 
-    @timed("decompress")
-    @exactly
+    @timed("decompress", exact=True)
     def _sent(self, message: Message) -> list[Payload]:
         """Wait for `message`, and return all ranks' payloads, or their sum."""
         received = self._wait(message.handle)
         self._learn(message, received)
         return [*map(message.payload.received, [received] if isinstance(received, Tensor) else received)]
 
-    @timed("decompress")
-    @exactly
+    @timed("decompress", exact=True)
     def _part(self, message: Message | PartedMessage, sent: Sequence[Payload], start: int, stop: int) -> Tensor:
         """Return elements `start` to `stop` of the flat average of what was `sent`, or comes in parts."""
         payload, scale = message.payload, 1 / self.communicator.world_size
