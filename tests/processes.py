@@ -3,7 +3,7 @@
 import faulthandler
 import multiprocessing
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -56,6 +56,22 @@ def on_processes(world_size: int, checks: Checks) -> None:
                 if word.stat().st_size:
                     error.add_note(f"{word.name}:\n{word.read_text()}")
             raise
+
+
+def check_collectives_between(optimizer: torch.optim.Optimizer, model: nn.Module, used: Iterable[nn.Module]) -> None:
+    """Steps with a collective of the script's own between backward and step, when ranks have sent different messages.
+
+    used: the layers that this rank uses, of the 120 inputs and outputs that all have.
+    """
+    layers = nn.Sequential(*used)
+    for _ in range(3):
+        optimizer.zero_grad()
+        layers(torch.ones(2, 120)).square().mean().backward()
+        total = torch.ones(())
+        dist.all_reduce(total)
+        assert total == dist.get_world_size()
+        optimizer.step()
+    assert all_equal(model)
 
 
 def all_equal(model: nn.Module) -> bool:

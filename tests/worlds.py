@@ -1,8 +1,9 @@
 """Small models and training loops that the tests of the library share."""
 
 import copy
+import io
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -117,6 +118,14 @@ def train(
 def train_world(size: int, model: nn.Module, **options: object) -> list[tuple[nn.Module, DistributedOptimizer]]:
     """`train` on every rank of a local world."""
     return LocalWorld(size).run(lambda communicator: train(communicator, model, **options))  # type: ignore[arg-type]
+
+
+def reloaded(value: Any, weights_only: bool = True) -> Any:
+    """`value`, saved and loaded."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file, weights_only=weights_only)
 
 
 def saved(size: int, **options: object) -> list[dict[str, Tensor]]:

@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -14,7 +13,7 @@ from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
 from resireduce.scheme import COMPRESSORS
 from tests.covering import CROSSED
-from tests.processes import Checks, all_equal, on_processes
+from tests.processes import Checks, all_equal, check_collectives_between, on_processes
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
 
@@ -77,20 +76,9 @@ def check_optimizer_of_rank_0(communicator: Communicator) -> None:
 
 
 def check_collectives_of_the_user(communicator: Communicator) -> None:
-    """Between backward and step, when the ranks have launched different numbers of messages."""
     model = seeded(lambda: nn.ModuleList(nn.Linear(120, 120) for _ in range(4)))
     optimizer = resireduce.distribute(model, torch.optim.SGD(model.parameters(), 0.1), "baseline")
-    for _ in range(3):
-        optimizer.zero_grad()
-        x = torch.ones(2, 120)
-        for layer in model if communicator.rank else [model[0], model[3]]:
-            x = layer(x)
-        x.square().mean().backward()
-        total = torch.ones(())
-        dist.all_reduce(total)
-        assert total == communicator.world_size
-        optimizer.step()
-    assert all_equal(model)
+    check_collectives_between(optimizer, model, model if communicator.rank else [model[0], model[3]])
 
 
 def check_ragged(communicator: Communicator) -> None:

@@ -16,7 +16,7 @@ from resireduce.comm.nodes import find_nodes
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
 from tests.nodes import by_hand, given_gradients
-from tests.processes import all_equal, on_processes
+from tests.processes import all_equal, check_collectives_between, on_processes
 from tests.worlds import Net, distributed, same, seeded, train, train_world
 
 
@@ -74,20 +74,10 @@ def check_staged(communicator: Communicator) -> None:
 
 
 def check_collectives_of_the_user(communicator: Communicator) -> None:
-    """A layer that only one rank of each node uses, and a collective of the script's own before step()."""
+    """With layers that only one rank of each node uses."""
     model = seeded(lambda: nn.Sequential(*[nn.Linear(120, 120) for _ in range(4)]))
     optimizer = distributed(model, lr=0.01, backend=communicator, hierarchy=halves(communicator))
-    for _ in range(3):
-        optimizer.zero_grad()
-        x = torch.ones(2, 120)
-        for layer in model if communicator.rank % 2 else [model[0], model[3]]:
-            x = layer(x)
-        x.square().mean().backward()
-        total = torch.ones(())
-        dist.all_reduce(total)
-        assert total == communicator.world_size
-        optimizer.step()
-    assert all_equal(model)
+    check_collectives_between(optimizer, model, model if communicator.rank % 2 else [model[0], model[3]])
 
 
 def check_how_nodes_are_given(communicator: Communicator) -> None:

@@ -1,7 +1,6 @@
 """Optimizers are saved, copied, dropped, closed and made anew."""
 
 import copy
-import io
 import pickle
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 from resireduce.errors import ConfigError
 from tests.habits.script import Refused, Script, habit, with_optimizer
+from tests.worlds import reloaded
 
 
 @habit()
@@ -48,10 +48,7 @@ def a_group_is_added_later_behind_its_back(script: Script) -> nn.Module:
 def the_optimizer_s_state_is_saved_and_loaded(script: Script, model: Any, optimizer: Any) -> None:
     """In the middle of a run, through a file."""
     script.train(model, optimizer, 2)
-    file = io.BytesIO()
-    torch.save({"optimizer": optimizer.state_dict(), "model": model.state_dict()}, file)
-    file.seek(0)
-    saved = torch.load(file, weights_only=True)
+    saved = reloaded({"optimizer": optimizer.state_dict(), "model": model.state_dict()})
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     script.train(model, optimizer, range(2, 4))
@@ -80,11 +77,8 @@ def the_whole_model_is_pickled(script: Script) -> list[nn.Module]:
     model = script.net()
     optimizer = script.sgd(model)
     script.train(model, optimizer, 2)
-    file = io.BytesIO()
-    torch.save(model, file)
+    loaded = reloaded(model, weights_only=False)
     script.train(model, optimizer, range(2, 3))
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
     script.train(loaded, script.sgd(loaded), 2)
     return [model, loaded]
 

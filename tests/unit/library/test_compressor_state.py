@@ -1,7 +1,6 @@
 """What a compressor remembers of a tensor: counted, saved, and as it was after a step that was not taken."""
 
 import copy
-import io
 from dataclasses import dataclass
 
 import pytest
@@ -22,7 +21,7 @@ from resireduce.plan import plan
 from resireduce.planning.itemise import itemise_states
 from resireduce.planning.memory import measure_states
 from resireduce.scheme import COMPRESSORS
-from tests.worlds import Net, distributed, loss_of, same, seeded, take_steps, train, train_world
+from tests.worlds import Net, distributed, loss_of, reloaded, same, seeded, take_steps, train, train_world
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,11 @@ def test_it_is_saved_and_goes_on_bit_for_bit(compressor: SIDCo) -> None:
     def rank(communicator: Communicator) -> bool:
         whole, _ = train(communicator, start, compressor=compressor, steps=13)
         model, first = train(communicator, start, compressor=compressor, steps=7)
-        file = io.BytesIO()
-        torch.save((first.residual_state_dict(), first.state_dict(), model.state_dict()), file)
+        residuals, states, parameters = reloaded((first.residual_state_dict(), first.state_dict(), model.state_dict()))
         wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
         first.close()
         again = resireduce.distribute(model, wrapped, backend=communicator, compressor=compressor)
         assert all(state[1] == 0 for state in stages(again))
-        file.seek(0)
-        residuals, states, parameters = torch.load(file, weights_only=True)
         model.load_state_dict(parameters)
         again.load_state_dict(states)
         again.load_residual_state_dict(residuals)

@@ -1,7 +1,6 @@
 """DeAR: nobody sees a parameter whose update is still pending, whatever is done with it after the step."""
 
 import copy
-import io
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from resireduce.errors import UsageError
 from resireduce.optimizer import DistributedOptimizer
 from tests.dear import Two, X, dear, small, walk
-from tests.worlds import seeded
+from tests.worlds import reloaded, seeded
 
 LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
     "state_dict of the model": lambda model, _: model.state_dict(),
@@ -30,8 +29,8 @@ LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
     "vector": lambda model, _: nn.utils.parameters_to_vector(model.parameters()),
     "deepcopy": lambda model, _: copy.deepcopy(model).state_dict(),
     "deepcopy of a parameter": lambda model, _: (copy.deepcopy(model.scale), type(copy.deepcopy(model.scale))),
-    "saved whole": lambda model, _: loaded(model).state_dict(),
-    "saved parameter": lambda model, _: type(loaded(model.first.weight)),
+    "saved whole": lambda model, _: reloaded(model, weights_only=False).state_dict(),
+    "saved parameter": lambda model, _: type(reloaded(model.first.weight, weights_only=False)),
     "forward": lambda model, _: model(X),
     "forward of a part": lambda model, _: model.last(X[:, :5]),
     "forward without its hooks": lambda model, _: model.last.forward(X[:, :5]),
@@ -52,14 +51,6 @@ LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
     "closed": lambda model, optimizer: (optimizer.close(), [raw(p) for p in model.parameters()])[1],
     "another thread": lambda model, _: in_a_thread(model),
 }
-
-
-def loaded(value: Any) -> Any:
-    """`value`, saved and loaded."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
 
 
 def raw(parameter: nn.Parameter) -> Tensor:

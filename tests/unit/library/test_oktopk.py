@@ -1,7 +1,6 @@
 """Ok-Topk: what ranks exchange, keep and remember, against its definition; what it sends, and when it is refused."""
 
 import copy
-import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from resireduce.compressors.scheduled import Scheduled
 from resireduce.errors import ConfigError
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
-from tests.worlds import Net, same
+from tests.worlds import Net, reloaded, same
 
 SIZE = 12_000
 OFTEN = {"local_every": 5, "global_every": 7, "regions_every": 4}
@@ -215,12 +214,8 @@ def test_it_goes_on_bit_for_bit_before_a_step_in_which_things_are_found_and_afte
         other, again = distributed(communicator)
         for step in range(stop):
             average(model, optimizer, drawn(communicator.rank, step))
-        file = io.BytesIO()
-        torch.save((optimizer.residual_state_dict(), model.state_dict()), file)
-        file.seek(0)
-        state, parameters = torch.load(file, weights_only=True)
-        other.load_state_dict(parameters)
-        again.load_residual_state_dict(state)
+        other.load_state_dict(reloaded(model.state_dict()))
+        again.load_residual_state_dict(reloaded(optimizer.residual_state_dict()))
         for step in range(stop, stop + 8):
             average(model, optimizer, drawn(communicator.rank, step))
             average(other, again, drawn(communicator.rank, step))

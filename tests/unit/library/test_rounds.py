@@ -2,7 +2,6 @@
 Ok-Topk's, in every step that does not go as it should."""
 
 import copy
-import io
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -25,7 +24,7 @@ from resireduce.kernels.orthonormal import orthonormal
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.plan import plan
 from tests.tensors import tensors
-from tests.worlds import Net, same, seeded, train, train_world
+from tests.worlds import Net, reloaded, same, seeded, train, train_world
 
 SHAPES = {"a": (130, 90), "b": (64, 20, 9), "c": (5001, 2)}
 """A matrix, a kernel, and one that hardly shrinks. None is a whole number of chunks."""
@@ -192,12 +191,8 @@ def test_it_is_saved_and_goes_on_bit_for_bit() -> None:
         other, again = distributed(communicator, compressor=PowerSGD())
         for step in range(3):
             averages(model, optimizer, drawn(communicator.rank, step))
-        file = io.BytesIO()
-        torch.save((optimizer.residual_state_dict(), model.state_dict()), file)
-        file.seek(0)
-        state, parameters = torch.load(file, weights_only=True)
-        other.load_state_dict(parameters)
-        again.load_residual_state_dict(state)
+        other.load_state_dict(reloaded(model.state_dict()))
+        again.load_residual_state_dict(reloaded(optimizer.residual_state_dict()))
         for step in range(3, 6):
             averages(model, optimizer, drawn(communicator.rank, step))
             averages(other, again, drawn(communicator.rank, step))
