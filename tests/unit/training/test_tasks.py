@@ -1,7 +1,6 @@
 """Data, loss and metric of the small tasks: formats good and bad, scores against independent ones, shards, hashes."""
 
 import copy
-import importlib
 import json
 import math
 import re
@@ -26,35 +25,37 @@ from benchmarks.training.tasks.question_maker import make_squad, words
 from benchmarks.training.tasks.questions import LENGTH, Questions, best_spans, build_vocabulary, collate
 from benchmarks.training.tasks.questions import encode as encode_question
 from benchmarks.training.tasks.task import Setting, chunks, evaluating, sha256, shard
+from resireduce.scheme import load
+from tests.unit.training.test_synthetic_tasks import SETTINGS
+from tests.unit.training.test_synthetic_tasks import make as make_synthetic
 
 LOCAL = ("digits", "bytes", "questions")
 """Tasks whose data come with installed packages."""
 
 
 def make(name: str, phase: str = "train"):
-    module, _, attribute = TASKS[name].partition(":")
-    return getattr(importlib.import_module(module), attribute)(Setting(phase=phase))
+    return load(TASKS[name])(Setting(phase=phase))
 
 
 @pytest.fixture(scope="module")
 def tasks():
-    return {name: make(name) for name in LOCAL}
+    return {name: make(name) for name in LOCAL} | {data: make_synthetic(data) for data in SETTINGS}
 
 
 class Guess(nn.Module):
-    """Answers from the input alone by a fixed random linear map, so that scores are neither best nor worst."""
+    """Outputs of each form that tasks ask for, from the input alone, so that scores are neither best nor worst."""
 
     def __init__(self, task: str) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        width, classes = {"digits": (64, 10), "bytes": (1, 1024), "questions": (1, 2)}[task]
-        self.weight = nn.Parameter(torch.randn(width, classes, generator=generator))
+        classes = SETTINGS[task][-1] if task in SETTINGS else {"digits": 10, "bytes": 1024, "questions": 2}[task]
+        self.weight = nn.Parameter(torch.randn(classes, generator=torch.Generator().manual_seed(0)))
 
     def forward(self, x=None, *, input_ids=None, token_type_ids=None, attention_mask=None):
         if x is not None:
-            return x.flatten(1) @ self.weight
-        values = torch.sin(input_ids.float())[..., None] @ self.weight
-        return SimpleNamespace(logits=values, start_logits=values[..., 0], end_logits=torch.cos(3 * values[..., 1]))
+            return x.flatten(1)[:, :50].sum(1, keepdim=True) * self.weight
+        values = torch.sin(input_ids.float())
+        logits = values[..., None] * self.weight if token_type_ids is None else None
+        return SimpleNamespace(logits=logits, start_logits=values, end_logits=torch.cos(3 * values))
 
 
 # Every task
@@ -89,7 +90,7 @@ def test_batch_gathers_the_samples_asked_for(name, tasks):
         assert torch.equal(tensor[1:], second[key])
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", [*LOCAL, *SETTINGS])
 def test_loss_is_the_mean_over_the_batch(name, tasks):
     task, model = tasks[name], Guess(name)
     parts = [task.loss(model, task.batch(torch.tensor([index]))).item() for index in (5, 6, 7)]
@@ -97,11 +98,11 @@ def test_loss_is_the_mean_over_the_batch(name, tasks):
     assert whole == pytest.approx(sum(parts) / 3, rel=1e-5)
 
 
-@pytest.mark.parametrize("name", LOCAL)
+@pytest.mark.parametrize("name", [*LOCAL, *SETTINGS])
 def test_metric_does_not_depend_on_the_number_of_ranks(name, tasks):
     task, model = tasks[name], Guess(name)
     alone = task.evaluate(model, 0, 1)
-    assert alone.dtype == torch.float64
+    assert alone.dtype == torch.float64 and task.metric in task.metrics_from(alone)
     for world_size in (2, 3, 7):
         summed = sum(task.evaluate(model, rank, world_size) for rank in range(world_size))
         assert summed[-1] == alone[-1], "every held-out sample counts once"
@@ -163,7 +164,7 @@ def test_digits_are_those_of_scikit_learn(tasks):
 
 def test_accuracy_is_a_percentage(tasks):
     task, model = tasks["digits"], Guess("digits")
-    answers = (task.source.test_images.flatten(1) @ model.weight).argmax(1)
+    answers = model(task.source.test_images).argmax(1)
     expected = 100 * sum(map(int.__eq__, answers.tolist(), task.source.test_labels.tolist())) / len(answers)
     assert task.metrics_from(task.evaluate(model, 0, 1))[task.metric] == pytest.approx(expected)
 
