@@ -173,7 +173,8 @@ class ErrorFeedback(Messenger):
     @timed("compress", exact=True)
     def end_round(self, under_way: Round) -> Payload | Round:
         """Wait for the result of a round; return the payload that follows, or the next round, neither launched yet."""
-        return go_on(under_way.name, under_way.rest, under_way.number, self._brought(under_way))
+        assert under_way.handle is not None
+        return go_on(under_way.name, under_way.rest, under_way.number, self._wait(under_way.handle))
 
     def absorbs(self, name: str) -> bool:
         """Whether the gradients of a step's earlier passes can be added into the residual, and need not be held."""

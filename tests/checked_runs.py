@@ -8,7 +8,7 @@ from benchmarks.core.matrix import expand
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps
 from benchmarks.core.workloads import WORKLOADS
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 CONFIG = {
     "run": "x",
@@ -87,12 +87,11 @@ def change(folder, cell=VGG, **values):
 
 def make(folder, config):
     """A run of this config, measured well."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    for cell in expand({key: config[key] for key in ("defaults", "matrix")}):
-        values = make_result(cell).to_dict() | {"provenance": MEASURED}
-        CellResult.from_dict(sound(values)).save(path_of(folder, cell))
-    return folder
+
+    def measured(cell):
+        return CellResult.from_dict(sound(make_result(cell).to_dict() | {"provenance": MEASURED}))
+
+    return save_run(folder, config, measured)
 
 
 def change_all(folder, **values):

@@ -1,6 +1,12 @@
 """Records as a run leaves them, made by arithmetic: what report and workflow are tested with."""
 
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
 from benchmarks.core.cell import Cell
+from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
 
 METRICS = {
@@ -71,3 +77,12 @@ def make_result(cell: Cell) -> CellResult:
         },
         **states,
     )
+
+
+def save_run(folder: Path, config: Mapping[str, Any], make: Callable[[Cell], CellResult] = make_result) -> Path:
+    """A run of `config`: the records that are made of its cells."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    for cell in expand({key: value for key, value in config.items() if key != "run"}):
+        make(cell).save(folder / "cells" / f"{cell.name}.json")
+    return folder

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -152,11 +151,6 @@ class Messenger:
     @timed("communicate")
     def _wait(self, handle: Handle[Tensor] | Gathered) -> Tensor | Sequence[Tensor]:
         return handle.wait()
-
-    @timed("communicate")
-    def _brought(self, under_way: Round) -> Any:
-        assert under_way.handle is not None
-        return under_way.handle.wait()
 
     @timed("decompress", exact=True)
     def receive(self, message: Message | PartedMessage, into: Tensor | None = None) -> Tensor:

@@ -15,14 +15,13 @@ from benchmarks.analysis.page.page import render_page
 from benchmarks.analysis.tables.table_list import PAPER_TABLES, TABLES
 from benchmarks.analysis.write import to_csv
 from benchmarks.core.cell import Cell
-from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
 from benchmarks.launching.outcomes import to_result
 from benchmarks.training.build import build
 from benchmarks.training.observe.distributions import BINS, LIMIT, describe, distances, distributions, quantiles
 from resireduce.comm.local import LocalCommunicator
 from resireduce.grouping import Grouping
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 
 def normal(seed: int, scale: float = 1.0, shift: float = 0.0, count: int = 200_000) -> Tensor:
@@ -84,11 +83,9 @@ def test_a_cell_observes_what_it_is_asked_to(tmp_path) -> None:
 
 def test_the_report_shows_what_was_observed(tmp_path) -> None:
     config = {"matrix": [{"model": "vgg-digits", "world_size": [2, 4], "observe": ["distributions"], "seed": [0, 1]}]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     groups = {f"{kind}{i}": normal(10 * i + kind, (1, 5)[kind], count=5000) for kind in (0, 1) for i in range(3)}
     seen = describe(groups, Grouping((("00", "01", "02"), ("10", "11", "12"))))
-    for cell in expand(config):
-        replace(make_result(cell), observations={"distributions": seen}).save(tmp_path / f"cells/{cell.name}.json")
+    save_run(tmp_path, config, lambda cell: replace(make_result(cell), observations={"distributions": seen}))
     table = TABLES["distributions"](load_run(tmp_path))
     assert [row[:4] for row in table.body] == [
         ["vgg-digits", f"baseline, kept, world size {ranks}", str(ranks), "2"] for ranks in (2, 4)
@@ -118,9 +115,7 @@ def test_a_run_without_observations_has_an_empty_table(tmp_path) -> None:
 @pytest.mark.parametrize("seen", [{}, {"bins": 1}, {"groups": [{}]}])
 def test_observations_that_are_cut_are_no_observations(tmp_path, seen) -> None:
     config = {"matrix": [{"model": "vgg-digits", "observe": ["distributions"]}]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (cell,) = expand(config)
-    replace(make_result(cell), observations={"distributions": seen}).save(tmp_path / f"cells/{cell.name}.json")
+    save_run(tmp_path, config, lambda cell: replace(make_result(cell), observations={"distributions": seen}))
     run = load_run(tmp_path)
     assert run.results and not TABLES["distributions"](run).records
     assert all(record["measured"] is None for record in PAPER_TABLES["fig4"](run).records)

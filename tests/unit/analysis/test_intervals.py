@@ -12,8 +12,7 @@ from benchmarks.analysis.statistics import Interval, interval, p_beyond, paired,
 from benchmarks.analysis.tables.accuracy import accuracy, paired_baseline
 from benchmarks.analysis.tables.intervals import SHOWN, readme_table
 from benchmarks.core.cell import Cell
-from benchmarks.core.matrix import expand
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 MATRIX = [
     {"model": "gpt2-bytes", "compressor": "none", "scheme": "none", "seed": [0, 1, 2]},
@@ -28,12 +27,11 @@ WORSE = {"none": [0.9, 1.0, 1.1], "w+2d": [0.4, -0.2, 0.1]}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"matrix": MATRIX}))
-    for cell in expand({"matrix": MATRIX}):
+    def metric(cell: Cell) -> float:
         worse = WORSE.get(cell.scheme, [0.0] * 4) if cell.compressor == "topk" else [0.0] * 4
-        result = replace(make_result(cell), metric=METRIC[cell.seed] + worse[cell.seed])
-        result.save(tmp_path / f"cells/{cell.name}.json")
-    return tmp_path
+        return METRIC[cell.seed] + worse[cell.seed]
+
+    return save_run(tmp_path, {"matrix": MATRIX}, lambda cell: replace(make_result(cell), metric=metric(cell)))
 
 
 @pytest.mark.parametrize(

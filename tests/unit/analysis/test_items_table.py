@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -19,11 +18,10 @@ from benchmarks.analysis.tables.table_list import TABLES
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell
 from benchmarks.core.items import pack, unpack
-from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
 from resireduce.plan import plan
 from resireduce.planning.item import STATES, Item, sums
-from tests.records import make_result
+from tests.records import make_result, save_run
 from tests.worlds import Net
 
 CONFIG = {
@@ -57,12 +55,7 @@ def itemised(cell: Cell) -> CellResult:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "x"
-    (folder / "cells").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
-        itemised(cell).save(folder / "cells" / f"{cell.name}.json")
-    return folder
+    return save_run(tmp_path_factory.mktemp("runs") / "x", CONFIG, itemised)
 
 
 @pytest.fixture

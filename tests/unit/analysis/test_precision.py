@@ -1,6 +1,7 @@
 """Residuals in fewer bits, against the full residual, seed by seed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,7 @@ import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import t_quantile
-from benchmarks.core.matrix import expand
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 CONFIG = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/config/precision.yaml").read_text())
 
@@ -18,14 +18,9 @@ CONFIG = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/config/precisio
 def folder(tmp_path: Path) -> Path:
     config = {key: value for key, value in CONFIG.items() if key != "run"}
     config["matrix"] = [{**entry, "seed": [0, 1, 2, 3, 4]} for entry in config["matrix"]]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "cells").mkdir()
-    for cell in expand(config):
-        # Another seed shifts all settings alike, and w+2d is worse by one or two.
-        metric = 50.0 + 3 * cell.seed - (1 + cell.seed % 2) * (cell.scheme == "w+2d")
-        values = make_result(cell).to_dict() | {"metric": metric}
-        (tmp_path / f"cells/{cell.name}.json").write_text(json.dumps(values))
-    return tmp_path
+    # Another seed shifts all settings alike, and w+2d is worse by one or two.
+    metric = lambda cell: 50.0 + 3 * cell.seed - (1 + cell.seed % 2) * (cell.scheme == "w+2d")  # noqa: E731
+    return save_run(tmp_path, config, lambda cell: replace(make_result(cell), metric=metric(cell)))
 
 
 def test_settings_are_compared_seed_by_seed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

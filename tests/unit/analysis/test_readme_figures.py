@@ -18,12 +18,11 @@ from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
 from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.readme_command import PAGES, REFERENCE, WIDTH, find_blocks, laid_out, read_pages
 from benchmarks.analysis.statistics import Interval
-from benchmarks.core.matrix import expand
 from benchmarks.doctor.gpu.cases import memory_cells
 from resireduce.errors import ConfigError
 from tests import gpu_records
 from tests.gpu_records import memory_file
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 ROOT = Path(__file__).parents[3]
 SMOKE = ROOT / "benchmarks/config/smoke.yaml"
@@ -155,12 +154,12 @@ def test_the_command_writes_what_changed_and_check_says_where(
 def test_a_run_of_the_smoke_matrix_is_the_source_of_the_first_table(project: Path) -> None:
     """As `make run` leaves it: what `intervals` writes of it is all that the blocks need."""
     config = {key: value for key, value in yaml.safe_load(SMOKE.read_text()).items() if key != "run"}
-    run = project / "run"
-    (run / "cells").mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps(config))
-    for cell in expand(config):
-        result = make_result(cell)
-        replace(result, provenance=result.provenance | {"cores": 4}).save(run / f"cells/{cell.name}.json")
+    cores = {"cores": 4}
+    run = save_run(
+        project / "run",
+        config,
+        lambda cell: replace(result := make_result(cell), provenance=result.provenance | cores),
+    )
     assert main(["intervals", "--run", str(run), "--output", str(project / REFERENCE / "smoke.json")]) == 0
     assert main(["readme", "--root", str(project)]) == 0
     text = (project / "docs/results.md").read_text()

@@ -22,9 +22,8 @@ from benchmarks.analysis.tables.sensitivity import load_tells
 from benchmarks.analysis.tables.table_list import TABLES, TRADE_OFF
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell
-from benchmarks.core.matrix import expand
 from resireduce.errors import ConfigError
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 MODELS = ["vgg-digits", "gpt2-bytes"]
 CONFIG = {
@@ -44,12 +43,8 @@ def path_of(folder, cell):
 
 @pytest.fixture
 def folder(tmp_path):
-    folder = tmp_path / "x"
-    (folder / "logs").mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
-    for cell in expand({key: CONFIG[key] for key in ("defaults", "matrix")}):
-        make_result(cell).save(path_of(folder, cell))
-    return folder
+    (tmp_path / "x/logs").mkdir(parents=True)
+    return save_run(tmp_path / "x", CONFIG)
 
 
 def rows(table):

@@ -18,7 +18,8 @@ from benchmarks.analysis.rivals.rivals_command import rivals_table
 from benchmarks.analysis.rivals.rivals_rows import rivals_rows
 from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
-from tests.records import make_result
+from benchmarks.core.record import CellResult
+from tests.records import make_result, save_run
 
 MODEL = {"model": "vgg-digits", "observe": ["contraction"], "seed": [0, 1, 2]}
 MATRIX = [
@@ -44,13 +45,14 @@ def seen(cell: Cell) -> dict[str, Any]:
     return {"contraction": {"every": 4, "dense_bytes": 16, "points": points}}
 
 
+def observed(cell: Cell) -> CellResult:
+    metric = METRICS.get(cell.compressor, [90.0] * 8)[cell.seed]
+    return replace(make_result(cell), metric=metric, observations=seen(cell))
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"matrix": MATRIX}))
-    for cell in expand({"matrix": MATRIX}):
-        metric = METRICS.get(cell.compressor, [90.0] * 8)[cell.seed]
-        replace(make_result(cell), metric=metric, observations=seen(cell)).save(tmp_path / f"cells/{cell.name}.json")
-    return tmp_path
+    return save_run(tmp_path, {"matrix": MATRIX}, observed)
 
 
 def test_rows_compare_each_setting_with_no_compression_seed_by_seed(folder: Path) -> None:

@@ -18,10 +18,9 @@ from benchmarks.analysis.readme.systems_block import system_paragraphs, systems,
 from benchmarks.analysis.rivals.systems_rows import systems_rows
 from benchmarks.analysis.rivals.systems_view import links_words, systems_table, texts
 from benchmarks.analysis.tables.table_list import TABLES
-from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from tests.records import make_result
-from tests.unit.analysis.test_rivals import MATRIX, METRICS, MODEL, seen
+from tests.records import save_run
+from tests.unit.analysis.test_rivals import MATRIX, MODEL, observed
 
 SYSTEMS = {
     "dense": {"title": "No compression", "matrix": [MODEL | {"compressor": "none", "scheme": "none"}]},
@@ -32,11 +31,7 @@ SYSTEMS = {
 
 @pytest.fixture
 def systems_folder(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text(json.dumps({"parts": SYSTEMS}))
-    for cell in expand({"parts": SYSTEMS}):
-        metric = METRICS[cell.compressor][cell.seed]
-        replace(make_result(cell), metric=metric, observations=seen(cell)).save(tmp_path / f"cells/{cell.name}.json")
-    return tmp_path
+    return save_run(tmp_path, {"parts": SYSTEMS}, observed)
 
 
 def test_systems_are_parts_and_stand_beside_no_compression_and_the_memory_of_baseline(

@@ -1,6 +1,7 @@
 """Which models can tell schemes apart: the rule, in both directions of a metric."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,7 @@ import yaml
 from benchmarks.__main__ import main
 from benchmarks.analysis.statistics import t_quantile
 from benchmarks.analysis.tables.sensitivity import load_tells
-from benchmarks.core.matrix import expand
-from tests.records import make_result
+from tests.records import make_result, save_run
 
 CONFIG = yaml.safe_load((Path(__file__).parents[3] / "benchmarks/config/tell.yaml").read_text())
 METRICS = {  # of three seeds: with residuals, without
@@ -25,13 +25,8 @@ METRICS = {  # of three seeds: with residuals, without
 def folder(tmp_path: Path) -> Path:
     config = {key: value for key, value in CONFIG.items() if key != "run"}
     config["matrix"] = [{**entry, "seed": [0, 1, 2]} for entry in config["matrix"]]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    for cell in expand(config):
-        baseline, without = METRICS[cell.model]
-        values = make_result(cell).to_dict() | {"metric": (without if cell.scheme == "none" else baseline)[cell.seed]}
-        (tmp_path / "cells").mkdir(exist_ok=True)
-        (tmp_path / f"cells/{cell.name}.json").write_text(json.dumps(values))
-    return tmp_path
+    metric = lambda cell: METRICS[cell.model][cell.scheme == "none"][cell.seed]  # noqa: E731
+    return save_run(tmp_path, config, lambda cell: replace(make_result(cell), metric=metric(cell)))
 
 
 def test_a_model_tells_if_no_residuals_are_worse_by_the_whole_interval(
