@@ -1,0 +1,112 @@
+"""States that are saved and loaded by mistake: at the wrong time, in part, damaged, or of other settings."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import resireduce
+from resireduce.errors import ConfigError, UsageError
+from resireduce.optimizer import DistributedOptimizer
+from tests.worlds import Net, distributed, loss_of, seeded
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return loss_of(model, torch.Generator().manual_seed(0))
+
+
+def test_residuals_that_were_stored_in_another_precision() -> None:
+    saved = distributed(seeded(Net), residual_dtype="float8_e4m3").residual_state_dict()
+    with pytest.raises(ConfigError, match="does not fit this model, scheme, compressor and residual_dtype"):
+        distributed(seeded(Net), residual_dtype="int8").load_residual_state_dict(saved)
+
+
+def test_states_are_saved_and_loaded_between_steps() -> None:
+    model = seeded(Net)
+    optimizer = distributed(model)
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    loss(model).backward()
+    for act in (
+        optimizer.residual_state_dict,
+        lambda: optimizer.load_residual_state_dict(state),
+        lambda: resireduce.redistribute(optimizer, [state]),
+    ):
+        with pytest.raises(UsageError, match=r"between backward\(\) and step\(\).*call step\(\)"):
+            act()
+    optimizer.step()
+    optimizer.load_residual_state_dict(state)
+
+
+def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
+    return distributed(model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9), compressor=compressor)
+
+
+@pytest.mark.parametrize("compressor", ["topk", "none"])
+@pytest.mark.parametrize(
+    ("loads", "forgotten"),
+    [
+        ("", False),
+        ("optimizer", True),
+        ("wrapped", True),
+        ("optimizer residuals", False),
+        ("residuals optimizer", False),
+        ("optimizer start_at", False),
+        ("again", False),
+    ],
+)
+def test_residuals_that_are_forgotten_at_a_restart(loads: str, forgotten: bool, compressor: str) -> None:
+    model = seeded(Net)
+    with with_momentum(model, compressor) as saved:
+        loss(model).backward()
+        saved.step()
+        state, residuals = saved.state_dict(), saved.residual_state_dict()
+    optimizer = with_momentum(model, compressor)
+    acts = {
+        "optimizer": lambda: optimizer.load_state_dict(state),
+        "wrapped": lambda: optimizer.wrapped.load_state_dict(state),
+        "residuals": lambda: optimizer.load_residual_state_dict(residuals),
+        "start_at": lambda: optimizer.start_at(0),
+        "again": lambda: optimizer.load_state_dict(optimizer.state_dict()),
+    }
+    if loads == "again":
+        forgotten_in(optimizer, model)
+    for act in loads.split():
+        acts[act]()
+    told = [forgotten_in(optimizer, model) for _ in range(2)]
+    assert told == [forgotten and compressor == "topk", False]
+
+
+def forgotten_in(optimizer: DistributedOptimizer, model: nn.Module) -> bool:
+    """Take a step; return whether it warns of residuals that were not loaded."""
+    loss(model).backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer.step()
+    return any("but not the residuals" in str(one.message) for one in caught)
+
+
+def test_residuals_that_are_forgotten_elsewhere() -> None:
+    """The optimizer's state may be loaded before it is distributed; without momentum a rollback has none."""
+    model = seeded(Net)
+    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    loss(model).backward()
+    wrapped.step()
+    assert forgotten_in(distributed(model, wrapped), model)
+    model = seeded(Net)
+    optimizer = distributed(model)
+    state = copy.deepcopy(optimizer.state_dict())
+    optimizer.load_state_dict(state)
+    assert not forgotten_in(optimizer, model), "no step has been taken, as when a trainer moves a state to its device"
+    optimizer.load_state_dict(state)
+    assert forgotten_in(optimizer, model)
+
+
+def test_numbers_of_rows_that_are_damaged() -> None:
+    optimizer = distributed(seeded(Net), scheme="2d")
+    state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
+    name = next(name for name in state if name.endswith(".rows"))
+    state[name][0] = 10**6
+    with pytest.raises(ConfigError, match=rf"'{name}' holds .* a number that cannot be"):
+        optimizer.load_residual_state_dict(state)
