@@ -56,13 +56,9 @@ def test_an_image_is_built_once_and_cells_run_again_when_it_is_another(tree):
     assert planned(tree, *PODMAN) == {"cell": 1, "report": 1, "all": 1}
     entry.write_text(json.dumps(known))
 
-    for file in ("containers/cpu/Containerfile", "containers/cpu/requirements.lock"):
-        before = (tree / file).read_text()
-        (tree / file).write_text(f"{before}# a comment\n")
-        assert planned(tree, *PODMAN) == whole
-        (tree / file).write_text(before)
-
-    (tree / "containers/cpu/Containerfile").write_text(f"{before}# another image\n")
+    with (tree / "containers/cpu/requirements.lock").open("a") as file:
+        file.write("# another image\n")
+    assert planned(tree, *PODMAN) == whole
     assert call(tree, *RUN, "--config", *PODMAN).returncode == 0
     assert planned(tree, *PODMAN) == {}, "a cell that ran before, too, is known by the digest that it ran with"
 
