@@ -25,7 +25,7 @@ class Apt:
     Raises ConfigError if there is no apt, or if Debian's archive cannot be reached.
     """
 
-    def __init__(self, folder: Path, suite: str | None = None, components: str = "main"):
+    def __init__(self, folder: Path, suite: str | None = None):
         if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
             raise ConfigError("Debian's packages: there is no apt-get and dpkg-deb here; install the program itself")
         self._folder, self._options = folder, ["-o", "APT::Sandbox::User=root"]
@@ -38,7 +38,7 @@ class Apt:
         places |= {"Dir::Cache::pkgcache": "", "Dir::Cache::srcpkgcache": ""}
         if suite is not None:
             source = folder / "sources.list"
-            source.write_text(f"deb [signed-by={KEYRING}] {archive()} {suite} {components}\n", encoding="utf-8")
+            source.write_text(f"deb [signed-by={KEYRING}] {archive()} {suite} main\n", encoding="utf-8")
             places |= {"Dir::Etc::SourceList": source, "Dir::Etc::SourceParts": "/dev/null"}
             places |= {"Dir::State::status": "/dev/null"}  # nothing counts as installed: a closure with its own libc
         self._options += [part for name, value in places.items() for part in ("-o", f"{name}={value}")]

@@ -41,12 +41,11 @@ def isolated() -> Iterator[list[str]]:
         yield [*command("nsenter"), f"--target={holder.pid}", "--user", "--net", "--preserve-credentials"]
 
 
-def bring_up(device: str = "lo") -> None:
-    """Switch a network device of this process's namespace on, as `ip link set lo up` does. Raises OSError."""
+def bring_up() -> None:
+    """Switch the loopback of this process's namespace on, as `ip link set lo up` does. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        name = device.encode()
-        found = fcntl.ioctl(handle, GET_FLAGS, struct.pack("16sh14x", name, 0))
-        fcntl.ioctl(handle, SET_FLAGS, struct.pack("16sh14x", name, struct.unpack("16sh14x", found)[1] | IS_UP))
+        found = fcntl.ioctl(handle, GET_FLAGS, struct.pack("16sh14x", b"lo", 0))
+        fcntl.ioctl(handle, SET_FLAGS, struct.pack("16sh14x", b"lo", struct.unpack("16sh14x", found)[1] | IS_UP))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from resireduce.errors import ConfigError
 
@@ -14,9 +14,9 @@ TIME = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 """[days-][hours:]minutes:seconds, as squeue writes it."""
 
 
-def job_id(environment: Mapping[str, str] | None = None) -> str:
+def job_id() -> str:
     """Return the job's number."""
-    number = (environment if environment is not None else os.environ).get("SLURM_JOB_ID")
+    number = os.environ.get("SLURM_JOB_ID")
     if not number:
         raise ConfigError("launcher: 'srun' works within a Slurm job only; start it by: snakemake --profile slurm")
     return number
