@@ -24,7 +24,8 @@ def break_even_density(
 
     Both use the best of the merging rules, hierarchies and schemes in the cases `given`. 1: at any density.
     """
-    dense = _best(simulate(_cases(cluster, ranks, LOSSLESS, [1.0], given), settings))
+    results = simulate(_cases(cluster, ranks, LOSSLESS, [1.0], given), settings)
+    dense = min(one.step_seconds for one in results)
     cases = _cases(cluster, ranks, compressor, DENSITIES, given)
     steps = _lowest(simulate(cases, settings), [case.density for case in cases], DENSITIES)
     return _crossing(DENSITIES, steps - dense)
@@ -54,10 +55,6 @@ def _cases(
     axes = ("rule", "hierarchy", "scheme", "where_it_pays")
     found = [list(dict.fromkeys(getattr(case, name) for case in given)) for name in axes]
     return list(grid([cluster], [ranks], [compressor], densities, *found))
-
-
-def _best(results: Sequence[Result]) -> float:
-    return min(one.step_seconds for one in results)
 
 
 def _lowest(results: Sequence[Result], keys: Sequence[object], wanted: Sequence[object]) -> Array:

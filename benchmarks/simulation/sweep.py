@@ -50,7 +50,7 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
             rows = where_it_pays(rows_of(some, settings, known), np.array([case.where_it_pays for case in some]))
             times = timed(rows, merged(rows, RULES[rule]), RULES[rule])
             sent = rows.nbytes.sum(axis=-1)
-            messages = _messages(times, rows.nbytes)
+            messages = (in_message(rows.nbytes, times.ends) > 0).sum(axis=-1)  # those that are not empty
             for number, (place, case) in enumerate(zip(chosen, some, strict=True)):
                 work = known[case.cluster.device, case.compressor, case.density, case.scheme]
                 step, exposed = float(times.step[number]), float(times.exposed[number])
@@ -75,8 +75,3 @@ def _by_rule(cases: Sequence[Case]) -> dict[str, list[int]]:
     for place, case in enumerate(cases):
         found.setdefault(case.rule, []).append(place)
     return found
-
-
-def _messages(times: Timed, nbytes: np.ndarray) -> np.ndarray:
-    """Return how many messages are not empty."""
-    return (in_message(nbytes, times.ends) > 0).sum(axis=-1)

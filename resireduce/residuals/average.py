@@ -51,7 +51,8 @@ class AverageResidual(GroupResidual):
         if folded.is_complete:
             return folded.total
         total = _multiplied(folded)
-        return torch.div(total, _divisor(folded.weight), out=total if room is None else room)
+        divisor = folded.weight.clamp(min=torch.finfo(folded.weight.dtype).tiny)
+        return torch.div(total, divisor, out=total if room is None else room)
 
     def takes_parts(self, name: str) -> bool:
         """Whether what is stored can be read some elements at a time: not in the host's memory."""
@@ -101,7 +102,3 @@ def _alone(error: Tensor) -> Tensor:
 def _multiplied(folded: Folded) -> Tensor:
     """Return the sum that is `folded`, in its memory, where it is the error of one member multiplied by its weight."""
     return folded.total.mul_(folded.weight) if folded.is_one else folded.total
-
-
-def _divisor(weight: Tensor) -> Tensor:
-    return weight.clamp(min=torch.finfo(weight.dtype).tiny)

@@ -3,7 +3,6 @@
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
@@ -27,13 +26,9 @@ def one_gpu_found(measured: Measured) -> str:
         steps = {group: with_results(folder, group) for group in GROUPS}
         steps["memory"] = [case for case in steps["memory"] if case["name"] in sound]
         items = [_item(group, words) for group, make in GROUPS.items() for words in make(steps[group])]
-        where = textwrap.fill(f"One {device.origin}; all tables: `{_path(folder)}/summary.md`.", WIDTH)
+        where = textwrap.fill(f"One {device.origin}; all tables: `results/reference/{folder.name}/summary.md`.", WIDTH)
         texts += [where + "\n\n" + "\n".join(items)] if items else []
     return "\n\n".join(texts) or NOT_RUN
-
-
-def _path(folder: Path) -> str:
-    return f"results/reference/{folder.name}"
 
 
 def _item(group: str, words: str) -> str:

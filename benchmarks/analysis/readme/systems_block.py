@@ -3,6 +3,7 @@
 import textwrap
 from typing import Any
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, signed_with_half
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.rivals.rivals_command import share_sent
@@ -21,7 +22,7 @@ def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
     if not measured.has(name):
         return None
     rows = measured.load(name)["rows"]
-    of_model = {model: [row for row in rows if row["model"] == model] for model in dict.fromkeys(map(_model, rows))}
+    of_model = grouped((row["model"], row) for row in rows)
     return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
 
 
@@ -41,10 +42,6 @@ def system_paragraphs(measured: Measured) -> str | None:
     rows = measured.load(SYSTEMS)["rows"]
     systems = dict.fromkeys(row["system"] for row in rows)
     return "\n\n".join(_paragraph([row for row in rows if row["system"] == name]) for name in systems)
-
-
-def _model(row: Row) -> str:
-    return str(row["model"])
 
 
 def _paragraph(rows: list[Row]) -> str:

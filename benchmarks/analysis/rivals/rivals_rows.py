@@ -37,11 +37,8 @@ def rivals_row(setting: Cell, results: Sequence[CellResult], dense: dict[int, fl
 
     Observed values are None if any of the results lacks them.
     """
-    return {**_setting(setting), **_metric(results, dense), **_observed(results), **_cost(results)}
-
-
-def _setting(setting: Cell) -> dict[str, Any]:
-    return {name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density")}
+    named = {name: getattr(setting, name) for name in ("model", "compressor", "scheme", "density")}
+    return {**named, **_metric(results, dense), **_observed(results), **_cost(results)}
 
 
 def _metric(results: Sequence[CellResult], dense: dict[int, float]) -> dict[str, Any]:
