@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.simulation.grid import Case
 from benchmarks.simulation.rows import Settings, rows_of
 from benchmarks.simulation.step_time import Timed, in_message, merged, timed
@@ -43,7 +44,7 @@ def simulate(cases: Sequence[Case], settings: Settings) -> list[Result]:
     found: list[Result | None] = [None] * len(cases)
     count = max(1, NUMBERS_AT_ONCE // len(settings.layers.names))
     known = works(cases, settings.layers, settings.micro)
-    for rule, places in _by_rule(cases).items():
+    for rule, places in grouped((case.rule, place) for place, case in enumerate(cases)).items():
         for start in range(0, len(places), count):
             chosen = places[start : start + count]
             some = [cases[place] for place in chosen]
@@ -68,10 +69,3 @@ def one_step(case: Case, settings: Settings) -> Timed:
     rows = rows_of([case], settings, works([case], settings.layers, settings.micro))
     rows = where_it_pays(rows, np.array([case.where_it_pays]))
     return timed(rows, merged(rows, RULES[case.rule]), RULES[case.rule])
-
-
-def _by_rule(cases: Sequence[Case]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for place, case in enumerate(cases):
-        found.setdefault(case.rule, []).append(place)
-    return found

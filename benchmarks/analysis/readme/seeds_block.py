@@ -1,5 +1,6 @@
 """Words on several seeds: intervals of mini.json, the verdicts of tell.json, the time from pace.json."""
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import METRIC_WORDS, with_half
 from benchmarks.analysis.readme.measured import Measured, Row, judged, listed, machine, number, of_all, on_models, span
 from benchmarks.analysis.readme.smoke import BOTH, CONTROL, KEPT, SHARED
@@ -50,10 +51,8 @@ def compression_costs(measured: Measured) -> str:
 
 def price(measured: Measured) -> str:
     """The price of `w+2d` by the seeds of mini.json, and on how many models it is shown."""
-    texts: dict[str, list[str]] = {}
     rows = [model[SHARED] for model in measured.settings(FILE).values()]
-    for row in rows:
-        texts.setdefault(row["metric_name"], []).append(_change(_difference(row), row["metric_name"]))
+    texts = grouped((row["metric_name"], _change(_difference(row), row["metric_name"])) for row in rows)
     shown = sum(_difference(row).verdict in ("higher", "lower") for row in rows)
     return (
         f"*w+2d* against *baseline* over {_seeds({row['pairs'] for row in rows})}, ± half of a paired 95 % interval: "

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import markdown_table
 from benchmarks.analysis.statistics import interval, paired
 
@@ -10,9 +11,7 @@ HEAD = ("", "Perplexity", "more than the hybrid's", "Between nodes, KiB a step",
 
 def sharded(values: dict[str, Any]) -> str:
     """Every way to average between two nodes: its metric over all seeds, the bytes it sends, and those a rank holds."""
-    ways: dict[str, list[dict[str, Any]]] = {}
-    for row in values["rows"]:
-        ways.setdefault(row["name"], []).append(row)
+    ways = grouped((row["name"], row) for row in values["rows"])
     plain = {row["seed"]: row["perplexity"] for row in ways["hybrid"]}
     return markdown_table(HEAD, [_row(name, rows, plain) for name, rows in ways.items()], "lrrrr")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.analysis import labels
+from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.origin import provenance_rows
 from benchmarks.analysis.rivals.rivals_add import Row, Sources, add_rows, add_sources
@@ -43,8 +44,8 @@ def main(args: argparse.Namespace) -> int:
     if args.add and output.exists():
         rows, sources = _added(output, rows, sources)
     save_json({"rows": rows, "measured": sources}, output)
-    for model in dict.fromkeys(row["model"] for row in rows):
-        print(rivals_table([row for row in rows if row["model"] == model]))
+    for its in grouped((row["model"], row) for row in rows).values():
+        print(rivals_table(its))
     if run.holes:
         print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells")
     print(output)
