@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces, spread
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.bits import BYTE, octets, pack_codes, unpack_codes
 from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class Block8(Quantising):
+class Block8(Inexact):
     """Sends every element as the nearest of 255 levels, multiples of its block's largest magnitude / 127: 8 bits.
 
     Rounding is to the nearest, without a draw. Each rank decodes all payloads: nothing is quantised twice.

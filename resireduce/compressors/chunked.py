@@ -9,6 +9,7 @@ from torch.nn.functional import pad
 
 from resireduce.blocks import slices
 from resireduce.compressors.base import Selecting
+from resireduce.compressors.inexact import Inexact
 from resireduce.errors import ConfigError, is_count
 from resireduce.kernels.bits import pack_codes, unpack_codes
 from resireduce.payload import Payload
@@ -19,7 +20,7 @@ ROWS = 64
 
 
 @dataclass(frozen=True)
-class Chunked(Selecting):
+class Chunked(Selecting, Inexact):
     """Sends of each chunk of 4096 elements the k largest magnitudes, k = max(1, floor(density x 4096)): 14 bits each.
 
     Twelve bits are the place in the chunk. Two are the value: its sign, and whether it is larger than the mean
@@ -35,11 +36,6 @@ class Chunked(Selecting):
         super().__post_init__()
         if not is_count(self.chunk) or self.chunk < 2:
             raise ConfigError(f"chunk: {self.chunk!r} is not allowed; give a number of elements, 2 or more")
-
-    @property
-    def exact(self) -> bool:
-        """False: values are rounded to four levels."""
-        return False
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return places and codes in planes of bits, and two levels, in float32 (float64 of float64)."""
@@ -74,10 +70,6 @@ class Chunked(Selecting):
         values = levels[codes & 1].mul_(1 - (codes & 2)).masked_fill_(indices >= flat.numel(), 0)
         flat.index_add_(0, indices.clamp_(max=flat.numel() - 1), values.to(flat.dtype), alpha=scale)
         return dense
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Take off `grad` what was sent; return it."""
-        return self.add_(grad, payload, scale=-1.0)
 
     def _layout(self, numel: int) -> tuple[int, int, int]:
         """Return the elements of a chunk, the number of chunks, and how many elements of each are sent."""

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from resireduce.blocks import PIECES, SMALLEST, slices
 from resireduce.compressors.base import Selecting
+from resireduce.compressors.inexact import Inexact
 from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
 from resireduce.share import share
@@ -23,7 +24,7 @@ ROOM = 16
 
 
 @dataclass(frozen=True)
-class DeMo(Selecting):
+class DeMo(Selecting, Inexact):
     """Sends of each tile of 64 x 64 elements the k largest coefficients of its cosine transform, k = max(1,
     floor(density x elements of a tile)), with 16 bits for the place of each.
 
@@ -47,11 +48,6 @@ class DeMo(Selecting):
         super().__post_init__()
         if not is_count(self.side) or not 1 <= self.side <= LARGEST_SIDE:
             raise ConfigError(f"side: {self.side!r} is not allowed; give a number of elements, 1 to {LARGEST_SIDE}")
-
-    @property
-    def exact(self) -> bool:
-        """False: coefficients are sent, from which values are computed."""
-        return False
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Return coefficients, in float32 (float64 for float64), and their places in the tiles, in 16 bits."""
@@ -78,10 +74,6 @@ class DeMo(Selecting):
             found = tiles.backward(values[at], places[at].long()).transpose(1, 2).flatten(2).flatten(0, 1)
             part.add_(found[: part.shape[0], : part.shape[1]].to(dense.dtype), alpha=scale)
         return dense
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract what was sent from `grad`; return it."""
-        return self.add_(grad, payload, scale=-1.0)
 
 
 class _Tiles:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class EFSignSGD(Quantising):
+class EFSignSGD(Inexact):
     """Sends the sign of every element, in one bit, and the mean of all magnitudes: |g|_1 / n x sign(g), algorithm 1.
 
     Zeros count as positive. What the ranks send is averaged (the released benchmark codes sum it).

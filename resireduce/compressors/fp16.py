@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from resireduce.compressors.base import Collective, Compressor
+from resireduce.compressors.base import Collective
+from resireduce.compressors.inexact import Inexact
 from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class Fp16(Compressor):
+class Fp16(Inexact):
     """Sends every element as float16, summed by an all-reduce; what rounding takes away is the error.
 
     Values beyond `largest` are sent as `largest`; the rest is error too.
@@ -22,11 +23,6 @@ class Fp16(Compressor):
     source_feeds_back: ClassVar[bool] = False
     largest: float = 2.0**15
     """Largest magnitude that one rank sends: a power of two, which every dtype holds exactly."""
-
-    @property
-    def exact(self) -> bool:
-        """False: values are rounded, so sent + error equals the gradient only up to rounding."""
-        return False
 
     def for_world(self, world_size: int) -> "Fp16":
         """Return the compressor with a limit that keeps any full or partial sum over `world_size` ranks finite."""

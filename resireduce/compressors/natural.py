@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
 from resireduce.payload import Payload
 
@@ -20,7 +20,7 @@ MANTISSA = 23
 
 
 @dataclass(frozen=True)
-class Natural(Quantising):
+class Natural(Inexact):
     """Sends every element as one of the two powers of two around it, drawn so that it is right on average: a sign and
     an exponent in 8 bits.
 

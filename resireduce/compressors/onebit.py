@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class OneBit(Quantising):
+class OneBit(Inexact):
     """Sends one bit an element, and the two values that the bits stand for: the means of what is below zero, and not.
 
     The means are those of the whole tensor, where the paper has a pair for each column of a matrix.

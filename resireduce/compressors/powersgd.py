@@ -10,6 +10,7 @@ from torch import Tensor
 from resireduce.blocks import pieces
 from resireduce.compressors.agreeing import Agreeing
 from resireduce.compressors.base import Rounds, State
+from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, is_count, is_number
 from resireduce.kernels.orthonormal import orthonormal
@@ -17,7 +18,7 @@ from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class PowerSGD(Agreeing):
+class PowerSGD(Agreeing, Inexact):
     """Sends two narrow matrices, P = M Q and then M^T P, which all-reduces sum: M is the gradient, Q the last M^T P.
 
     Algorithm 1, with warm start: P and M^T P have `rank` columns, and those of P are made orthonormal after it has been
@@ -43,11 +44,6 @@ class PowerSGD(Agreeing):
             raise ConfigError(
                 f"min_compression_rate: {self.min_compression_rate!r} is not allowed; give a number greater than 0"
             )
-
-    @property
-    def exact(self) -> bool:
-        """False: what is sent is a projection."""
-        return False
 
     def compresses(self, shape: torch.Size) -> bool:
         """Whether a tensor of `shape` is more than `min_compression_rate` times as large as its payload."""
@@ -90,10 +86,6 @@ class PowerSGD(Agreeing):
             product = q.new_empty(matrix[rows].shape).addmm_(p[:, rows].T, q, beta=0)
             matrix[rows].add_(product.clamp_(-limit, limit).to(dense.dtype), alpha=scale)
         return dense
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract this rank's part of what is sent from `grad`; return it."""
-        return self.add_(grad, payload, scale=-1.0)
 
     def _width(self, shape: torch.Size) -> int:
         return min(self.rank, *_sides(shape))

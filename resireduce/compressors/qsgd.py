@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces, spread
-from resireduce.compressors.base import Compressor
+from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, is_count
 from resireduce.payload import Payload
@@ -18,7 +18,7 @@ LEVELS = 127
 
 
 @dataclass(frozen=True)
-class QSGD(Compressor):
+class QSGD(Inexact):
     """Each bucket of elements as its norm and, for each element, a level: 127 |x| / norm, rounded at random, signed.
 
     Unbiased: the expectation of a level is the exact quotient. All-gathered; one byte per element, four per bucket.
@@ -37,11 +37,6 @@ class QSGD(Compressor):
             raise ConfigError(f"norm: {self.norm!r} is not allowed; give 2 or infinity")
         if self.bucket is not None and not (is_count(self.bucket) and self.bucket > 0):
             raise ConfigError(f"bucket: {self.bucket!r} is not allowed; give a number of elements, 1 or more, or None")
-
-    @property
-    def exact(self) -> bool:
-        """False: values are rounded."""
-        return False
 
     @property
     def unbiased(self) -> bool:
@@ -76,10 +71,6 @@ class QSGD(Compressor):
             values.clamp_(-largest, largest)  # a level that was rounded up may be beyond what the dtype holds
             flat[piece].add_(values.to(flat.dtype), alpha=scale)
         return dense
-
-    def error_(self, grad: Tensor, payload: Payload) -> Tensor:
-        """Subtract what was sent from `grad`, which leaves the rounding error; return `grad`."""
-        return self.add_(grad, payload, scale=-1.0)
 
     def _norms(self, flat: Tensor, order: float) -> Tensor:
         """Return the norm of each bucket, 1-D, float32; the last bucket may be shorter."""

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.kernels.bits import BYTE, octets, unpack_bits
 from resireduce.kernels.signs import add_signs_, pack_signs
 from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class SignSGD(Quantising):
+class SignSGD(Inexact):
     """Sends the sign of every element, in one bit; what comes back is what more ranks sent, +1 or -1; +1 of as many.
 
     Zeros count as positive; a rank whose tensor is all zeros has no vote, and if no rank votes, zeros come back. The

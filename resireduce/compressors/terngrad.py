@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.blocks import pieces
-from resireduce.compressors.quantising import Quantising
+from resireduce.compressors.inexact import Inexact
 from resireduce.draw import generator
 from resireduce.errors import ConfigError, is_number
 from resireduce.kernels.bits import BYTE, octets, pack_codes, unpack_codes
@@ -16,7 +16,7 @@ from resireduce.payload import Payload
 
 
 @dataclass(frozen=True)
-class TernGrad(Quantising):
+class TernGrad(Inexact):
     """Sends -s, 0 or s for every element, in two bits: s its sign with probability |x| / s, s the largest magnitude.
 
     Magnitudes are first clipped (section 3.3) at 2.5 deviations from zero, sqrt(mean x^2), which is the deviation of
