@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from resireduce.errors import ConfigError
@@ -162,14 +162,7 @@ def a_sharpness_aware_optimizer(script: Script) -> nn.Module:
     """It calls its closure twice."""
     model = script.net()
     optimizer = script.distribute(model, Sharp(model.parameters(), 0.1))
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = script.loss(model, 0)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
+    optimizer.step(script.closure(model, optimizer))
     return model
 
 

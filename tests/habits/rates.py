@@ -107,14 +107,7 @@ def a_closure(script: Script, model: Any, optimizer: Any) -> Any:
     """The loss is computed in step(closure)."""
     losses: list[Tensor] = []
     for step in range(3):
-
-        def closure(step: int = step) -> Tensor:
-            optimizer.zero_grad()
-            loss = script.loss(model, step)
-            loss.backward()
-            return loss
-
-        losses.append(optimizer.step(closure))
+        losses.append(optimizer.step(script.closure(model, optimizer, step)))
     return losses
 
 

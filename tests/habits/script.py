@@ -86,6 +86,17 @@ class Script:
         x, y = self.batch(step)
         return nn.functional.cross_entropy(model(x), y)
 
+    def closure(self, model: nn.Module, optimizer: Any, step: int = 0) -> Callable[[], Tensor]:
+        """What an optimizer may call in its step."""
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = self.loss(model, step)
+            loss.backward()
+            return loss
+
+        return closure
+
     def train(self, model: nn.Module, optimizer: Any, steps: range | int = 3) -> None:
         """As everybody does."""
         for step in range(steps) if isinstance(steps, int) else steps:

@@ -187,14 +187,7 @@ def test_refused_by_name(name: str, mode: str) -> None:
     def act(script: Script) -> None:
         model = script.net()
         optimizer = script.distribute(model, make(model))
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss = script.loss(model, 0)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
+        optimizer.step(script.closure(model, optimizer))
 
     with warnings.catch_warnings(), pytest.raises((ConfigError, RuntimeError), match=kind):
         warnings.simplefilter("ignore")
