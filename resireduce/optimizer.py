@@ -67,7 +67,8 @@ class DistributedOptimizer(OptimizerView):
         """With a GradScaler: whether the last step was skipped, because a gradient of some rank overflowed."""
         self._closed, self._zeroes_as_asked = False, _takes_one(optimizer.zero_grad)
         self.slots = make_slots(parameters, feedback, levels.node, settings.merge == "hybrid")
-        self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels)
+        others = [one for name, one in model.named_parameters() if name not in parameters]
+        self._exchange = Exchange(optimizer, self.slots, feedback, settings, levels, others)
         for slot in self.slots:
             feedback.register(slot.name, slot.template)
         self._outside, self._resumed = Outside(model, parameters), Resumed(optimizer)

@@ -1,5 +1,8 @@
 """The exchange of one step: gradients go out, and their averages come back."""
 
+import weakref
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -13,7 +16,7 @@ from resireduce.step.halves import HalvesQueue
 from resireduce.step.intake import Intake
 from resireduce.step.late_update import LateUpdater
 from resireduce.step.launch import LaunchQueue
-from resireduce.step.outdated import BeforeForward
+from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.profile import Profiler
 from resireduce.step.scatter import Scatter
 from resireduce.step.slicing import gathered_at_once
@@ -39,6 +42,7 @@ class Exchange:
         feedback: compresses and averages.
         settings: what `resireduce.distribute` was given.
         levels: the ranks.
+        others: parameters of the model that others update; they are held weakly.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class Exchange:
         feedback: ErrorFeedback,
         settings: Settings,
         levels: Levels,
+        others: Iterable[Tensor] = (),
     ):
+        self._others = [weakref.ref(other) for other in others]
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, parts = gathered_at_once(settings, slots)
         remembers = settings.streamed and settings.scaler is not None
@@ -175,7 +181,7 @@ class Exchange:
         """Compress the remaining gradients. False: the step was skipped for overflow, and nothing was sent."""
         self.failed = True  # if anything ends it half-way
         if not self.intake.overlap:
-            part(self.slots)
+            self._part()
         if not self.intake.prepare():
             self.updater.skip()
             self.failed = False
@@ -191,6 +197,11 @@ class Exchange:
                     self.intake.take_slice(slot, mean, self.steps)
                 self.queue.launch(self.steps)
         return True
+
+    def _part(self) -> None:
+        """Before kept gradients become averages: nobody else's may lie in their memory."""
+        with QUIET():  # another optimizer with merge="dear" need not update what only its gradient is asked for
+            part(self.slots, [other for ref in self._others if (other := ref()) is not None])
 
     def _finish(self, step: int, loss: Tensor | float | None) -> bool:
         """After `_send_rest`: launch the remaining messages of `step`, receive, and update."""
@@ -223,7 +234,7 @@ class Exchange:
             elif slot.is_guarded:  # not finite: nothing of it is under way
                 slot.parameter.grad = None
         if self.intake.overlap and not self.intake.streamed:
-            part(self.slots)
+            self._part()
 
     def _fail_or_put_back(self, step: int) -> None:
         """Put back what was sent, if a step can be skipped for a gradient that is not finite; otherwise raise."""

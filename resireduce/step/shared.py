@@ -1,5 +1,6 @@
 """Whether a gradient lies in memory that another tensor uses, too, so that it must not be changed there."""
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -37,3 +38,29 @@ def prepare() -> None:
     """Find out what `is_shared` needs to know, outside of any backward pass."""
     if _count is not None:
         _of_one()
+
+
+def meeting(grads: Sequence[Tensor]) -> set[int]:
+    """Return the numbers of those `grads`, all strided, whose memory begins before that of another one ends.
+
+    Autograd leaves two views of one memory where the gradient of a sum goes to parts of it: in `cat([token, rest]) +
+    position` with a batch of one, that of `token` is some rows of that of `position`.
+    """
+    places = sorted((grad.data_ptr(), number) for number, grad in enumerate(grads) if grad.numel() and not grad.is_meta)
+    found: set[int] = set()
+    last, until = -1, 0  # the one that ends last so far, and where
+    for start, number in places:
+        if start < until:
+            found |= {last, number}
+        stop = start + _span(grads[number])
+        if stop > until:
+            last, until = number, stop
+    return found
+
+
+def _span(grad: Tensor) -> int:
+    """Return the bytes from the first element of `grad` in memory to the last."""
+    if grad.is_contiguous():
+        return grad.nbytes
+    steps = sum((size - 1) * stride for size, stride in zip(grad.shape, grad.stride(), strict=True))
+    return (steps + 1) * grad.element_size()

@@ -1,8 +1,7 @@
 """Slots: the record of one parameter's gradient on its way through a step."""
 
 import weakref
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from resireduce.node_slices import NodeSlices
 from resireduce.payload import Payload
 from resireduce.sending.message import Message, Round
 from resireduce.sending.parts import PartedMessage
-from resireduce.step.shared import is_shared, prepare
+from resireduce.step.shared import is_shared, meeting, prepare
 from resireduce.step.stage import AFTER, Stage
 from resireduce.streamed_away import SECOND_BACKWARD, StreamedAway, guards
 
@@ -210,15 +209,17 @@ class Slot:
             self.sent = replace(self.payload, buffer=own)
 
 
-def part(slots: Sequence[Slot]) -> None:
-    """Give gradients memory of their own, where autograd has left two in the same: each is to take its own average."""
-    found = [(slot, slot.parameter.grad) for slot in slots]
-    strided = [(slot, grad) for slot, grad in found if grad is not None and grad.layout == torch.strided]
-    places = Counter(grad.data_ptr() for _, grad in strided if not grad.is_meta)
-    if len(places) == len(strided):
-        return
-    for slot, grad in strided:
-        if places[grad.data_ptr()] > 1:
+def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
+    """Give gradients memory of their own, where autograd has left several in the same: each is to take its own average.
+
+    others: parameters that somebody else updates, whose gradients must stay as they are.
+    """
+    found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
+    held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
+    strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
+    for number in meeting([grad for _, grad in strided]):
+        slot, grad = strided[number]
+        if slot is not None:
             slot.copy_grad(grad)
 
 

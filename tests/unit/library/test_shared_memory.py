@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.step.shared import meeting
 from tests.worlds import same, seeded, take_steps
 
 Join = Callable[[Tensor], Tensor]
@@ -117,3 +118,56 @@ def trained_on_rows(communicator: Communicator, model: nn.Module, scheme: str, g
     source = torch.Generator().manual_seed(0)
     take_steps(optimizer, lambda: model(torch.randn(110, 100, generator=source), lambda one: one).square().mean(), 3)
     return model
+
+
+class Tokens(nn.Module):
+    """A token is some rows of the positions beside it, so that with a batch of one its gradient is some of theirs."""
+
+    def __init__(self, own: bool):
+        super().__init__()
+        self.token, self.own = nn.Parameter(torch.randn(105, 100)), own
+        self.places, self.after = nn.Parameter(torch.randn(110, 100)), nn.Linear(100, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        token, places = (self.token * 1.0, self.places * 1.0) if self.own else (self.token, self.places)
+        return self.after(torch.tanh(torch.cat([x[:, :5], token[None]], 1) + places[None]))
+
+
+def trained_by_two(communicator: Communicator, model: nn.Module, apart: str, **options: object) -> nn.Module:
+    model = copy.deepcopy(model)
+    names = ["token"] if apart else []
+    second = [one for name, one in model.named_parameters() if name in names]
+    first = [one for name, one in model.named_parameters() if name not in names]
+    kind = partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+    wrapped: list[torch.optim.Optimizer] = [kind(part) for part in (first, second) if part]
+    for number in range(len(wrapped) if apart != "plain" else 1):
+        wrapped[number] = resireduce.distribute(model, wrapped[number], backend=communicator, density=0.05, **options)  # type: ignore[arg-type]
+    source = torch.Generator().manual_seed(communicator.rank)
+    for _ in range(3):
+        for optimizer in wrapped:
+            optimizer.zero_grad()
+        model(torch.randn(1, 110, 100, generator=source)).square().mean().backward()
+        for optimizer in wrapped:
+            optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize("lifetime", LIFETIMES, ids=str)
+@pytest.mark.parametrize("apart", ["", "distributed", "plain"])
+@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
+@pytest.mark.filterwarnings("ignore:'token'")  # trained by another optimizer
+def test_gradients_of_which_one_is_a_part_of_another(
+    options: dict[str, object], apart: str, lifetime: dict[str, object]
+) -> None:
+    """Also where another optimizer, of the library or not, updates the part: it must find its own gradient."""
+    starts = [seeded(partial(Tokens, own)) for own in (False, True)]
+    act: Callable[..., nn.Module] = partial(trained_by_two, apart=apart, **options, **lifetime)  # type: ignore[arg-type]
+    found, wanted = (LocalWorld(2).run(partial(act, model=start)) for start in starts)
+    assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
+
+
+def test_memory_that_meets() -> None:
+    whole = torch.zeros(100, 10)
+    parts = [whole[:50], whole[60:], whole[49:52], torch.zeros(3), whole[55:55], whole[52:60].t(), whole[:, 3]]
+    assert meeting(parts[:2]) == set() and meeting(parts[:3]) == {0, 2}
+    assert meeting(parts[:6]) == {0, 2} and meeting(parts) == {0, 1, 2, 5, 6}
