@@ -94,7 +94,7 @@ class LateUpdate:
 
         Raises UsageError if an earlier attempt failed half-way.
         """
-        with self._lock, QUIET(), torch.inference_mode(False), torch.no_grad():
+        with self._lock, QUIET(), torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
             if self._taken:
                 return
             if self._gathered is None:
@@ -141,12 +141,21 @@ class LateUpdate:
 
 
 def bring_up_to_date(values: Sequence[object]) -> None:
-    """Apply the pending updates of the parameters among `values`."""
+    """Apply the pending updates of the parameters among `values`, also of those within a transform of torch.func."""
     for value in values:
+        if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            value = _unwrapped(value)
         if type(value) is _Outdated:
             update = vars(value).get("_late_update")  # another thread may have taken it
             if update is not None:
                 update.apply()
+
+
+def _unwrapped(value: Tensor) -> Tensor:
+    """Return what a tensor stands for that a transform such as `grad` or `vmap` has made of it."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+        value = torch._C._functorch.get_unwrapped(value)
+    return value
 
 
 class BeforeForward:

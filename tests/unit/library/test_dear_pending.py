@@ -41,6 +41,10 @@ LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
     "functional call": lambda model, _: torch.func.functional_call(model, dict(model.named_parameters()), (X,)),
     "outside of its module": lambda model, _: nn.functional.linear(X, model.first.weight),
     "per-sample gradients": lambda model, _: torch.func.vmap(lambda x: x * model.scale)(X),
+    "gradients of each sample": lambda model, _: of_each_sample(model),
+    "gradient of an input": lambda model, _: torch.func.grad(lambda x: model(x).sum())(X),
+    "tangent": lambda model, _: torch.func.jvp(model, (X,), (torch.ones_like(X),)),
+    "Jacobians": lambda model, _: torch.func.vmap(torch.func.jacrev(model))(X),
     "converted": lambda model, _: model.double().state_dict(),
     "changed by hand": lambda model, _: (torch.no_grad()(model.scale.mul_)(2), model.scale.data)[1],
     "gradient": lambda model, _: [p.grad for p in model.parameters()],
@@ -51,6 +55,15 @@ LOOKS: dict[str, Callable[[Two, DistributedOptimizer], Any]] = {
     "closed": lambda model, optimizer: (optimizer.close(), [raw(p) for p in model.parameters()])[1],
     "another thread": lambda model, _: in_a_thread(model),
 }
+
+
+def of_each_sample(model: nn.Module) -> dict[str, Tensor]:
+    """The gradients of each sample, as differential privacy needs them: transforms are given the parameters."""
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x[None],)).square().sum()
+
+    return torch.func.vmap(torch.func.grad(loss), (None, 0))(dict(model.named_parameters()), X)
 
 
 def raw(parameter: nn.Parameter) -> Tensor:
