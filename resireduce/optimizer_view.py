@@ -73,6 +73,12 @@ class OptimizerView(OptimizerWrapper):
         """With `slices`: the large parameters whose gradients are made twice, some rows at a time, and why."""
         return {} if self._backward.layers is None else dict(self._backward.layers.twice)
 
+    def state_dict(self) -> dict[str, Any]:
+        """As the wrapped optimizer's; UsageError between `backward` and `step` if the first has updated some of it."""
+        if "_exchange" in self.__dict__ and self.updates_in_backward:
+            self.refuse_within_step("state_dict()")
+        return super().state_dict()
+
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals, velocities if momentum is corrected, and the compressor's state of each tensor.
 

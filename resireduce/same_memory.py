@@ -44,6 +44,28 @@ def overlapping(trained: Mapping[str, Tensor], others: Mapping[str, Tensor] | No
     return None
 
 
+class Tied:
+    """Which two of some `parameters`, by name, lie in the same memory, if any do.
+
+    A script may give one the memory of another later, by `.data`.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor]):
+        self._parameters = dict(parameters)
+        self._plain = [one for one in parameters.values() if not is_traceable_wrapper_subclass(one)]
+        self._at: list[int] = []
+        self.pair: tuple[str, str] | None = None
+        self.look()
+
+    def look(self) -> bool:
+        """Look again, if any was given other memory; return whether two are tied now, where none were before."""
+        at = [one.data_ptr() for one in self._plain]
+        if at == self._at:
+            return False
+        before, self._at, self.pair = self.pair, at, overlapping(self._parameters)
+        return before is None and self.pair is not None
+
+
 def check_memory(settings: Settings, model: nn.Module, trained: Mapping[str, Tensor]) -> None:
     """Raise ConfigError if `settings` let some parameters change while others in their memory are still used.
 

@@ -52,12 +52,12 @@ class WrappedStep:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, together: tuple[str, str] | None = None):
-        self.optimizer, self._streamed, self._together = optimizer, streamed, together
+        self.optimizer, self._streamed, self.together = optimizer, streamed, together
 
     @property
     def is_sliced(self) -> bool:
         """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
-        at_all = self._streamed and self._together is None
+        at_all = self._streamed and self.together is None
         return at_all and not self.has_hooks_before and is_separable(self.optimizer)
 
     @property
@@ -143,8 +143,8 @@ class WrappedStep:
                 f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "
                 f"class attribute step_is_separable = True in {name}"
             )
-        if self._together is not None:
-            one, other = self._together
+        if self.together is not None:
+            one, other = self.together
             return (
                 f"{one!r} and {other!r} are two parameters in the same memory, which must not change before both "
                 f"averages are there, {held} {name}.step(): {TIE}"

@@ -1,11 +1,13 @@
 """How the wrapped optimizer uses received averages: several together, those of large tensors in slices."""
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from resireduce.same_memory import overlapping
+from resireduce.errors import UsageError
+from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
 from resireduce.step.launch import LaunchQueue
 from resireduce.step.slicing import rows_of, slice_bytes
@@ -31,8 +33,10 @@ class Applier:
         self.slice_bytes = self.sizes.average
         self.chunk_bytes = self.slice_bytes or largest_layer(slots)
         self.large = frozenset(slot for slot in slots if self.slice_bytes and slot.nbytes > self.slice_bytes)
-        together = overlapping({slot.name: slot.parameter for slot in slots}) if self.streamed else None
-        self._wrapped_step = WrappedStep(optimizer, self.streamed, together)
+        alone = self.streamed or settings.in_halves  # whether some are updated before others
+        self._tied = Tied({slot.name: slot.parameter for slot in slots}) if alone else None
+        self._held_bytes, self._early = sum(slot.nbytes for slot in slots), settings.in_backward or settings.in_halves
+        self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied.pair if self._tied else None)
         self._sliced = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
@@ -41,6 +45,24 @@ class Applier:
     def timeline(self) -> Timeline | None:
         """The timeline of the pipeline, if it has one."""
         return self.queue.feedback.timeline
+
+    def look_for_ties(self) -> None:
+        """Hold all averages for one update, with a warning, if two parameters were given the same memory since.
+
+        Raises UsageError where one of them is updated before all uses of the other.
+        """
+        found = self._tied is not None and self._tied.look()
+        if self._tied is None or self._tied.pair is None:
+            return
+        if self._early:
+            one, other = self._tied.pair
+            raise UsageError(
+                f"{one!r} and {other!r} were given the same memory after resireduce.distribute(...): an update of one "
+                f"changes the other before all of its uses; {TIE}, or leave update='in_backward' and merge='dear' out"
+            )
+        was_sliced, self._wrapped_step.together = self._wrapped_step.is_sliced, self._tied.pair
+        if found and was_sliced:
+            warnings.warn(self._wrapped_step.cost(self._held_bytes) or "", stacklevel=5)  # of step()
 
     def _receive(self) -> Slot:
         """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""

@@ -142,18 +142,16 @@ class LateUpdate:
 
 def bring_up_to_date(values: Sequence[object]) -> None:
     """Apply the pending updates of the parameters among `values`, also of those within a transform of torch.func."""
-    for value in values:
-        if isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
-            value = _unwrapped(value)
+    for value in map(_unwrapped, values):
         if type(value) is _Outdated:
             update = vars(value).get("_late_update")  # another thread may have taken it
             if update is not None:
                 update.apply()
 
 
-def _unwrapped(value: Tensor) -> Tensor:
-    """Return what a tensor stands for that a transform such as `grad` or `vmap` has made of it."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(value):
+def _unwrapped(value: object) -> object:
+    """Return `value`, or the tensor that it stands for within a transform such as `grad` or `vmap`."""
+    while isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
         value = torch._C._functorch.get_unwrapped(value)
     return value
 

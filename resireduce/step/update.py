@@ -46,13 +46,14 @@ class Updater(Applier):
         self.grad_norm: Tensor | None = None
         corrects_momentum = queue.feedback.momentum is not None
         self.watch = Watch(optimizer, slots, self._wrapped_step, corrects_momentum)
-        cost = self._wrapped_step.cost(sum(slot.nbytes for slot in slots))
+        cost = self._wrapped_step.cost(self._held_bytes)
         if cost is not None:
             warnings.warn(cost, stacklevel=4)  # of distribute()
         self.restart()
 
     def refuse(self) -> None:
         """Raise UsageError if a step would train wrongly because of a change to the wrapped optimizer."""
+        self.look_for_ties()
         self.watch.refuse()
 
     def flush(self) -> None:
@@ -74,6 +75,7 @@ class Updater(Applier):
         """Use averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
+            self.look_for_ties()
             self.watch.note_use()
             slot = self._receive()
             self._early_bytes -= slot.nbytes if slot.is_taken else 0

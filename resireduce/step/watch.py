@@ -37,7 +37,7 @@ class Watch:
     def restart(self) -> None:
         """Forget the last step."""
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
-        self._updated: dict[Slot, tuple[int, int]] = {}  # parameters that have been updated early, as they were then
+        self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
     def note_use(self) -> None:
         """Remember the options, which are about to be used in the backward pass. UsageError if a hook would miss it."""
@@ -45,8 +45,8 @@ class Watch:
         self._refuse_hooks()
 
     def note_updated(self, slots: Sequence[Slot]) -> None:
-        """Remember the parameters of `slots`, which have just been updated in the backward pass, as they are now."""
-        self._updated.update((slot, _version(slot)) for slot in slots)
+        """Remember the parameters of `slots`, which have just been updated in the backward pass, and their state."""
+        self._updated.update((slot, (_version(slot), self._state(slot))) for slot in slots)
 
     def refuse(self) -> None:
         """Raise UsageError if the wrapped optimizer would update what is not averaged, or has updated wrongly."""
@@ -79,13 +79,15 @@ class Watch:
                 "used it already: change it before backward() (scheduler.step() after step()), or use update='in_step'"
             )
         self._refuse_hooks()
-        changed = next((slot for slot, version in self._updated.items() if _version(slot) != version), None)
-        if changed is not None:
-            raise UsageError(
-                f"the parameter {changed.name!r} was changed between backward() and step(), when update='in_backward' "
-                "had updated it already, so that the change came after the update and not before it: change parameters "
-                "before backward() or after step(), or use update='in_step'"
-            )
+        for slot, (version, state) in self._updated.items():
+            same = (_version(slot) == version, self._state(slot) == state)
+            if not all(same):
+                what = f"the optimizer's state of {slot.name!r}" if same[0] else f"the parameter {slot.name!r}"
+                raise UsageError(
+                    f"{what} was changed between backward() and step(), when update='in_backward' had updated it "
+                    "already, so that the change came after the update and not before it: change it before backward() "
+                    "or after step(), or use update='in_step'"
+                )
 
     def _refuse_hooks(self) -> None:
         if not self._wrapped_step.is_sliced:
@@ -93,6 +95,11 @@ class Watch:
                 "a hook before the step was registered, which would not see what update='in_backward' has used before: "
                 "register it before resireduce.distribute(...), with update='in_step'"
             )
+
+    def _state(self, slot: Slot) -> list[object]:
+        """Return what changes when the optimizer's state of `slot` is written to, or replaced, but for `.data`."""
+        state = self.optimizer.state.get(slot.parameter, {})
+        return [(key, id(one), one._version) if isinstance(one, Tensor) else (key, one) for key, one in state.items()]
 
     def _options(self) -> list[dict[str, object]]:
         groups = self.optimizer.param_groups

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -83,6 +84,34 @@ def test_parameters_that_are_changed_when_the_backward_pass_has_updated_them(cha
     with pytest.raises(
         UsageError, match=r"'5\.weight' was changed between backward\(\) and step\(\).*update='in_step'"
     ):
+        optimizer.step()
+
+
+def let_go_of_momentum(optimizer: DistributedOptimizer, _: object) -> None:
+    for state in optimizer.state.values():
+        state["momentum_buffer"].zero_()
+
+
+def go_back(optimizer: DistributedOptimizer, saved: dict[str, Any]) -> None:
+    optimizer.load_state_dict(copy.deepcopy(saved))
+
+
+@pytest.mark.parametrize("change", [let_go_of_momentum, go_back])
+def test_a_state_that_is_changed_when_the_backward_pass_has_updated_it(change: Callable[..., None]) -> None:
+    model = seeded(lambda: nn.Sequential(*[nn.Linear(130, 130) for _ in range(6)]))
+    wrapped = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = resireduce.distribute(model, wrapped, "none", compressor="none", backend="local", update="in_backward")
+    model(torch.ones(2, 130)).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    change(optimizer, saved)
+    model(torch.ones(2, 130)).sum().backward()
+    with pytest.raises(UsageError, match=r"state_dict\(\) between backward\(\) and step\(\)"):
+        optimizer.state_dict()
+    optimizer.step()
+    model(torch.ones(2, 130)).sum().backward()
+    change(optimizer, saved)
+    with pytest.raises(UsageError, match=r"the optimizer's state of '5\.\w+' was changed between.*update='in_step'"):
         optimizer.step()
 
 

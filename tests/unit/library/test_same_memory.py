@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import resireduce
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, UsageError
 from resireduce.same_memory import overlapping
 from tests.worlds import same
 
@@ -16,15 +16,20 @@ DENSE = {"compressor": "none"}
 ALL_SENT = {"density": 1.0}
 
 
-def tied(by_data: bool = True) -> nn.Sequential:
+def tied(by_data: bool | None = True) -> nn.Sequential:
+    """None: not tied yet."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(104, 104), nn.ReLU(), nn.Linear(104, 104), nn.ReLU(), nn.Linear(104, 10))
     if by_data:
-        model[2].weight.data = model[0].weight.data
-    else:
+        tie(model)
+    elif by_data is not None:
         model[2].weight = model[0].weight
     return model
+
+
+def tie(model: nn.Sequential) -> None:
+    model[2].weight.data = model[0].weight.data
 
 
 def distributed(model: nn.Module, **options: Any) -> Any:
@@ -49,6 +54,36 @@ def test_streamed_updates_wait_until_both_averages_are_there(options: dict[str, 
     with pytest.warns(UserWarning, match=r"'0\.weight' and '2\.weight' are two parameters in the same memory"):
         optimizer = distributed(model, **options)
     assert same(train(model, optimizer), plain)
+
+
+@pytest.mark.parametrize(
+    "options", [DENSE, ALL_SENT, ALL_SENT | {"slices": 8192}, {**ALL_SENT, "gradients": "kept", "overlap": True}]
+)
+def test_a_model_that_is_tied_later(options: dict[str, Any]) -> None:
+    plain, model = tied(by_data=None), tied(by_data=None)
+    other = torch.optim.AdamW(plain.parameters(), 0.01, weight_decay=0.5)
+    optimizer = distributed(model, **options)
+    for one, stepping in ((plain, other), (model, optimizer)):
+        train(one, stepping)
+        tie(one)
+    assert same(train(plain, other), plain)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        assert same(train(model, optimizer), plain)
+    text = "'0.weight' and '2.weight' are two parameters in the same memory"
+    assert [str(one.message).startswith(text) for one in said] == [True] * ("gradients" not in options)
+
+
+@pytest.mark.parametrize("options", [{"update": "in_backward"}, {"gradients": "kept", "merge": "dear"}])
+def test_a_model_that_is_tied_later_where_updates_come_one_by_one(options: dict[str, Any]) -> None:
+    model = tied(by_data=None)
+    optimizer = distributed(model, **DENSE, **options)
+    train(model, optimizer)
+    tie(model)
+    with pytest.raises(UsageError, match=r"'0\.weight' and '2\.weight' were given the same memory after"):
+        train(model, optimizer)
+    with pytest.raises(UsageError):
+        optimizer.step()
 
 
 @pytest.mark.parametrize("by_data", [False, True])
