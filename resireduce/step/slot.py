@@ -177,20 +177,15 @@ class Slot:
 
         in_backward: autograd is at work, and may still give to others what lies in that memory: then a copy, too.
         """
-        if grad.is_meta:
+        if grad.is_meta or (grad.data_ptr() == self.made and not (in_backward and is_shared(grad))):
             return grad
-        if grad.data_ptr() != self.made:
-            return self.copy_grad(grad)
-        return self._copied(grad) if in_backward and is_shared(grad) else grad
+        return self.copy_grad(grad)
 
     def copy_grad(self, grad: Tensor) -> Tensor:
         """Put a copy of `grad`, which lies in `.grad`, into its place; return it."""
-        copy = self.parameter.grad = self._copied(grad)
+        copy = self.parameter.grad = torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
         self.made = copy.data_ptr()
         return copy
-
-    def _copied(self, grad: Tensor) -> Tensor:
-        return torch.empty_like(self.parameter, dtype=grad.dtype).detach_().copy_(grad)
 
     def check_kind(self) -> None:
         """Raise UsageError if the parameter's dtype, device or shape has changed since the start."""

@@ -166,6 +166,31 @@ def test_gradients_of_which_one_is_a_part_of_another(
     assert all(same(*pair) and not same(pair[0], starts[0]) for pair in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("lifetime", [LIFETIMES[0], LIFETIMES[2]], ids=str)
+@pytest.mark.parametrize("options", SETTINGS[:3], ids=str)
+def test_a_vector_of_which_autograd_makes_gradients(options: dict[str, object], lifetime: dict[str, object]) -> None:
+    """It is the script's own, and goes on being used."""
+
+    def ends(communicator: Communicator, copies: bool) -> tuple[nn.Module, Tensor]:
+        model = copy.deepcopy(start)
+        wrapped = torch.optim.SGD(model.parameters(), 0.5)
+        settings = {"density": 0.05, "backend": communicator, **options, **lifetime}
+        optimizer = resireduce.distribute(model, wrapped, **settings)  # type: ignore[arg-type]
+        vector = torch.full((sum(one.numel() for one in model.parameters()),), 1e-3 * (1 + communicator.rank))
+        for step in range(3):
+            optimizer.zero_grad()
+            vector += torch.linspace(0, 1e-3 * step, len(vector))
+            given = vector.clone() if copies else vector
+            nn.utils.parameters_to_vector(model.parameters()).backward(given)
+            optimizer.step()
+        return model, vector
+
+    start = seeded(lambda: nn.Sequential(nn.Linear(100, 110), nn.Linear(110, 100)))
+    found, wanted = (LocalWorld(2).run(partial(ends, copies=copies)) for copies in (False, True))
+    for (model, vector), (other, expected) in zip(found, wanted, strict=True):
+        assert same(model, other) and torch.equal(vector, expected)
+
+
 def test_memory_that_meets() -> None:
     whole = torch.zeros(100, 10)
     parts = [whole[:50], whole[60:], whole[49:52], torch.zeros(3), whole[55:55], whole[52:60].t(), whole[:, 3]]
