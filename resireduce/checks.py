@@ -52,6 +52,11 @@ def _check_made(model: nn.Module, optimizer: object) -> None:
             f"optimizer: {name} is not allowed as it is, made without the constructor of torch.optim.Optimizer: call "
             f"super().__init__(params, defaults) in {name}.__init__, or give the optimizer that it wraps"
         )
+    if name == "ZeroRedundancyOptimizer":
+        raise ConfigError(
+            f"optimizer: {name} is not allowed: each rank has the state of other parameters, which are updated there "
+            "alone; give an optimizer of the class within, over all parameters"
+        )
     if torch.is_inference_mode_enabled():
         raise ConfigError(
             "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from resireduce.comm.levels import Levels
+from resireduce.comm.local import LocalCommunicator
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import NonFiniteGradient, UsageError
+from resireduce.forked import ThisProcess
 from resireduce.merging.costs import TIMED
 from resireduce.settings import Settings
 from resireduce.step.apply import largest_layer
@@ -31,6 +33,7 @@ LAY_BEFORE = (
     ".grad empty (zero_grad() does), and put gradients there after backward(); or use gradients='kept' (without "
     "overlap=True)"
 )
+TRAIN = "start all processes before, and call distribute() in each of those that train"
 
 
 class Exchange:
@@ -54,6 +57,7 @@ class Exchange:
         levels: Levels,
         others: Iterable[Tensor] = (),
     ):
+        self._process = None if isinstance(levels.world, LocalCommunicator) else ThisProcess(TRAIN)
         self._others = [weakref.ref(other) for other in others]
         self.slots, self.feedback, self.grad_scaler = slots, feedback, settings.scaler
         limit, parts = gathered_at_once(settings, slots)
@@ -92,7 +96,9 @@ class Exchange:
         self.feedback.begin_step(self.steps)
 
     def refuse_if_failed(self) -> None:
-        """Raise UsageError if an earlier step failed."""
+        """Raise UsageError if an earlier step failed, or this is a fork of the process that was to train."""
+        if self._process is not None:
+            self._process.refuse_fork()
         if self.failed:
             raise UsageError(
                 "an earlier step failed, and ranks may have updated different parameters: build model and optimizer "

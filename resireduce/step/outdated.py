@@ -14,10 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from resireduce.comm.base import Handle
 from resireduce.errors import UsageError
+from resireduce.forked import ThisProcess
 from resireduce.step.slot import Slot, laid_out
 
 QUIET = torch._C.DisableTorchFunctionSubclass
 """Within it no use of a parameter brings it up to date."""
+FLUSH = "call optimizer.flush() before it is forked, to update all parameters that merge='dear' has not updated yet"
 WITHOUT_VALUES = {
     *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_leaf")),
     *(Tensor.size, Tensor.dim, Tensor.numel),
@@ -78,7 +80,7 @@ class LateUpdate:
     ):
         self._slots, self._part, self._groups, self._lock = slots, part, groups, lock
         self._gathered: Handle[Tensor] | None = gathered
-        self._keeps_gradients, self._taken = True, False
+        self._keeps_gradients, self._taken, self._process = True, False, ThisProcess(FLUSH)
         device = slots[0][0].parameter.device
         self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         for slot, _ in slots:
@@ -97,6 +99,7 @@ class LateUpdate:
         with self._lock, QUIET(), torch._C._DisableFuncTorch(), torch.inference_mode(False), torch.no_grad():
             if self._taken:
                 return
+            self._process.refuse_fork()
             if self._gathered is None:
                 raise UsageError(
                     f"the update of {self._slots[0][0].name!r} failed before, half-way: build model and optimizer "

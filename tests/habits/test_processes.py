@@ -2,11 +2,13 @@
 
 import copy
 import itertools
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
@@ -110,7 +112,40 @@ def check_groups_of_ranks(_: Communicator) -> None:
         shared.close()
 
 
-CHECKS = (check_disagreement, check_groups_of_ranks, check_wrapped_by_ddp_before, check_wrapped_by_ddp)
+def check_fork(_: Communicator) -> None:
+    """A process that was forked says so at the first gradient; the other one goes on."""
+    for gradients in MODES:
+        one = script(gradients)
+        model = one.net()
+        optimizer = one.sgd(model)
+        one.train(model, optimizer, 1)
+        loss = one.loss(model, 1)  # its graph was made before
+        with patch("os.getpid", return_value=-1):
+            with pytest.raises(UsageError, match=r"forked after.*call distribute\(\) in each of those"):
+                optimizer.zero_grad()
+            with pytest.raises(UsageError, match="this process was forked after"):
+                optimizer.step()
+            if gradients == "streamed":
+                with pytest.raises(UsageError, match="this process was forked after"):
+                    loss.backward()
+        one.train(model, optimizer, 1)
+
+
+def check_shards(_: Communicator) -> None:
+    """ZeroRedundancyOptimizer."""
+    model = script("kept").net()
+    with pytest.raises(ConfigError, match=r"ZeroRedundancyOptimizer is not allowed: .* over all parameters"):
+        script("kept").distribute(model, ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1))
+
+
+CHECKS = (
+    check_fork,
+    check_shards,
+    check_disagreement,
+    check_groups_of_ranks,
+    check_wrapped_by_ddp_before,
+    check_wrapped_by_ddp,
+)
 
 
 def check_all(communicator: Communicator) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -137,6 +138,19 @@ def test_nothing_is_updated_until_somebody_looks() -> None:
 @pytest.mark.parametrize(
     "look", ["state_dict of the model", "forward of a part", "gradient", "changed by hand", "inference alone"]
 )
+def test_a_fork_cannot_look() -> None:
+    """What carries the averages is not in it. It says so, and does not wait."""
+    model, optimizer = small("dear-1")
+    with (
+        patch("os.getpid", return_value=-1),
+        pytest.raises(UsageError, match=r"call optimizer\.flush\(\) before it is"),
+    ):
+        model(X)
+    optimizer.flush()
+    with patch("os.getpid", return_value=-1):
+        assert torch.equal(model(X), seen_by(None)(X))
+
+
 def test_training_goes_on_as_before_whoever_looked(look: str) -> None:
     def end(model: Two, optimizer: DistributedOptimizer) -> Any:
         LOOKS[look](model, optimizer)
