@@ -95,7 +95,8 @@ class BackwardPasses:
         return taken
 
     def _take_rows(self, slot: Slot, gradient: RowGradient) -> bool:
-        if len(slot.parameter._post_accumulate_grad_hooks) > 1 or slot.parameter._backward_hooks:
+        one = slot.parameter
+        if len(one._post_accumulate_grad_hooks) > 1 or one._backward_hooks or not one.is_contiguous():
             return False
         if not self._exchange.intake.takes_rows(slot):
             return self._on_use(slot, gradient)

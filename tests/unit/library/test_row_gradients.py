@@ -401,6 +401,21 @@ def test_a_hook_that_is_registered_later_gets_the_whole_gradient() -> None:
     optimizer.step()
 
 
+@pytest.mark.parametrize("options", [{}, {"residual_dtype": "int8"}, {"scheme": "none"}])
+def test_weights_that_lie_otherwise_later_have_whole_gradients(options: dict[str, object]) -> None:
+    """As after `model.to(memory_format=torch.channels_last)`."""
+    models = [toy(slices=size, **options) for size in (SLICE, None)]
+    for model, optimizer in models:
+        model.to(memory_format=torch.channels_last)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the gradient of 'second.weight' came whole")
+            model(tokens(0)).backward()
+        optimizer.step()
+    (model, _), (other, _) = models
+    assert not model.second.weight.is_contiguous()
+    torch.testing.assert_close(model.second.weight, other.second.weight)
+
+
 def test_a_parametrization_that_comes_later_is_computed_once_a_pass() -> None:
     class Counted(nn.Module):
         calls = 0
