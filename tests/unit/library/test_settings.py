@@ -266,6 +266,7 @@ def test_buffers_of_any_kind_are_rank_0s() -> None:
     def build() -> nn.Module:
         model = Net()
         model.register_buffer("expanded", torch.arange(3.0).expand(4, 3))
+        model.register_buffer("alike", torch.tensor(2.0).expand(4, 3))
         model.register_buffer("counts", torch.arange(5))
         model.register_buffer("mask", torch.tensor([True, False]))
         model.register_buffer("empty", torch.zeros(0))
@@ -277,7 +278,7 @@ def test_buffers_of_any_kind_are_rank_0s() -> None:
         if communicator.rank:
             for buffer in (model.counts, model.mask, model.wave.data):  # type: ignore[union-attr]
                 buffer.zero_()  # type: ignore[operator, union-attr]
-            model.expanded = torch.zeros(3).expand(4, 3)
+            model.expanded, model.alike = torch.zeros(3).expand(4, 3), torch.tensor(0.0).expand(4, 3)
         resireduce.distribute(
             model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1), backend=communicator
         )
