@@ -106,6 +106,7 @@ class CompressionHook:
         It is of zeros, which leave the residual as it is, if this rank has no gradient. It is made from a copy: a
         group's residual may hold an error until its turn comes, and the bucket receives averages before that.
         """
+        _mark_left(slot, grad)
         if not slot.is_taken:
             grad.zero_()
             return self.feedback.absent(slot.parameter, slot.name, self.steps)
@@ -145,6 +146,13 @@ def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     """Note that this rank has a gradient, from this backward pass or from an earlier one within `no_sync()`."""
     slot = place()
     if slot is not None and not slot.is_taken:
+        slot.go(Stage.TAKEN)
+
+
+def _mark_left(slot: Slot, grad: Tensor) -> None:
+    """Note that this rank has a gradient in the bucket, `grad`, that an earlier step has left in `.grad`: the wrapper
+    averages it again, where a script adds up passes without `no_sync()`. Zeros count for none."""
+    if not slot.is_taken and slot.parameter.grad is not None and bool(grad.any()):
         slot.go(Stage.TAKEN)
 
 

@@ -1,7 +1,8 @@
 """The communication hook of DistributedDataParallel: the same arithmetic as kept gradients without the wrapper."""
 
 import copy
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -160,6 +161,29 @@ def check_unused(communicator: Communicator) -> None:
             assert all(torch.equal(theirs[name], mine) for name, mine in hook.residual_state_dict().items())
 
 
+def check_left(communicator: Communicator) -> None:
+    """Averages that lie in `.grad` still, of layers that this rank does not use in the next pass, count as the wrapper
+    counts them: where passes add up without no_sync(), and where nobody calls zero_grad()."""
+    start = seeded(Branching)
+    for clears, view in itertools.product((True, False), (True, False)):
+        models = [copy.deepcopy(start) for _ in range(2)]
+        for model in models:
+            parallel = DistributedDataParallel(
+                model, **SMALL_BUCKETS, find_unused_parameters=True, gradient_as_bucket_view=view
+            )  # fmt: skip
+            if model is models[0]:
+                resireduce.compress_ddp(parallel, compressor="none")
+            optimizer = OPTIMIZERS["momentum"](list(model.parameters()))
+            generator = torch.Generator().manual_seed(communicator.rank)
+            for number in range(1, 7):
+                parallel(torch.randn(3, 120, generator=generator)).square().mean().backward()
+                if number % 2 == 0:
+                    optimizer.step()
+                    if clears:
+                        optimizer.zero_grad()
+        assert same(*models) and not same(models[0], start), (clears, view)
+
+
 class Backwards(Net):
     """Gradients arrive first block first: errors of a group wait until its last member has come."""
 
@@ -204,8 +228,8 @@ def check_group(communicator: Communicator) -> None:
 
 
 CHECKS = (
-    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_order, check_tied,
-    check_disagreement, check_group,
+    check_compressors, check_ddp_options, check_plain, check_accumulation, check_unused, check_left, check_order,
+    check_tied, check_disagreement, check_group,
 )  # fmt: skip
 
 
