@@ -18,6 +18,13 @@ from resireduce.step.slot import Slot, make_slots
 from resireduce.step.stage import Stage
 from resireduce.wrappers.under_way import UnderWay
 
+LEFT = (
+    "the gradient of {name!r} is that of an earlier backward pass, and this rank does not use it in this one: add up "
+    "passes within no_sync() of DistributedDataParallel, call zero_grad() after each step, or give "
+    "gradient_as_bucket_view=True to DistributedDataParallel"
+)
+"""Where averages of an earlier pass are left in the way."""
+
 
 class CompressionHook:
     """Made by `compress_ddp`: holds this rank's residuals, and the messages under way within one backward pass.
@@ -106,7 +113,7 @@ class CompressionHook:
         It is of zeros, which leave the residual as it is, if this rank has no gradient. It is made from a copy: a
         group's residual may hold an error until its turn comes, and the bucket receives averages before that.
         """
-        _mark_left(slot, grad)
+        self._mark_left(slot, grad)
         if not slot.is_taken:
             grad.zero_()
             return self.feedback.absent(slot.parameter, slot.name, self.steps)
@@ -116,6 +123,20 @@ class CompressionHook:
             else grad.clone(memory_format=torch.contiguous_format)
         )
         return self.feedback.compress(own, slot.name, self.steps)
+
+    def _mark_left(self, slot: Slot, grad: Tensor) -> None:
+        """Note that this rank has a gradient in the bucket, `grad`, that an earlier pass has left in `.grad`: the
+        wrapper averages it again, where a script adds up passes without `no_sync()`. Zeros count for none.
+
+        Raises UsageError where the wrapper leaves `.grad` as it is if no rank has used the parameter, which the hook
+        cannot know: what was sent would then be lost, but have left the residual.
+        """
+        left = slot.parameter.grad
+        if slot.is_taken or left is None or not bool(grad.any()):
+            return
+        if self.feedback.leaves_residual(slot.name) and left.data_ptr() != grad.data_ptr():
+            raise UsageError(LEFT.format(name=slot.name))
+        slot.go(Stage.TAKEN)
 
     def _finish(self) -> None:
         self._under_way.end_rounds()
@@ -146,13 +167,6 @@ def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     """Note that this rank has a gradient, from this backward pass or from an earlier one within `no_sync()`."""
     slot = place()
     if slot is not None and not slot.is_taken:
-        slot.go(Stage.TAKEN)
-
-
-def _mark_left(slot: Slot, grad: Tensor) -> None:
-    """Note that this rank has a gradient in the bucket, `grad`, that an earlier step has left in `.grad`: the wrapper
-    averages it again, where a script adds up passes without `no_sync()`. Zeros count for none."""
-    if not slot.is_taken and slot.parameter.grad is not None and bool(grad.any()):
         slot.go(Stage.TAKEN)
 
 
