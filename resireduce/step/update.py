@@ -75,7 +75,8 @@ class Updater(Applier):
         """Use averages in the backward pass once payloads exceed a chunk; that of `arrived` has just come."""
         self._early_bytes += arrived.nbytes
         while self._early_bytes > self.chunk_bytes and self.queue.next():
-            self.look_for_ties()
+            if not self.watch.has_used:
+                self.look_for_ties()
             self.watch.note_use()
             slot = self._receive()
             self._early_bytes -= slot.nbytes if slot.is_taken else 0

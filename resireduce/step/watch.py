@@ -39,6 +39,11 @@ class Watch:
         self._used: list[dict[str, object]] | None = None  # options of the groups, at the first early update
         self._updated: dict[Slot, tuple[object, object]] = {}  # updated early: parameter and state as they were then
 
+    @property
+    def has_used(self) -> bool:
+        """Whether options have been used in the backward pass."""
+        return self._used is not None
+
     def note_use(self) -> None:
         """Remember the options, which are about to be used in the backward pass. UsageError if a hook would miss it."""
         self._used = self._used or self._options()
