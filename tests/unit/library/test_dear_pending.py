@@ -135,9 +135,6 @@ def test_nothing_is_updated_until_somebody_looks() -> None:
     assert not torch.equal(raw(model.scale), raw(plain.scale))
 
 
-@pytest.mark.parametrize(
-    "look", ["state_dict of the model", "forward of a part", "gradient", "changed by hand", "inference alone"]
-)
 def test_a_fork_cannot_look() -> None:
     """What carries the averages is not in it. It says so, and does not wait."""
     model, optimizer = small("dear-1")
@@ -151,6 +148,9 @@ def test_a_fork_cannot_look() -> None:
         assert torch.equal(model(X), small(None)[0](X))
 
 
+@pytest.mark.parametrize(
+    "look", ["state_dict of the model", "forward of a part", "gradient", "changed by hand", "inference alone"]
+)
 def test_training_goes_on_as_before_whoever_looked(look: str) -> None:
     def end(model: Two, optimizer: DistributedOptimizer) -> Any:
         LOOKS[look](model, optimizer)
