@@ -1,7 +1,7 @@
 """The communication hook of DistributedDataParallel: what happens to one bucket of gradients."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import torch
@@ -16,14 +16,9 @@ from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
 from resireduce.step.stage import Stage
+from resireduce.wrappers.earlier import Earlier
+from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.under_way import UnderWay
-
-LEFT = (
-    "the gradient of {name!r} is that of an earlier backward pass, and this rank does not use it in this one: add up "
-    "passes within no_sync() of DistributedDataParallel, call zero_grad() after each step, or give "
-    "gradient_as_bucket_view=True to DistributedDataParallel"
-)
-"""Where averages of an earlier pass are left in the way."""
 
 
 class CompressionHook:
@@ -42,17 +37,25 @@ class CompressionHook:
         self.feedback = feedback
         self.steps = 0
         """How many times all gradients have been averaged."""
+        self.refuse: Callable[[], object] = bool  # does nothing
+        """Is called before each bucket, and raises UsageError for what the wrapper cannot do with a hook."""
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
+        self._unseen = {*self.slots}
+        smallest = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
+        self._first_steps = FirstSteps([partial(_parameter, slot) for slot in smallest])
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
+        for slot in smallest:
+            slot.parameter.register_hook(partial(_look, weakref.ref(self._first_steps)))
 
     def _restart(self) -> None:
         self._under_way.drop()
         self._results: list[tuple[Future[Tensor], Tensor]] = []
+        self._earlier = Earlier()
         self.feedback.begin_step(self.steps)
         for slot in self.slots:
             slot.restart()
@@ -103,6 +106,7 @@ class CompressionHook:
                 "a parameter was frozen between DistributedDataParallel(...) and resireduce.compress_ddp(...): freeze "
                 "before the model is wrapped"
             )
+        self._unseen.difference_update(known)
         if bucket.buffer().layout != torch.strided:
             raise UsageError(f"the gradient of {known[0].name!r} is sparse: make its layer with sparse=False")
         return known
@@ -110,44 +114,39 @@ class CompressionHook:
     def _compress(self, slot: Slot, grad: Tensor) -> Payload | Round:
         """Return the payload of a gradient, or its first round.
 
-        It is of zeros, which leave the residual as it is, if this rank has no gradient. It is made from a copy: a
+        It is of zeros, which leave the residual as it is, if this rank has no gradient in this pass: what an earlier
+        pass has left in `.grad` is put aside, and belongs there again if no rank has one. It is made from a copy: a
         group's residual may hold an error until its turn comes, and the bucket receives averages before that.
         """
-        self._mark_left(slot, grad)
+        leaves = self.feedback.leaves_residual(slot.name)
         if not slot.is_taken:
-            grad.zero_()
-            return self.feedback.absent(slot.parameter, slot.name, self.steps)
-        own = (
-            grad.contiguous()
-            if not self.feedback.leaves_residual(slot.name)
-            else grad.clone(memory_format=torch.contiguous_format)
-        )
+            is_left = slot.parameter.grad is not None and bool(grad.any())
+            if leaves and is_left:
+                self._earlier.put_aside(slot, grad)
+            if leaves or not is_left:  # what is sent dense is averaged anew, as without a hook
+                grad.zero_()
+                return self.feedback.absent(slot.parameter, slot.name, self.steps)
+        own = grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
         return self.feedback.compress(own, slot.name, self.steps)
 
-    def _mark_left(self, slot: Slot, grad: Tensor) -> None:
-        """Note that this rank has a gradient in the bucket, `grad`, that an earlier pass has left in `.grad`: the
-        wrapper averages it again, where a script adds up passes without `no_sync()`. Zeros count for none.
-
-        Raises UsageError where the wrapper leaves `.grad` as it is if no rank has used the parameter, which the hook
-        cannot know: what was sent would then be lost, but have left the residual.
-        """
-        left = slot.parameter.grad
-        if slot.is_taken or left is None or not bool(grad.any()):
-            return
-        if self.feedback.leaves_residual(slot.name) and left.data_ptr() != grad.data_ptr():
-            raise UsageError(LEFT.format(name=slot.name))
-        slot.go(Stage.TAKEN)
-
     def _finish(self) -> None:
+        if self._unseen:
+            first = min(self._unseen, key=lambda slot: slot.index)
+            raise UsageError(
+                f"{first.name!r} is in no bucket: it was unfrozen between DistributedDataParallel(...) and "
+                "resireduce.compress_ddp(...), and nobody averages it: unfreeze before the model is wrapped"
+            )
         self._under_way.end_rounds()
         self.feedback.residual.end_step(self.steps)
         self.steps += 1
         self._under_way.receive_all()
+        self._earlier.put_back()
         self._keep_states_of_absent()
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
         self._restart()
+        self._first_steps.end()
 
     def _keep_states_of_absent(self) -> None:
         """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros."""
@@ -168,6 +167,18 @@ def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     slot = place()
     if slot is not None and not slot.is_taken:
         slot.go(Stage.TAKEN)
+
+
+@torch.compiler.disable
+def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
+    """Before a gradient is added to `.grad`: look whether the last averages there were used."""
+    first_steps = place()
+    if first_steps is not None:
+        first_steps.begin()
+
+
+def _parameter(slot: Slot) -> Tensor:
+    return slot.parameter
 
 
 def _views(buffer: Tensor, slots: list[Slot]) -> dict[Slot, Tensor]:

@@ -5,7 +5,9 @@ still running, and leaves the averages in `.grad` when `backward()` returns. Cli
 work on them as usual.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -50,7 +52,8 @@ def compress_ddp(
 
     Raises ConfigError, before anything is changed, for a setting that cannot be used. `backward()` raises
     NonFiniteGradient on the rank that meets NaN or infinity; the others wait for it, as for any rank that fails.
-    GradScaler therefore cannot be used, since its scaled gradients overflow at times; bfloat16 needs none.
+    GradScaler therefore cannot be used (a warning), since its scaled gradients overflow at times; bfloat16 needs none.
+    UsageError of `backward()` says what an unfrozen parameter, `join()`, or a pass without `no_sync()` made wrong.
     """
     given = {name: value for name, value in locals().items() if name != "model"}
     settings = Settings(**given, gradients="kept")
@@ -59,6 +62,7 @@ def compress_ddp(
     communicator = TorchCommunicator(model.process_group, shares=True)
     feedback, _ = build_feedback(model.module, parameters, lossy, communicator, settings)
     hook = CompressionHook(parameters, feedback)
+    hook.refuse = partial(_refuse_join, weakref.ref(model))
     model.register_comm_hook(hook, _reduce)
     return hook
 
@@ -100,4 +104,15 @@ def _reduce(hook: CompressionHook, bucket: dist.GradBucket) -> Future[Tensor]:
             "torch._dynamo.config.optimize_ddp='python_reducer' hands over one gradient at a time, which are not "
             "averaged together: leave optimize_ddp as it is, and compiled autograd off"
         )
+    hook.refuse()
     return hook.reduce(bucket)
+
+
+def _refuse_join(place: weakref.ref[DistributedDataParallel]) -> None:
+    """Raise UsageError if the wrapper is to divide by the number of ranks that have not joined, as no hook can."""
+    model = place()
+    if model is not None and model._join_config.enable and not model._divide_by_initial_world_size:
+        raise UsageError(
+            "join(divide_by_initial_world_size=False): averages are divided by the number of all ranks, those included "
+            "that have joined, as with any communication hook: leave divide_by_initial_world_size at True"
+        )

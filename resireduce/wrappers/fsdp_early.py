@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from resireduce.accumulation import accumulation_node
+from resireduce.errors import UsageError
 from resireduce.wrappers.fsdp_units import Unit
 
 
@@ -38,7 +39,15 @@ class Early:
 
     @torch.compiler.disable
     def _watch(self, *_: object) -> None:
-        """Before a forward pass, when FSDP has gathered the unit: be told of the gradients that it will have."""
+        """Before a forward pass, when FSDP has gathered the unit: be told of the gradients that it will have.
+
+        Raises UsageError if FSDP is still within a backward pass, which has failed.
+        """
+        if self._unit.is_in_backward and torch._C._current_graph_task_id() == -1:
+            raise UsageError(
+                "an earlier backward pass failed half-way, after which FSDP neither reduces nor reshards some units: "
+                "build model and optimizer anew, on every rank, from a checkpoint"
+            )
         if not self._unit.makes_zeros:
             return
         for one in self._unit.gathered():

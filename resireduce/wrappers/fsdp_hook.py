@@ -15,9 +15,10 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
+from resireduce.wrappers.first_steps import FirstSteps
 from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
-from resireduce.wrappers.fsdp_units import Unit, likes
+from resireduce.wrappers.fsdp_units import Unit, likes, smallest_shards
 from resireduce.wrappers.under_way import UnderWay
 
 SHARD = ("shard_rank", "shard_world_size")
@@ -51,6 +52,7 @@ class ShardedCompressionHook:
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
+        self._first_steps = FirstSteps(smallest_shards(self.units))
         self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.set_hook(partial(_reduce, self, unit))
@@ -158,6 +160,9 @@ class ShardedCompressionHook:
         if not self._is_known:
             self._compare_replicas()
         is_new = self._pass.expect()
+        if is_new:
+            unit.check_others()
+            self._first_steps.begin()
         if unit in self._reduced:
             self._end_step() if is_new else self._fold()
         if flat.is_cuda:
@@ -187,6 +192,7 @@ class ShardedCompressionHook:
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
+            self._first_steps.end()
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters."""

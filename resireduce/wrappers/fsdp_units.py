@@ -6,6 +6,7 @@ of FSDP2 are read only here.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,6 +82,18 @@ class Unit:
         for one, parameter in zip(self.slices, self.held, strict=True):
             yield one.name, parameter.sharded_param.detach().to_local()
 
+    def check_others(self) -> None:
+        """Raise UsageError if others under the same root are trained, and nobody averages them over the replicas."""
+        groups = [group for state in self.state._state_ctx.all_states for group in _held_by(state)]
+        alone = [one for one in groups if one._all_reduce_hook is None and not _has_replicas(one)]
+        for parameter in (one for group in alone for one in group.fsdp_params):
+            if parameter.sharded_param.requires_grad:
+                raise UsageError(
+                    f"{parameter._param_fqn!r} is trained, and each replica would keep a gradient of its own: it was "
+                    "unfrozen, or given to fully_shard, after resireduce.compress_fsdp(...), or is no part of the "
+                    "model that was given to that. Unfreeze and shard before, and give it the whole model"
+                )
+
     def check(self, flat: Tensor) -> None:
         """Raise UsageError unless `flat` holds the gradients of all slices, and is to be averaged now."""
         if not self.group.all_reduce_grads:
@@ -91,8 +104,9 @@ class Unit:
         if flat.numel() != self.numel:
             raise UsageError(
                 f"{self.name!r} reduces {flat.numel()} elements of this rank, and not {self.numel}: a parameter of it "
-                "was not used in this step, or was frozen after resireduce.compress_fsdp(...). Freeze before; and for "
-                "parameters that a step may not use call model.set_reduce_scatter_unused_params(True) (torch 2.13)"
+                "was not used in this step, or was frozen after resireduce.compress_fsdp(...), or unfrozen. Do that "
+                "before; and for parameters that a step may not use call "
+                "model.set_reduce_scatter_unused_params(True) (torch 2.13)"
             )
         if flat.dtype != self.dtype:
             raise UsageError(
@@ -135,10 +149,7 @@ def find_units(model: nn.Module) -> list[Unit]:
 
 def _groups(module: FSDPModule, name: str) -> list[Any]:
     """Return the group that FSDP reduces at once for `module`; none if its parameters are all in other units."""
-    state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # more than one since torch 2.12
-    if groups is None:
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    groups = _held_by(module._get_fsdp_state())
     if len(groups) > 1:
         raise ConfigError(
             f"model: {name!r} is sharded over several meshes by shard_placement_fn, where FSDP has no hook; call "
@@ -146,12 +157,24 @@ def _groups(module: FSDPModule, name: str) -> list[Any]:
         )
     for group in groups:
         _check_group(group, name)
+    return groups
+
+
+def _held_by(state: Any) -> list[Any]:
+    """Return the groups of parameters of an FSDPState: more than one since torch 2.12."""
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
     return list(groups)
+
+
+def _has_replicas(group: Any) -> bool:
+    return getattr(group.mesh_info, "replicate_mesh_dim", None) is not None
 
 
 def _check_group(group: Any, name: str) -> None:
     """Raise ConfigError unless `group`, of module `name`, is sharded over one dimension, and has no hook."""
-    if getattr(group.mesh_info, "replicate_mesh_dim", None) is not None:
+    if _has_replicas(group):
         raise ConfigError(
             f"model: {name!r} is sharded over a mesh that has replicas too, between which FSDP averages without "
             "compression; give fully_shard the dimension of the shards alone: mesh=mesh['shard']"
@@ -209,3 +232,10 @@ def likes(units: Sequence[Unit]) -> dict[str, nn.Parameter]:
 def _like(unit: Unit, one: Slice) -> nn.Parameter:
     element = torch.empty((), dtype=unit.dtype, device=unit.device)
     return nn.Parameter(element.expand(one.shape), requires_grad=False)
+
+
+def smallest_shards(units: Sequence[Unit]) -> list[Callable[[], Tensor]]:
+    """Return functions that return this rank's shards of the parameters of `units`, if not empty, smallest first."""
+    found = [(one.shape.numel(), held) for unit in units for one, held in zip(unit.slices, unit.held, strict=True)]
+    ordered = sorted((pair for pair in found if pair[0]), key=lambda pair: pair[0])
+    return [partial(getattr, held, "sharded_param") for _, held in ordered]

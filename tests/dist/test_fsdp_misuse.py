@@ -231,6 +231,64 @@ def test_a_parameter_that_is_frozen_before_or_after(mesh: DeviceMesh) -> None:
         backward(model)
 
 
+def unfreeze(model: nn.Module) -> None:
+    model.blocks[1].requires_grad_(True)  # type: ignore[operator, index]
+
+
+def add_unit(model: nn.Module) -> None:
+    model.blocks[1] = nn.Identity()  # type: ignore[operator, index]
+    model.head = fully_shard(nn.Linear(73, 10), mesh=mesh_of(1, 1)["shard"])
+
+
+@pytest.mark.parametrize("change", [unfreeze, add_unit])
+def test_a_unit_that_is_trained_and_was_not_at_the_call(mesh: DeviceMesh, change: Callable[[nn.Module], None]) -> None:
+    """It has no hook: replicas would part from each other."""
+    model = Sharded()
+    model.blocks[1].requires_grad_(False)
+    hook = resireduce.compress_fsdp(shard(model, mesh["shard"]), mesh["replicate"], density=0.05)
+    if change is unfreeze:
+        backward(model)
+        assert hook.steps == 1
+    change(model)
+    with pytest.raises(UsageError, match=r"is trained, and each replica .*Unfreeze and shard before"):
+        backward(model)
+
+
+def test_a_model_of_which_only_a_part_was_given(mesh: DeviceMesh) -> None:
+    model = shards(mesh)
+    resireduce.compress_fsdp(model.blocks[0], mesh["replicate"], "baseline", density=0.05)  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"'first\.weight' is trained, and .*give it the whole model"):
+        backward(model)
+
+
+def test_after_a_backward_pass_that_failed_half_way(mesh: DeviceMesh) -> None:
+    """FSDP goes on by itself, with units that it neither reduces nor reshards any more."""
+    model, _ = compressed(mesh)
+    backward(model)
+    handle = model.blocks[1].register_full_backward_pre_hook(lambda *_: 1 / 0)  # type: ignore[union-attr, index]
+    with pytest.raises(ZeroDivisionError):
+        backward(model)
+    handle.remove()
+    with pytest.raises(UsageError, match="an earlier backward pass failed half-way"):
+        backward(model)
+
+
+@pytest.mark.parametrize("others", [False, True])
+def test_averages_that_are_dropped_before_a_step(
+    mesh: DeviceMesh, others: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    model, _ = compressed(mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, fused=True)
+    for _ in range(6):
+        optimizer.zero_grad()
+        backward(model)
+        optimizer.step()
+        if others:  # as a generator's pass through its discriminator
+            backward(model)
+    told = [str(one.message) for one in recwarn if "were dropped, by zero_grad()" in str(one.message)]
+    assert len(told) == others
+
+
 def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
     def divide(model: nn.Module) -> None:
         divide_by_two(model)

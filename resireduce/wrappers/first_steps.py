@@ -1,0 +1,86 @@
+"""What scripts do around a wrapper's hook that error feedback does not survive, looked for in the first steps.
+
+In plain training a gradient that is dropped has no effect. With error feedback its pass, perhaps one of another model,
+has left in residuals what was not sent, and later steps send it.
+"""
+
+import gc
+import warnings
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+LOOKS, TELLS, WATCHED = 60, 3, 8
+"""Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen."""
+
+
+class FirstSteps:
+    """Warns of averages that `zero_grad()` drops, several times, before a step has used them, and of a GradScaler.
+
+    Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
+
+    Args:
+        parameters: return parameters whose averages are exchanged, or this rank's shards of them, the smallest first.
+    """
+
+    def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
+        self._parameters = tuple(parameters[:WATCHED])
+        self._looks, self._dropped = LOOKS, 0
+        self._then: list[tuple[int, Tensor]] = []
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """At the end of an exchange: remember the parameters as they are."""
+        if self._looks == LOOKS:
+            _warn_of_scaler()
+        if self._looks:
+            self._looks -= 1
+            self._then = [(one._version, _local(one).clone()) for one in self._now()]
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
+        then, self._then = self._then, []
+        if not then or self._has_changed(then) or any(_is_left(one.grad) for one in self._now()):
+            return
+        self._dropped += 1
+        if self._dropped == TELLS:
+            self._looks = 0
+            warnings.warn(
+                "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while "
+                "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model "
+                "(of a GAN's generator through its discriminator), call requires_grad_(False) on this one for its "
+                "time; steps that you skip on purpose need no cure",
+                stacklevel=2,
+            )
+
+    def _now(self) -> list[Tensor]:
+        return [parameter() for parameter in self._parameters]
+
+    def _has_changed(self, then: Sequence[tuple[int, Tensor]]) -> bool:
+        pairs = list(zip(self._now(), then, strict=True))
+        is_told = any(one._version != version for one, (version, _) in pairs)
+        return is_told or not all(torch.equal(_local(one), values) for one, (_, values) in pairs)
+
+
+def _is_left(grad: Tensor | None) -> bool:
+    return grad is not None and bool(_local(grad).any())
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's shard of a DTensor, and any other tensor as it is."""
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach()
+
+
+def _warn_of_scaler() -> None:
+    """Warn if a GradScaler of this process has scaled a loss: nothing connects it with a model, so it is looked for."""
+    scalers = [one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler)]
+    if any(one.is_enabled() and one._scale is not None for one in scalers):
+        warnings.warn(
+            "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
+            "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
+            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper",
+            stacklevel=2,
+        )

@@ -1,0 +1,203 @@
+"""What a script may do to a model in DistributedDataParallel that compressed averages do not survive; what it is told.
+
+Where it can be done right it is: expected is what plain torch computes, from the definition of error feedback.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.errors import UsageError
+from tests.processes import on_processes
+from tests.worlds import same, seeded
+
+DENSITY = 0.05
+
+
+class Branch(nn.Module):
+    """`odd` is used if the second argument says so. Two large tensors, and small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.odd, self.head = nn.Linear(120, 120), nn.Linear(120, 120), nn.Linear(120, 4)
+
+    def forward(self, x: Tensor, uses: bool = True) -> Tensor:
+        x = self.first(x).tanh()
+        return self.head(self.odd(x).tanh() if uses else x)
+
+
+def loss(model: nn.Module, number: int, uses: bool = True, rank: int | None = None) -> Tensor:
+    """The loss of batch `number` of this rank, or of another."""
+    rank = dist.get_rank() if rank is None else rank
+    x = torch.randn(6, 120, generator=torch.Generator().manual_seed(10 * number + rank))
+    return model(x, uses).square().mean()
+
+
+class ByHand:
+    """Error feedback of all ranks, in plain torch: c = residual + gradient; the largest are sent; the rest is kept."""
+
+    def __init__(self, model: nn.Module):
+        self.model = copy.deepcopy(model)
+        large = {name: p for name, p in self.model.named_parameters() if p.dim() > 1 and p.numel() >= 10_000}
+        self.residuals = [{name: torch.zeros_like(p).detach() for name, p in large.items()} for _ in range(2)]
+
+    def backward(self, loss: Callable[[nn.Module, int], Tensor]) -> None:
+        """Add the gradients of each rank's `loss` to what is in `.grad`, and replace that by averages."""
+        averages: dict[str, Tensor] = {}
+        for rank in range(2):
+            model = copy.deepcopy(self.model)
+            for mine, own in zip(self.model.parameters(), model.parameters(), strict=True):
+                own.grad = None if mine.grad is None else mine.grad.clone()
+            before = {name: None if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+            loss(model, rank).backward()
+            for name, p in model.named_parameters():
+                is_used = p.grad is not None and (before[name] is None or not torch.equal(p.grad, before[name]))
+                if is_used:
+                    averages[name] = averages.get(name, 0) + self._sent(rank, name, p.grad) / 2
+        for name, p in self.model.named_parameters():
+            p.grad = averages.get(name, p.grad)
+
+    def _sent(self, rank: int, name: str, grad: Tensor) -> Tensor:
+        if name not in self.residuals[rank]:
+            return grad
+        left = (self.residuals[rank][name] + grad).view(-1)
+        chosen = left.abs().topk(int(DENSITY * left.numel())).indices
+        sent = torch.zeros_like(left).index_copy_(0, chosen, left[chosen])
+        self.residuals[rank][name] = left.index_fill_(0, chosen, 0.0).view_as(grad)
+        return sent.view_as(grad)
+
+
+def hooked(
+    model: nn.Module, **ddp: object
+) -> tuple[DistributedDataParallel, resireduce.CompressionHook, torch.optim.Optimizer]:
+    parallel = DistributedDataParallel(model, **ddp)  # type: ignore[arg-type]
+    hook = resireduce.compress_ddp(parallel, "baseline", density=DENSITY)
+    return parallel, hook, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def check_averages_of_a_branch_stay(communicator: Communicator) -> None:
+    """A second pass of a step, which no rank takes through `odd`, leaves its averages where they are."""
+    for view in (False, True):
+        start = seeded(Branch)
+        model, by_hand = copy.deepcopy(start), ByHand(start)
+        parallel, hook, optimizer = hooked(model, find_unused_parameters=True, gradient_as_bucket_view=view)
+        plain = torch.optim.SGD(by_hand.model.parameters(), 0.1)
+        for step in range(3):
+            optimizer.zero_grad()
+            plain.zero_grad()
+            for uses in (True, False):
+                number = 2 * step + uses
+                loss(parallel, number, uses).backward()
+                by_hand.backward(lambda model, rank, number=number, uses=uses: loss(model, number, uses, rank))
+            assert model.odd.weight.grad is not None and model.odd.weight.grad.any()
+            optimizer.step()
+            plain.step()
+        for mine, other in zip(model.parameters(), by_hand.model.parameters(), strict=True):
+            torch.testing.assert_close(mine, other)
+        left = hook.residual_state_dict()
+        for name, residual in by_hand.residuals[communicator.rank].items():
+            torch.testing.assert_close(left[f"full.{name}"], residual)
+        assert not same(model, start)
+
+
+def check_averages_of_a_branch_that_others_use(communicator: Communicator) -> None:
+    """The rank that has averages of `odd`, and does not use it again, cannot send its part of them."""
+    parallel, _, _ = hooked(seeded(Branch), find_unused_parameters=True)
+    loss(parallel, 0).backward()
+    if communicator.rank == 0:
+        with pytest.raises(RuntimeError):  # waits for the other, which ends
+            loss(parallel, 1).backward()
+        return
+    with pytest.raises(UsageError, match=r"'odd\.weight' was not used in this pass.*within model\.no_sync\(\)"):
+        loss(parallel, 1, uses=False).backward()
+
+
+def check_join(communicator: Communicator) -> None:
+    """As with any hook, averages are of all ranks."""
+    parallel, hook, optimizer = hooked(seeded(Branch))
+    with parallel.join():
+        for step in range(2 + communicator.rank):
+            optimizer.zero_grad()
+            loss(parallel, step).backward()
+            optimizer.step()
+    assert hook.steps == 3
+    parallel, _, _ = hooked(seeded(Branch))
+    with (
+        pytest.raises(UsageError, match=r"join\(divide_by_initial_world_size=False\): averages are divided"),
+        parallel.join(divide_by_initial_world_size=False),
+    ):
+        loss(parallel, 0).backward()
+
+
+def check_all(communicator: Communicator) -> None:
+    check_averages_of_a_branch_stay(communicator)
+    check_join(communicator)
+    check_averages_of_a_branch_that_others_use(communicator)  # ends the wrapper of one rank
+
+
+def test_two_processes() -> None:
+    on_processes(2, check_all)
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process only."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def told(warnings: pytest.WarningsRecorder, text: str) -> int:
+    return sum(text in str(one.message) for one in warnings)
+
+
+def test_a_parameter_that_was_unfrozen_after_the_model_was_wrapped(alone: None) -> None:
+    model = seeded(Branch)
+    model.odd.requires_grad_(False)
+    parallel = DistributedDataParallel(model)
+    model.odd.requires_grad_(True)
+    resireduce.compress_ddp(parallel)
+    with pytest.raises(UsageError, match=r"'odd\.weight' is in no bucket: it was unfrozen .*before the model is wr"):
+        loss(parallel, 0).backward()
+
+
+@pytest.mark.parametrize("set_to_none", [False, True])
+@pytest.mark.parametrize("others", ["none", "pass", "frozen pass", "accumulated pass"])
+def test_the_pass_of_another_model(
+    alone: None, others: str, set_to_none: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    """As of a generator through its discriminator: its gradients are dropped, and would stay in residuals."""
+    parallel, _, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters(), 1e-3, fused=True)  # tells autograd nothing of its steps
+    for step in range(6):
+        optimizer.zero_grad(set_to_none)
+        loss(parallel, step).backward()
+        if others == "accumulated pass":
+            loss(parallel, step).backward()
+        optimizer.step()
+        parallel.requires_grad_(others != "frozen pass")
+        if others.endswith("pass") and others != "accumulated pass":
+            x = torch.ones(2, 120, requires_grad=True)
+            parallel(x).sum().backward()
+        parallel.requires_grad_(True)
+    assert told(recwarn, "were dropped, by zero_grad(), before a step") == (others == "pass")
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
+    parallel, _, optimizer = hooked(seeded(Branch))
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled, init_scale=8.0)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(loss(parallel, step)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert told(recwarn, "a GradScaler has scaled the loss") == enabled
