@@ -57,6 +57,11 @@ def _check_made(model: nn.Module, optimizer: object) -> None:
             f"optimizer: {name} is not allowed: each rank has the state of other parameters, which are updated there "
             "alone; give an optimizer of the class within, over all parameters"
         )
+    if hasattr(optimizer, "_allreduce_grad_async"):  # Horovod's, of either kind
+        raise ConfigError(
+            "optimizer: horovod.torch.DistributedOptimizer is not allowed, since it averages gradients too, while the "
+            "backward pass goes on; leave it out, and give the optimizer that it was made of"
+        )
     if torch.is_inference_mode_enabled():
         raise ConfigError(
             "model: distribute() is not allowed within torch.inference_mode(), where nothing can be prepared for "

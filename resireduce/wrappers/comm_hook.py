@@ -3,6 +3,7 @@
 import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -59,6 +60,13 @@ class CompressionHook:
         self.feedback.begin_step(self.steps)
         for slot in self.slots:
             slot.restart()
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raise UsageError: a copy of the wrapper would have no hook."""
+        raise UsageError(
+            "a DistributedDataParallel with resireduce.compress_ddp(...) cannot be copied or pickled, since the copy "
+            "would not compress. Copy the model within, as in AveragedModel(model.module), or save state_dict()"
+        )
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank."""

@@ -3,11 +3,14 @@
 import sys
 
 import horovod.torch as hvd
+import pytest
 import torch
 import torch.distributed as dist
 
+import resireduce
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.torch import TorchCommunicator
+from resireduce.errors import ConfigError
 from tests.dist import test_gloo
 from tests.worlds import Net, same, seeded, train
 
@@ -49,6 +52,14 @@ def check_halves_of_sums(communicator: HorovodCommunicator) -> None:
     assert same(whole, halves) and not same(halves, start) and len(optimizer.messages) > 2
 
 
+def check_an_optimizer_that_averages_too(communicator: HorovodCommunicator) -> None:
+    """Its hooks would average gradients while they are compressed."""
+    model = seeded(Net)
+    theirs = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
+    with pytest.raises(ConfigError, match=r"optimizer: horovod\.torch\.DistributedOptimizer is not .*leave it out"):
+        resireduce.distribute(model, theirs, backend="horovod")
+
+
 def _loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
     return model(x).float().square().mean()
@@ -59,7 +70,8 @@ def main(meeting_place: str) -> None:
     hvd.init()
     dist.init_process_group("gloo", init_method=f"file://{meeting_place}", rank=hvd.rank(), world_size=hvd.size())
     communicator = HorovodCommunicator()
-    for check in (*CHECKS, check_half_precision_is_as_over_torch, check_merged_messages, check_halves_of_sums):
+    own = (check_half_precision_is_as_over_torch, check_merged_messages, check_halves_of_sums)
+    for check in (*CHECKS, *own, check_an_optimizer_that_averages_too):
         check(communicator)
         print(f"{check.__name__} passed on rank {hvd.rank()} of {hvd.size()}", flush=True)
     dist.destroy_process_group()

@@ -201,3 +201,13 @@ def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) 
         scaler.step(optimizer)
         scaler.update()
     assert told(recwarn, "a GradScaler has scaled the loss") == enabled
+
+
+def test_a_wrapper_is_not_copied(alone: None) -> None:
+    """As for an average of the weights: the copy's gradients would not be compressed."""
+    parallel, _, _ = hooked(seeded(Branch))
+    with pytest.raises(UsageError, match=r"cannot be copied or pickled.*AveragedModel\(model\.module\)"):
+        torch.optim.swa_utils.AveragedModel(parallel)
+    average = torch.optim.swa_utils.AveragedModel(parallel.module)
+    loss(parallel, 0).backward()
+    average.update_parameters(parallel.module)
