@@ -71,8 +71,8 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
     """Return the parameters whose gradients the wrapper averages, by their names in the wrapped model."""
     if not isinstance(model, DistributedDataParallel):
         raise ConfigError(
-            f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel around "
-            "your model, or use resireduce.distribute(model, optimizer, ...), which needs none"
+            f"model: an object of type {type(model).__name__} is not allowed; give the DistributedDataParallel "
+            f"{_place(model)}, or use resireduce.distribute(model, optimizer, ...), which needs none"
         )
     if model._comm_hooks:
         if model._comm_hooks[0][0] is _reduce:
@@ -94,6 +94,13 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             "use one of the two"
         )
     return parameters
+
+
+def _place(model: object) -> str:
+    """Return where a wrapper is to be found, in words: torch.compile and Lightning's Fabric put others around it."""
+    named = model.named_modules() if isinstance(model, nn.Module) else ()
+    inside = next((name for name, module in named if isinstance(module, DistributedDataParallel)), None)
+    return "around your model" if inside is None else f"within, model.{inside}"
 
 
 @torch.compiler.disable

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.base import Communicator
-from resireduce.errors import UsageError
+from resireduce.errors import ConfigError, UsageError
 from tests.processes import on_processes
 from tests.worlds import same, seeded
 
@@ -211,3 +211,9 @@ def test_a_wrapper_is_not_copied(alone: None) -> None:
     average = torch.optim.swa_utils.AveragedModel(parallel.module)
     loss(parallel, 0).backward()
     average.update_parameters(parallel.module)
+
+
+def test_a_wrapper_within_another_is_named(alone: None) -> None:
+    parallel = DistributedDataParallel(seeded(Branch))
+    with pytest.raises(ConfigError, match=r"OptimizedModule is not allowed; .* within, model\._orig_mod, or use"):
+        resireduce.compress_ddp(torch.compile(parallel))  # type: ignore[arg-type]
