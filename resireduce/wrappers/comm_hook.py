@@ -44,13 +44,13 @@ class CompressionHook:
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._unseen = {*self.slots}
-        smallest = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
-        self._first_steps = FirstSteps([partial(_parameter, slot) for slot in smallest])
+        self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
+        self._first_steps = FirstSteps([partial(_parameter, slot) for slot in self._watched])
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
             slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
-        for slot in smallest:
+        for slot in self._watched:
             slot.parameter.register_hook(partial(_look, weakref.ref(self._first_steps)))
 
     def _restart(self) -> None:
@@ -153,8 +153,8 @@ class CompressionHook:
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
+        self._first_steps.end([slot.is_taken for slot in self._watched])
         self._restart()
-        self._first_steps.end()
 
     def _keep_states_of_absent(self) -> None:
         """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros."""
@@ -172,16 +172,14 @@ class CompressionHook:
 @torch.compiler.disable
 def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
     """Note that this rank has a gradient, from this backward pass or from an earlier one within `no_sync()`."""
-    slot = place()
-    if slot is not None and not slot.is_taken:
+    if (slot := place()) is not None and not slot.is_taken:
         slot.go(Stage.TAKEN)
 
 
 @torch.compiler.disable
 def _look(place: weakref.ref[FirstSteps], _: Tensor) -> None:
     """Before a gradient is added to `.grad`: look whether the last averages there were used."""
-    first_steps = place()
-    if first_steps is not None:
+    if (first_steps := place()) is not None:
         first_steps.begin()
 
 

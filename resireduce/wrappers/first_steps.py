@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-LOOKS, TELLS, WATCHED = 60, 3, 8
-"""Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen."""
+LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
+"""Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen, and
+the share of them that must have been: a few may have zeros for averages, or a learning rate of 0."""
 
 
 class FirstSteps:
@@ -27,22 +28,24 @@ class FirstSteps:
     def __init__(self, parameters: Sequence[Callable[[], Tensor]]):
         self._parameters = tuple(parameters[:WATCHED])
         self._looks, self._dropped = LOOKS, 0
-        self._then: list[tuple[int, Tensor]] = []
+        self._then: list[tuple[int, Tensor] | None] = []
 
     @torch.no_grad()
-    def end(self) -> None:
-        """At the end of an exchange: remember the parameters as they are."""
+    def end(self, exchanged: Sequence[bool]) -> None:
+        """At the end of an exchange: remember the parameters as they are, if they were `exchanged`, each."""
         if self._looks == LOOKS:
             _warn_of_scaler()
         if self._looks:
             self._looks -= 1
-            self._then = [(one._version, _local(one).clone()) for one in self._now()]
+            pairs = zip(self._parameters, exchanged, strict=False)
+            self._then = [(one()._version, _local(one()).clone()) if was else None for one, was in pairs]
 
     @torch.no_grad()
     def begin(self) -> None:
         """When the first gradient after an exchange is about to be added to `.grad`: warn if averages were dropped."""
         then, self._then = self._then, []
-        if not then or self._has_changed(then) or any(_is_left(one.grad) for one in self._now()):
+        dropped = sum(_is_dropped(one(), was) for one, was in zip(self._parameters, then, strict=False) if was)
+        if not dropped or dropped < SHARE * len(then):
             return
         self._dropped += 1
         if self._dropped == TELLS:
@@ -55,13 +58,11 @@ class FirstSteps:
                 stacklevel=2,
             )
 
-    def _now(self) -> list[Tensor]:
-        return [parameter() for parameter in self._parameters]
 
-    def _has_changed(self, then: Sequence[tuple[int, Tensor]]) -> bool:
-        pairs = list(zip(self._now(), then, strict=True))
-        is_told = any(one._version != version for one, (version, _) in pairs)
-        return is_told or not all(torch.equal(_local(one), values) for one, (_, values) in pairs)
+def _is_dropped(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
+    """Whether `parameter` is as it was, by version and values, and its average is no longer in `.grad`."""
+    version, values = then
+    return parameter._version == version and torch.equal(_local(parameter), values) and not _is_left(parameter.grad)
 
 
 def _is_left(grad: Tensor | None) -> bool:

@@ -15,7 +15,7 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
-from resireduce.wrappers.first_steps import FirstSteps
+from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
 from resireduce.wrappers.fsdp_units import Unit, likes, smallest_shards
@@ -52,7 +52,8 @@ class ShardedCompressionHook:
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
-        self._first_steps = FirstSteps(smallest_shards(self.units))
+        self._watched = smallest_shards(self.units)[:WATCHED]
+        self._first_steps = FirstSteps([shard for _, shard in self._watched])
         self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.set_hook(partial(_reduce, self, unit))
@@ -189,10 +190,10 @@ class ShardedCompressionHook:
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
+            self._first_steps.end([unit in self._reduced for unit, _ in self._watched])
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)
-            self._first_steps.end()
 
     def _compare_replicas(self) -> None:
         """Raise ConfigError on all ranks unless replicas start with the same parameters."""

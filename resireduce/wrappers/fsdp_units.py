@@ -234,8 +234,11 @@ def _like(unit: Unit, one: Slice) -> nn.Parameter:
     return nn.Parameter(element.expand(one.shape), requires_grad=False)
 
 
-def smallest_shards(units: Sequence[Unit]) -> list[Callable[[], Tensor]]:
-    """Return functions that return this rank's shards of the parameters of `units`, if not empty, smallest first."""
-    found = [(one.shape.numel(), held) for unit in units for one, held in zip(unit.slices, unit.held, strict=True)]
-    ordered = sorted((pair for pair in found if pair[0]), key=lambda pair: pair[0])
-    return [partial(getattr, held, "sharded_param") for _, held in ordered]
+def smallest_shards(units: Sequence[Unit]) -> list[tuple[Unit, Callable[[], Tensor]]]:
+    """Return functions that return this rank's shards of the parameters of `units`, and whose they are, if not empty,
+    the smallest first."""
+    found = [
+        (one.shape.numel(), unit, held) for unit in units for one, held in zip(unit.slices, unit.held, strict=True)
+    ]
+    ordered = sorted((each for each in found if each[0]), key=lambda each: each[0])
+    return [(unit, partial(getattr, held, "sharded_param")) for _, unit, held in ordered]

@@ -191,6 +191,23 @@ def test_the_pass_of_another_model(
     assert told(recwarn, "were dropped, by zero_grad(), before a step") == (others == "pass")
 
 
+@pytest.mark.parametrize("toggles", [False, True])
+def test_two_models_in_one_wrapper(alone: None, toggles: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """Each with an optimizer of its own: the generator's pass gives the discriminator gradients unless it is frozen."""
+    both = nn.ModuleDict({"discriminator": Branch(), "generator": nn.Linear(120, 120)})
+    both.forward = lambda x, fake: both.discriminator(both.generator(x) if fake else x)  # type: ignore[assignment]
+    parallel, _, _ = hooked(both, find_unused_parameters=True)
+    optimizers = [torch.optim.SGD(both[name].parameters(), 0.1) for name in ("discriminator", "generator")]
+    for _ in range(5):
+        for fake, optimizer in enumerate(optimizers):
+            optimizer.zero_grad()
+            both.discriminator.requires_grad_(not (toggles and fake))  # type: ignore[operator]
+            parallel(torch.ones(2, 120), bool(fake)).square().mean().backward()
+            both.discriminator.requires_grad_(True)  # type: ignore[operator]
+            optimizer.step()
+    assert told(recwarn, "were dropped, by zero_grad(), before a step") == (not toggles)
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) -> None:
     parallel, _, optimizer = hooked(seeded(Branch))
