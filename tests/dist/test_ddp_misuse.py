@@ -4,6 +4,7 @@ Where it can be done right it is: expected is what plain torch computes, from th
 """
 
 import copy
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tests.processes import on_processes
 from tests.worlds import same, seeded
 
 DENSITY = 0.05
+ROOT = Path(__file__).parents[2]
 
 
 class Branch(nn.Module):
@@ -234,3 +236,10 @@ def test_a_wrapper_within_another_is_named(alone: None) -> None:
     parallel = DistributedDataParallel(seeded(Branch))
     with pytest.raises(ConfigError, match=r"OptimizedModule is not allowed; .* within, model\._orig_mod, or use"):
         resireduce.compress_ddp(torch.compile(parallel))  # type: ignore[arg-type]
+
+
+def test_the_messages_of_the_page_are_the_library_s() -> None:
+    library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
+    page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
+    said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
+    assert len(said) == 7 and [one for one in said if one not in library] == []
