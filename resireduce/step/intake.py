@@ -125,7 +125,7 @@ class Intake(RowIntake):
     def _payload(self, slot: Slot, step: int) -> Payload | Round:
         if slot.uses:
             return self._payload_of_parts(slot, step)
-        absorbed = slot.parameter.grad is None if slot.by_rows else slot.is_guarded
+        absorbed = slot.is_guarded or (slot.by_rows and slot.parameter.grad is None)
         if absorbed and slot.stage in (Stage.ABSORBED, Stage.LAST):
             return self.feedback.compress_absorbed(slot.name, step)
         return self.feedback.compress(self._gradient(slot).contiguous(), slot.name, step)

@@ -160,8 +160,8 @@ class Slot:
             self.parameter.grad = None
 
     def note_made(self) -> None:
-        """Remember the address of the gradient that autograd has left in `.grad`."""
-        grad = self.parameter.grad
+        """Remember the address of the gradient that autograd has left in `.grad`, if one that came in rows is not."""
+        grad = None if self.is_guarded else self.parameter.grad
         self.made = grad.data_ptr() if grad is not None and grad.layout == torch.strided else None
 
     def note_left(self) -> None:
