@@ -93,7 +93,10 @@ def _by_node(held: State, states: Sequence[State]) -> list[list[State]]:
     ranks = sorted(int(state["rank"]) for state in ordered)
     if len(kinds) != 1 or ranks != list(range(next(iter(kinds))[0])):
         given = [f"{told_place(state)} at step {int(state['steps'])}" for state in ordered]
-        raise ConfigError(f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step")
+        raise ConfigError(
+            f"states: those of {', '.join(given) or 'no rank'} are not all of one job at one step; give what each of "
+            "its ranks saved in the same step"
+        )
     size = kinds.pop()[2]
     return [ordered[first : first + size] for first in range(0, len(ordered), size)]
 
