@@ -59,7 +59,7 @@ def patterns_in(path: str | None) -> str | dict[str, object]:
     try:
         patterns = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}") from error
+        raise ConfigError(f"groups: {path!r} cannot be read as JSON: {error}; give a file of patterns") from error
     if not isinstance(patterns, dict):
         raise ConfigError(f"groups: {path!r} holds no JSON object with the keys groups and specific")
     return patterns
