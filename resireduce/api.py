@@ -18,7 +18,7 @@ from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
 from resireduce.merge_checks import check_dear, check_merge
 from resireduce.optimizer import DistributedOptimizer
-from resireduce.patterns import match_groups
+from resireduce.patterns import FORM, match_groups
 from resireduce.same_memory import check_memory
 from resireduce.scheme import BACKENDS, Scheme, build_compressor, build_residual, find_scheme, load
 from resireduce.settings import Settings
@@ -156,6 +156,9 @@ def distribute(
 def find_compressor(settings: Settings) -> Compressor:
     """Return the compressor that `settings` name or hold. Raises ConfigError for an unknown name."""
     given = settings.compressor
+    if isinstance(given, type):
+        name = given.__name__
+        raise ConfigError(f"compressor: the class {name} is not allowed; give an object of it, {name}(...), or a name")
     return given if isinstance(given, Compressor) else build_compressor(given, settings.density)
 
 
@@ -200,7 +203,8 @@ def find_grouping(
         return groups
     if isinstance(groups, Mapping):
         return match_groups(groups, compressed)
-    choose("groups", groups, ("auto",))
+    if groups != "auto":
+        raise ConfigError(f"groups: {groups!r} is not allowed; give 'auto', a Grouping, or {FORM}")
     return find_groups(model, compressed)
 
 

@@ -31,7 +31,8 @@ def choose(field: str, value: object, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     if isinstance(value, str) and value in names:
         return value
-    close = difflib.get_close_matches(str(value), names, n=1)
+    texts = str(value), str(value).lower()
+    close = [found for text in texts for found in difflib.get_close_matches(text, names, n=1)]
     hint = f" (did you mean '{close[0]}'?)" if close else ""
     raise ConfigError(f"{field}: {value!r} is not known{hint}; allowed: {', '.join(names) or 'none'}")
 

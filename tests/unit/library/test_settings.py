@@ -143,6 +143,9 @@ def test_updates_in_the_backward_pass_are_the_same_and_must_be_asked_for() -> No
 
 EARLY = {"compressor": "none", "scheme": "none", "update": "in_backward"}
 REFUSED: list[tuple[dict[str, object], str]] = [
+    ({"compressor": "TopK"}, r"compressor: 'TopK' is not known \(did you mean 'topk'\?\)"),
+    ({"compressor": TopK}, r"compressor: the class TopK is not allowed; give an object of it, TopK\(\.\.\.\)"),
+    ({"groups": ["0.*"]}, r"groups: \['0\.\*'\] is not allowed; give 'auto', a Grouping, or \{\"groups\": "),
     ({"scheme": "w2d"}, r"scheme: 'w2d' .*did you mean 'w\+2d'.*allowed: 2d, a, baseline"),
     ({"compressor": "top"}, "compressor: 'top' .*allowed: .*none, .*topk"),
     ({"density": 0}, "density: 0 .*0 < density <= 1"),
