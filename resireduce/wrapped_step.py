@@ -12,7 +12,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from resireduce.attach import StepGuard
 from resireduce.errors import UsageError
-from resireduce.same_memory import TIE
+from resireduce.same_memory import TIE, Tied
 from resireduce.slices.row_step import is_elementwise, step_in_rows
 
 SEPARABLE = {
@@ -48,17 +48,21 @@ class WrappedStep:
     Args:
         optimizer: whose parameters have their averages in `.grad` when it is called.
         streamed: whether averages are to be brought back, and freed, slice by slice where that is possible.
-        together: names of two of its parameters that lie in the same memory, so that all are updated at once.
+        tied: knows two of its parameters that lie in the same memory, if any do, so that all are updated at once.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, together: tuple[str, str] | None = None):
-        self.optimizer, self._streamed, self.together = optimizer, streamed, together
+    def __init__(self, optimizer: torch.optim.Optimizer, streamed: bool, tied: Tied | None = None):
+        self.optimizer, self._streamed, self._tied = optimizer, streamed, tied
 
     @property
     def is_sliced(self) -> bool:
-        """Whether it may be called for some parameters after the others. A hook before it may look at all gradients."""
-        at_all = self._streamed and self.together is None
-        return at_all and not self.has_hooks_before and is_separable(self.optimizer)
+        """Whether it is called for some parameters after the others."""
+        return self._streamed and (self._tied is None or self._tied.pair is None) and self.is_divisible
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether it could be called for some parameters alone. A hook before it may look at all gradients."""
+        return not self.has_hooks_before and is_separable(self.optimizer)
 
     @property
     def has_hooks_before(self) -> bool:
@@ -143,8 +147,8 @@ class WrappedStep:
                 f"{name} is not known to update each parameter by itself, {held} its step(). If it does, say so by a "
                 f"class attribute step_is_separable = True in {name}"
             )
-        if self.together is not None:
-            one, other = self.together
+        if self._tied is not None and self._tied.pair is not None:
+            one, other = self._tied.pair
             return (
                 f"{one!r} and {other!r} are two parameters in the same memory, which must not change before both "
                 f"averages are there, {held} {name}.step(): {TIE}"

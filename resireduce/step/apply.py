@@ -36,7 +36,7 @@ class Applier:
         alone = self.streamed or settings.in_halves  # whether some are updated before others
         self._tied = Tied({slot.name: slot.parameter for slot in slots}) if alone else None
         self._held_bytes, self._early = sum(slot.nbytes for slot in slots), settings.in_backward or settings.in_halves
-        self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied.pair if self._tied else None)
+        self._wrapped_step = WrappedStep(optimizer, self.streamed, self._tied)
         self._sliced = False
         self._updating: list[Slot] = []  # received, waiting for the wrapped optimizer
         self._updating_bytes = 0
@@ -51,8 +51,10 @@ class Applier:
 
         Raises UsageError where one of them is updated before all uses of the other.
         """
-        found = self._tied is not None and self._tied.look()
-        if self._tied is None or self._tied.pair is None:
+        if self._tied is None:
+            return
+        found = self._tied.look()
+        if self._tied.pair is None:
             return
         if self._early:
             one, other = self._tied.pair
@@ -60,8 +62,7 @@ class Applier:
                 f"{one!r} and {other!r} were given the same memory after resireduce.distribute(...): an update of one "
                 f"changes the other before all of its uses; {TIE}, or leave update='in_backward' and merge='dear' out"
             )
-        was_sliced, self._wrapped_step.together = self._wrapped_step.is_sliced, self._tied.pair
-        if found and was_sliced:
+        if found and self.streamed and self._wrapped_step.is_divisible:
             warnings.warn(self._wrapped_step.cost(self._held_bytes) or "", stacklevel=5)  # of step()
 
     def _receive(self) -> Slot:

@@ -53,7 +53,7 @@ def check_halves_of_sums(communicator: HorovodCommunicator) -> None:
 
 
 def check_an_optimizer_that_averages_too(communicator: HorovodCommunicator) -> None:
-    """Its hooks would average gradients while they are compressed."""
+    """Horovod's DistributedOptimizer is refused: its hooks would average gradients while they are compressed."""
     model = seeded(Net)
     theirs = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1), model.named_parameters())
     with pytest.raises(ConfigError, match=r"optimizer: horovod\.torch\.DistributedOptimizer is not .*leave it out"):

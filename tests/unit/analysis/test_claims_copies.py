@@ -25,7 +25,7 @@ def cells(model: str) -> list[Cell]:
 
 
 def noisy(value: Any, most: float, random: Random) -> Any:
-    """The same numbers, each changed by a relative `most` or less."""
+    """Return a copy of `value` whose floating-point numbers differ at random by a share of at most `most`."""
     if isinstance(value, dict):
         return {name: noisy(one, most, random) for name, one in value.items()}
     if isinstance(value, list):

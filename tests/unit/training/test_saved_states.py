@@ -17,7 +17,7 @@ def test_all_models_were_planned_in_all_ways() -> None:
 
 
 def test_what_stands_there_is_what_is_planned_now() -> None:
-    """Of the model with the fewest tensors, of which each scheme saves something."""
+    """Planned for VGG-19 alone, which has the fewest tensors of those of which each scheme saves something."""
     row = FOUND["rows"][1]
     assert row["model"] == "vgg19" and saved("vgg19") == row["saved"]
 
