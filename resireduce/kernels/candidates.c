@@ -77,8 +77,11 @@ static inline __attribute__((always_inline)) int64_t look_at_chunk(const struct 
     const int64_t end = search->n - at < CHUNK ? search->n : at + CHUNK;
     if (search->codes.bits)
         add_decoded(&search->codes, at, end, search->x + at);
-    if (search->crossing)
+    if (search->crossing) {
+        for (int64_t i = at + CHUNK; i < at + 2 * CHUNK; i += 64 / sizeof(float))
+            __builtin_prefetch(search->x + i, 1); /* rows in turn with others: the processor does not foresee them */
         add_crossing(search->crossing, at, end, search->x + at);
+    }
     if (search->n - at < CHUNK) {
         memset(hits, 0, sizeof hits);
         add_and_compare(search, at, search->n - at, search->added != 0, hits);

@@ -2,7 +2,7 @@
 
 #include <stdint.h>
 
-enum { TILE = 256, LANES_WIDE = 16, WIDEST = 1 << 16 };
+enum { TILE = 256, LANES_WIDE = 16, WIDEST = 1 << 16, FETCHED = 256, AHEAD_WIDE = 1024 };
 
 struct crossing {
     const float *values;           /* of each row, those of its columns */
@@ -36,16 +36,26 @@ static void find_places(const struct crossing *at)
         at->places[at->height + at->columns[j]] = (int32_t)j;
 }
 
-/* Write each `step`-th of x[0..n), with what is added to it, to `sums`: no division for each, which would take longer. */
+/* Write each `step`-th of x[0..n), with what is added to it, to `sums`: no division for each, which would take longer.
+ * Some at a time are fetched before the first of them is used: they lie too far apart to be foreseen. */
 static void sample_sums(const struct crossing *at, const float *x, int64_t n, int64_t step, float *sums)
 {
     const int64_t down = step / at->width, across = step % at->width;
-    for (int64_t i = 0, row = 0, column = 0; i < n; i += step) {
-        const int64_t r = at->places[row], c = at->places[at->height + column], none = -((r | c) < 0);
-        const float value = at->values[(r * at->n_columns + c) & ~none]; /* no branch: which it is cannot be foreseen */
-        *sums++ = x[i] + (none ? 0 : value);
-        row += down + (column + across >= at->width);
-        column += column + across >= at->width ? across - at->width : across;
+    int64_t places[FETCHED], row = 0, column = 0;
+    for (int64_t first = 0; first < n; first += FETCHED * step) {
+        int count = 0;
+        for (int64_t i = first; i < n && count < FETCHED; i += step) {
+            const int64_t r = at->places[row], c = at->places[at->height + column], none = -((r | c) < 0);
+            const int64_t place = places[count++] = (r * at->n_columns + c) | none;
+            __builtin_prefetch(x + i);
+            __builtin_prefetch(at->values + (place & ~none));
+            row += down + (column + across >= at->width);
+            column += column + across >= at->width ? across - at->width : across;
+        }
+        for (int j = 0; j < count; j++) {
+            const float value = at->values[places[j] < 0 ? 0 : places[j]]; /* no branch: none could foresee it */
+            *sums++ = x[first + j * step] + (places[j] < 0 ? 0 : value);
+        }
     }
 }
 
@@ -104,6 +114,7 @@ __attribute__((target("avx512f,popcnt"))) static void add_wide(const int32_t *pl
         const __m512i of = _mm512_maskz_loadu_epi32(here, places + c);
         const __mmask16 kept = _mm512_mask_cmpge_epi32_mask(here, of, _mm512_setzero_si512());
         const int count = __builtin_popcount(kept);
+        __builtin_prefetch(values + AHEAD_WIDE);
         const __m512 next = _mm512_maskz_loadu_ps(first_lanes(count), values);
         const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(here, x + c), _mm512_maskz_expand_ps(kept, next));
         _mm512_mask_storeu_ps(x + c, here, sum);
