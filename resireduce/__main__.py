@@ -187,6 +187,8 @@ def _savings(whole: int, saved: dict[str, int]) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` gives; return 0, or 2 after one line about what was wrong with it."""
+    if argv is None:
+        sys.path.insert(0, os.getcwd())  # for --model: the installed command lacks it, python -m has it
     args = parser().parse_args(argv)
     try:
         print({"plan": _plan, "groups": _groups}[args.command](args))

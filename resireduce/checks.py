@@ -24,9 +24,8 @@ def check_types(model: object, optimizer: object) -> None:
     """Raise ConfigError unless `model` and `optimizer` are torch's, and nothing else averages the gradients."""
     for field, value, kind in (("model", model, nn.Module), ("optimizer", optimizer, torch.optim.Optimizer)):
         if not isinstance(value, kind):
-            raise ConfigError(
-                f"{field}: an object of type {type(value).__name__} is not allowed; give a {kind.__name__}"
-            )
+            what = f"class {value.__name__}" if isinstance(value, type) else f"object of type {type(value).__name__}"
+            raise ConfigError(f"{field}: the {what} is not allowed; give an object of torch's {kind.__name__}")
     assert isinstance(model, nn.Module)
     _check_made(model, optimizer)
     if isinstance(model, DistributedDataParallel):
@@ -222,7 +221,10 @@ def optimized(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, n
     held = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     parameters = {name: p for name, p in model.named_parameters() if id(p) in held}
     if len(parameters) < len(held):
-        raise ConfigError("optimizer: it holds parameters that are not the model's; give distribute() the whole model")
+        raise ConfigError(
+            "optimizer: it holds parameters that are not the model's; give distribute() the whole model, and make the "
+            "optimizer after whatever replaces parameters: a copy, a new head, load_state_dict(assign=True), to_empty()"
+        )
     twice = next((name for name, p in parameters.items() if is_distributed(p)), None)
     if twice is not None:
         raise ConfigError(

@@ -37,8 +37,10 @@ class StreamedAway(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Raise UsageError, whatever was called."""
+        name = getattr(func, "__name__", func)
+        used = getattr(func.__self__, "__name__", name) if name in ("__get__", "__set__") else name  # which attribute
         raise UsageError(
-            f"{getattr(func, '__name__', func)}: gradients have been streamed, that is compressed and sent during "
+            f".grad was used ({used}): gradients have been streamed, that is compressed and sent during "
             "backward(). To clip them give max_grad_norm to resireduce.distribute(...) and switch the trainer's own "
             "clipping off; for their norm max_grad_norm=inf and optimizer.grad_norm; to look at them or to change them "
             "gradients='kept' (without overlap=True), and no merge='dear', which sends them during backward() even then"

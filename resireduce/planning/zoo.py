@@ -71,6 +71,8 @@ def find_builder(name: str, arguments: Mapping[str, object] | None = None) -> Ca
 def _target(name: str) -> str:
     """Return the "module:callable" of a known name."""
     models, problems = offered_models()
+    if not models and not problems:
+        raise ConfigError(f"model: {name!r} is not known: no installed package lists models by name; {CURE}")
     try:
         return models[choose("model", name, models)]
     except ConfigError as error:

@@ -85,7 +85,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     """Allocate `nbytes`, a whole number of mebibytes, as the one parameter of a model, and read all rungs."""
     place = choose_place()
     before_cuda = look_before_cuda(place)
-    _train_nothing(place.device, 16 << 20)  # so that what the first kernels load is already there
+    _train_nothing(place.device, 16 << 20).close()  # so that what the first kernels load is already there
     gc.collect()  # hooks and optimizer refer to each other
     if place.device.type == "cuda":
         torch.cuda.empty_cache()
@@ -100,6 +100,7 @@ def measure_known(nbytes: int) -> list[Reading]:
     meter.stop()
     meter.without_gradients()
     del on_host
+    optimizer.close()
     return [_reading(rung, nbytes, levels) for rung in make_ladder(meter).rungs]
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,6 +53,29 @@ BAD_OPTIONS = [
     (("--groups", "pyproject.toml"), "groups: 'pyproject.toml' cannot be read as JSON: "),
     (("--model", "torch.nn:ReLU"), "model: ReLU has no trainable parameter"),
 ]
+
+
+def test_the_installed_command_finds_models_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a_module_of_mine.py").write_text("from torch.nn import Linear as build\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        [
+            "resireduce",
+            "groups",
+            "--model",
+            "a_module_of_mine:build",
+            "--arg",
+            "in_features=200",
+            "--arg",
+            "out_features=9",
+        ],
+    )
+    assert main() == 0, capsys.readouterr().err
 
 
 def lazy() -> nn.Module:
