@@ -58,6 +58,7 @@ def names() -> list[str]:
 def test_the_page_shows_one_file_one_line_and_one_test_each() -> None:
     assert sorted(path.rpartition("/")[0] for path in FILES) == [
         "",
+        "",
         "resireduce/compressors",
         "resireduce/residuals",
         "tests/unit/library",
@@ -90,6 +91,7 @@ def test_what_is_listed_gets_a_row_in_the_tables(tree: Path) -> None:
     cell = json.loads(FILES["cell.json"])
     folder = tree / "results/runs/mine"
     assert [cell["compressor"], cell["scheme"]] == names()
+    assert len(run(tree, "benchmarks", "cells", "--config", "mine.yaml").splitlines()) == 45
     said = run(tree, "benchmarks", "run", "--cell", "cell.json", "--output", "result.json")
     record = json.loads((tree / "result.json").read_text())
     assert record["status"] == "ok" and "model states" in said
