@@ -42,8 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     writable("output", args.output)
     rows = []
     for model in MODELS:
-        rows.append({"model": model, "saved": saved(model)})
-        print(rows[-1], flush=True)
+        shares = saved(model)
+        rows.append({"model": model, "saved": shares})
+        print(f"{model}: {', '.join(f'{way} {share:.1%}' for way, share in shares.items())}", flush=True)
     save_json({"ranks": RANKS, "ranks_per_node": RANKS_PER_NODE, "rows": rows}, args.output)
 
 
