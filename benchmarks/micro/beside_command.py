@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output", metavar="FILE", type=Path, default=Path("results/runs/beside.json"), help="default: %(default)s"
     )
-    only = "just these, the others stay as they are in the file; resident: memory with and without malloc's settings; "
-    only += f"fullest: the fullest moment of a step of {FULLEST_MODEL}, one rank"
-    parser.add_argument("--only", metavar="NAME[,NAME]", help=f"{only}: {', '.join([*WAYS, *FORMS, *GROUPS])}")
+    only = f"just these, the others stay as they are in the file: {', '.join([*WAYS, *FORMS])}; resident: memory with "
+    only += f"and without malloc's settings; fullest: the fullest moment of a step of {FULLEST_MODEL}, one rank"
+    parser.add_argument("--only", metavar="NAME[,NAME]", help=only)
 
 
 def main(args: argparse.Namespace) -> int:
