@@ -81,7 +81,7 @@ def test_a_wheel_holds_one_package_and_all_of_it(wheels: dict[str, Path], name: 
 
 @pytest.mark.parametrize(
     ("model", "status", "said"),
-    [("mine:build", 0, '"frozen": 0'), ("gpt2-bytes", 2, "error: model: 'gpt2-bytes' is not known: no ")],
+    [("mine:build", 0, '"frozen": 0'), ("gpt2-bytes", 2, "error: model: 'gpt2-bytes' is not known; allowed: none")],
 )
 def test_plan_works_beside_a_package_of_the_user_s_own_called_benchmarks(
     wheels: dict[str, Path], tmp_path: Path, model: str, status: int, said: str

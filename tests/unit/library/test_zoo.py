@@ -133,6 +133,14 @@ def test_a_package_whose_models_cannot_be_loaded_is_passed_over_and_named(
     assert f"cannot be loaded: 'broken' ({target}): {reason}" in said
 
 
+def test_a_name_where_the_library_alone_is_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offer(monkeypatch)
+    said = refused(capsys, "plan", "--model", "gpt2-bytes")
+    assert "model: 'gpt2-bytes' is not known: no installed package lists models by name; give " in said
+
+
 def test_models_that_leave_python_when_imported_are_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
