@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.slices.row_gradients import ConvolutionRows, EmbeddingRows, LinearRows, PlannedRows, RowGradient
+from resireduce.slices.torchs_own import is_torchs_own, other_option
 
 TAKERS = WeakTensorKeyDictionary()
 """The Taker of each weight whose gradient is taken in slices."""
@@ -162,28 +163,31 @@ def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
 
 
 def _weight_of(layer: nn.Module) -> Any:
-    """Return the parameter `weight` of `layer`; None if a parametrization has replaced it.
+    """Return the parameter `weight` of `layer`; None if a parametrization has replaced it, or an attribute hides it.
 
     Reading `layer.weight` would then compute it once more, which spectral_norm, for example, counts.
     """
-    return layer._parameters.get("weight")
+    return None if "weight" in vars(layer) else layer._parameters.get("weight")
 
 
-def _taker_of(weight: Any, inputs: Tensor) -> Taker | None:
-    """Return the Taker of `weight`, if plain autograd records this call with `inputs`; otherwise None."""
+def _taker_of(layer: nn.Module, weight: Any, inputs: Tensor) -> Taker | None:
+    """Return the Taker of `weight`, if plain autograd records this call of torch's own `layer` with `inputs`; otherwise
+    None."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
         return None
     if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
         return None
-    if forward_ad._current_level >= 0 or not isinstance(weight, nn.Parameter) or type(inputs) is not Tensor:
+    if forward_ad._current_level >= 0 or type(weight) is not nn.Parameter or type(inputs) is not Tensor:
         return None
     taker: Taker | None = TAKERS.get(weight)
-    return taker if weight.requires_grad else None
+    if taker is None or not weight.requires_grad or not is_torchs_own(layer) or other_option(layer):
+        return None
+    return taker
 
 
 def _linear(self: nn.Linear, input: Tensor) -> Tensor:
     weight = _weight_of(self)
-    taker = _taker_of(weight, input)
+    taker = _taker_of(self, weight, input)
     if taker is None or input.dim() < 2 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
     flat = _Linear.apply(input.reshape(-1, input.shape[-1]), weight, self.bias, taker)
@@ -192,7 +196,7 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 def _transposed(self: Any, x: Tensor) -> Tensor:
     weight = _weight_of(self)
-    taker = _taker_of(weight, x)
+    taker = _taker_of(self, weight, x)
     if taker is None or x.dtype != weight.dtype:
         return cast(Tensor, type(self).forward(self, x))
     flat = _Transposed.apply(x.reshape(-1, x.shape[-1]), weight, self.bias, taker)
@@ -201,7 +205,7 @@ def _transposed(self: Any, x: Tensor) -> Tensor:
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
     weight = _weight_of(self)
-    taker = _taker_of(weight, input)
+    taker = _taker_of(self, weight, input)
     if taker is None or not input.numel():
         return type(self).forward(self, input)
     padding = -1 if self.padding_idx is None else self.padding_idx
@@ -210,7 +214,7 @@ def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
 
 def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
     weight = _weight_of(self)
-    taker = _taker_of(weight, input)
+    taker = _taker_of(self, weight, input)
     if taker is None or input.dim() != 4 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
     return _Convolution.apply(input, weight, self.bias, (self.stride, self.padding, self.dilation), taker)

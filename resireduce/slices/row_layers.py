@@ -18,6 +18,7 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.slices.copies import without_own_forward
 from resireduce.slices.layers import TAKERS, Taker, forms
 from resireduce.slices.row_gradients import RowGradient
+from resireduce.slices.torchs_own import is_torchs_own, other_option
 from resireduce.step.slot import Slot
 
 TWICE = (
@@ -118,8 +119,8 @@ class RowLayers:
             self.by_rows.discard(slot)
             warnings.warn(
                 f"the gradient of {slot.name!r} came whole, so that slices save nothing of it: under autocast, "
-                "torch.compile or torch.func, or where the weight is used outside of its layers, it cannot be made row "
-                "by row",
+                "torch.compile or torch.func, or where the weight is used outside of its layers or these have been "
+                "given another forward, it cannot be made row by row",
                 stacklevel=2,
             )
 
@@ -139,6 +140,8 @@ def why_whole(slot: Slot, holders: Holders, feedback: ErrorFeedback, passes: int
         return "the compressor corrects momentum, with the whole gradient"
     if not feedback.residual.absorbs(slot.name) and (reason := _why_not_twice(slot, feedback, passes)):
         return f"its residual is none that absorbs gradients: a full one, in the gradient's dtype of 32 bits; {reason}"
+    if type(slot.parameter) is not nn.Parameter:
+        return f"it is a {type(slot.parameter).__name__} and no plain nn.Parameter, which may compute in its own way"
     if slot.parameter._backward_hooks or len(slot.parameter._post_accumulate_grad_hooks or {}) > 1:
         return "a hook is registered for it"
     return next((reason for module, key in holders if (reason := _why_not(module, key))), None)
@@ -168,14 +171,8 @@ def _why_not(module: nn.Module, key: str) -> str | None:
         )
     if own is not None and getattr(own, "__func__", None) not in (kind.forward, form):
         return f"a forward has been put into its {name}"
-    options = ("max_norm", "scale_grad_by_freq", "sparse") if isinstance(module, nn.Embedding) else ()
-    if any(getattr(module, option) for option in options):
-        return f"its {name} has max_norm, scale_grad_by_freq or sparse"
-    if isinstance(module, nn.Conv2d) and (
-        module.groups != 1 or isinstance(module.padding, str) or module.padding_mode != "zeros"
-    ):
-        return f"its {name} has groups, or padding that is not of zeros and given as numbers"
-    return None
+    options = other_option(module)
+    return None if options is None else f"its {name} has {options}"
 
 
 def _form(module: nn.Module) -> Any:
@@ -187,8 +184,7 @@ def _form(module: nn.Module) -> Any:
         return None
     for kind, form in forms().items():
         if isinstance(module, kind):
-            inner = getattr(type(module), "_conv_forward", None) is getattr(kind, "_conv_forward", None)
-            return form if type(module).forward is kind.forward and inner else None
+            return form if type(module).forward is kind.forward and is_torchs_own(module) else None
     return None
 
 
@@ -219,7 +215,7 @@ def _restore(
     for handle in handles:
         handle.remove()
     for module in modules:
-        if getattr(vars(module).get("forward"), "__func__", None) is _form(module):
+        if getattr(vars(module).get("forward"), "__func__", None) in forms().values():
             del module.forward
     for parameter in parameters:
         TAKERS.pop(parameter, None)

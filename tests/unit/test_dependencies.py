@@ -39,6 +39,7 @@ LAYERS = (
         "optimizer_wrapper",
         "patterns",
         "slices.row_gradients",
+        "slices.torchs_own",
         "start",
         "step.shared",
         "step.stage",

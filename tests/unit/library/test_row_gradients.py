@@ -7,12 +7,14 @@ import pickle
 import warnings
 import weakref
 from collections.abc import Callable
-from unittest.mock import Mock
+from typing import Any
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
@@ -258,6 +260,79 @@ def test_a_gradient_that_comes_whole_is_right_and_said_to_be_whole(loss: Callabl
     torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
 
 
+class Doubled(nn.Linear):
+    """A layer that somebody else computes, as a low-rank adapter or quantisation does."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, 2 * self.weight, self.bias)
+
+
+def doubled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda input, weight, bias=None: function(input, 2 * weight, bias)
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles the weights of all linear layers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        linear = func is nn.functional.linear
+        return (doubled(func) if linear else func)(*args, **(kwargs or {}))
+
+
+def in_another_class(model: Toy) -> Tensor:
+    model.up.__class__ = Doubled
+    return model(tokens(0))
+
+
+def in_a_class_that_was_changed(model: Toy) -> Tensor:
+    with patch.object(nn.Linear, "forward", Doubled.forward):
+        return model(tokens(0))
+
+
+def by_another_function(model: Toy) -> Tensor:
+    with patch.object(nn.functional, "linear", doubled(nn.functional.linear)):
+        return model(tokens(0))
+
+
+def in_a_mode(model: Toy) -> Tensor:
+    with Doubling():
+        return model(tokens(0))
+
+
+def by_another_part_of_a_layer(model: Toy) -> Tensor:
+    model.second._conv_forward = lambda x, weight, bias: nn.functional.conv2d(x, 2 * weight, bias)  # type: ignore
+    return model(tokens(0))
+
+
+def with_other_options(model: Toy) -> Tensor:
+    model.embedding.scale_grad_by_freq = True
+    model.second.padding_mode, model.second._reversed_padding_repeated_twice = "circular", [1, 1, 1, 1]
+    return model(tokens(0))
+
+
+def with_an_attribute_that_hides_the_weight(model: Toy) -> Tensor:
+    vars(model.up)["weight"] = 2 * model.up.weight
+    return model(tokens(0))
+
+
+OTHERS = [in_another_class, in_a_class_that_was_changed, by_another_function, in_a_mode, by_another_part_of_a_layer,
+          with_other_options, with_an_attribute_that_hides_the_weight]  # fmt: skip
+
+
+@pytest.mark.parametrize("loss", OTHERS)
+def test_a_layer_that_somebody_else_computes_has_the_gradient_of_that(loss: Callable[[Toy], Tensor]) -> None:
+    """Also if that begins when the model has been distributed."""
+    (model, cut), (other, whole) = toy(kind="sgd"), toy(kind="sgd", slices=None)
+    with pytest.warns(UserWarning, match=r"came whole.* or these have been given another forward"):
+        loss(model).backward()
+    loss(other).backward()
+    cut.step()
+    whole.step()
+    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+    cut.close()
+    assert "forward" not in vars(model.up)
+
+
 def patched(model: Toy) -> None:
     model.up.forward = model.up.forward  # type: ignore[method-assign]
     model.down.forward = lambda x: nn.functional.linear(x, model.down.weight)  # type: ignore[method-assign]
@@ -364,6 +439,14 @@ def renormalised(model: Toy) -> None:
     model.embedding.max_norm = 1.0
 
 
+class Quantised(nn.Parameter):
+    """A parameter that computes in a way of its own."""
+
+
+def quantised(model: Toy) -> None:
+    model.down.weight = Quantised(model.down.weight.detach())
+
+
 @pytest.mark.parametrize(
     ("change", "options", "name", "reason"),
     [
@@ -372,6 +455,7 @@ def renormalised(model: Toy) -> None:
         (hooked, {}, "down.weight", "a hook is registered for it"),
         (grouped, {}, "second.weight", "its Conv2d has groups"),
         (renormalised, {}, "embedding.weight", "its Embedding has max_norm"),
+        (quantised, {}, "down.weight", "it is a Quantised and no plain nn.Parameter"),
         (lambda model: None, {"dense": ["down.*"]}, "down.weight", "it is sent without compression"),
     ],
 )

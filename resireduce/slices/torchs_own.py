@@ -1,0 +1,38 @@
+"""Whether a layer computes what torch's own does: only then is its gradient what our formula makes."""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+_HOMES = ("torch.nn.", "transformers.pytorch_utils")
+"""Modules whose functions a layer may have. A wrapper of one has the globals of the module that it is written in."""
+
+
+def is_torchs_own(layer: nn.Module) -> bool:
+    """Whether nobody has put another function in the place of one that the forward pass of `layer` calls.
+
+    LoRA and quantisation do so in a layer, in its class or in torch.nn.functional, or by a mode of torch's functions.
+    """
+    if functional.linear is not torch._C._nn.linear or functional.conv2d is not torch.conv2d:
+        return False
+    kind = type(layer)
+    convolution = vars(layer).get("_conv_forward", getattr(kind, "_conv_forward", kind.forward))
+    functions = (kind.forward, convolution, functional.embedding)
+    if not all(getattr(one, "__globals__", {}).get("__name__", "").startswith(_HOMES) for one in functions):
+        return False
+    modes = _get_current_function_mode_stack() if torch._C._len_torch_function_stack() else ()
+    return all(type(mode) is DeviceContext for mode in modes)  # which only says where tensors are made
+
+
+def other_option(layer: nn.Module) -> str | None:
+    """Return which options of `layer` our formula does not know, of those that it has now; None if there are none."""
+    options = ("max_norm", "scale_grad_by_freq", "sparse") if isinstance(layer, nn.Embedding) else ()
+    if any(getattr(layer, option) for option in options):
+        return "max_norm, scale_grad_by_freq or sparse"
+    if isinstance(layer, nn.Conv2d) and (
+        layer.groups != 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros"
+    ):
+        return "groups, or padding that is not of zeros and given as numbers"
+    return None
