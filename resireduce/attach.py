@@ -109,8 +109,10 @@ class Attachment:
         optimizer `wrapped` is saved or loaded."""
         held = {slot.parameter for slot in self._slots}
         for module in model.modules():
-            if held.intersection(module.parameters(recurse=False)):
+            if own := held.intersection(module.parameters(recurse=False)):
                 self._handles.append(module.register_forward_pre_hook(before_forward))
+                if type(module).forward is torch.nn.Module.forward:
+                    before_forward.unseen |= own
 
         def act(*_: object, owner: weakref.ref[Any] = self._owner) -> None:
             if (here := owner()) is not None:

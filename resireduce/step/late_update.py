@@ -79,6 +79,9 @@ class LateUpdater(Updater):
         self._wrapped_step.without_update(loss, hold)
         if self._before_forward.compiled:
             self.flush()
+        for update in self._updates:
+            if update.has_any(self._before_forward.unseen):
+                update.apply()
 
     @exactly
     def _clip(self, parts: Sequence[Tensor]) -> None:

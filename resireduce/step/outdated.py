@@ -4,7 +4,7 @@ Zhang et al., "DeAR", ICDCS 2023, update a layer in the next forward pass, short
 its parameters earlier would see those of the previous step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -87,6 +87,10 @@ class LateUpdate:
             slot.parameter._late_update = self  # type: ignore[attr-defined]
             slot.parameter.__class__ = _Outdated
 
+    def has_any(self, parameters: Set[Tensor]) -> bool:
+        """Whether one of `parameters` is among those that it updates."""
+        return any(slot.parameter in parameters for slot, _ in self._slots)
+
     def let_gradients_go(self) -> None:
         """Leave no averages in `.grad`, which has been cleared since the step."""
         self._keeps_gradients = False
@@ -165,6 +169,8 @@ class BeforeForward:
     def __init__(self) -> None:
         self.compiled = False
         """Whether torch.compile has compiled a module: its code reads parameters before any hook is called."""
+        self.unseen: set[Tensor] = set()
+        """Parameters of modules that are never called, as nn.ParameterDict: no hook comes before a use."""
 
     def __call__(self, module: nn.Module, _: object) -> None:
         """Bring the parameters of `module`, which is about to be called, up to date, but not those of submodules."""

@@ -243,6 +243,18 @@ def test_a_compiled_model_is_updated_in_the_step() -> None:
     assert_alike(end, steps=0)
 
 
+def test_parameters_that_no_module_is_called_for_are_updated_in_the_step() -> None:
+    """Transforms of torch.func take what lies in their memory, and no hook is called before."""
+    found = []
+    for merge in (None, "dear-1"):
+        held = nn.ParameterDict({"weight": nn.Parameter(X.clone())})
+        optimizer = dear(held, merge=merge)
+        held["weight"].square().sum().backward()
+        optimizer.step()
+        found += [torch.func.vmap(torch.sin)(held["weight"]), torch.func.grad(lambda w: w.pow(3).sum())(held["weight"])]
+    assert leaves(found[:2]) == leaves(found[2:])
+
+
 def test_an_update_that_fails_half_way_is_not_taken_for_one_that_was_taken() -> None:
     model, optimizer = small("dear-1")
     optimizer.param_groups[0]["weight_decay"] = "much"  # as no step can use it
