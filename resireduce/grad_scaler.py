@@ -57,7 +57,7 @@ class GradScaler(torch.amp.GradScaler):
             raise UsageError("step() has already been called since the last update()")
         result = optimizer.step(*args, **kwargs)
         # What torch's update() asks for, to choose the next scale.
-        found = torch.tensor(float(optimizer.overflowed), device=self._device)
+        found = torch.tensor(float(optimizer.overflowed), dtype=torch.float32, device=self._device)
         state |= {"found_inf_per_device": {found.device: found}, "stage": OptState.STEPPED}
         return result
 

@@ -50,6 +50,16 @@ def test_a_scale_changes_nothing(gradients: str, scheme: str, compressor: str) -
     assert same(plain, model) and scaler.get_scale() == SCALE, "a power of two is divided out exactly"
 
 
+def test_a_scale_is_chosen_whatever_the_default_dtype() -> None:
+    start = seeded(Net)
+    torch.set_default_dtype(torch.float64)
+    try:
+        _, _, scaler = scaled(LocalCommunicator(), start.double(), {0: 0}, steps=1)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert scaler.get_scale() == SCALE / 2
+
+
 KINDS = [
     (name, gradients)
     for name, listed in COMPRESSORS.items()
