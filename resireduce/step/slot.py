@@ -207,10 +207,15 @@ class Slot:
 def part(slots: Sequence[Slot], others: Iterable[Tensor] = ()) -> None:
     """Give gradients memory of their own, where autograd has left several in the same: each is to take its own average.
 
+    Graphs that create_graph=True has made of them are let go: averages have none.
+
     others: parameters that somebody else updates, whose gradients must stay as they are.
     """
     found = [(slot, slot.parameter.grad) for slot in slots] + [(None, other.grad) for other in others]
     held = [(slot, grad) for slot, grad in found if grad is not None and not isinstance(grad, StreamedAway)]
+    for slot, grad in held:
+        if slot is not None and grad.requires_grad:
+            slot.parameter.grad = grad.detach()
     strided = [(slot, grad) for slot, grad in held if grad.layout == torch.strided]
     for number in meeting([grad for _, grad in strided]):
         slot, grad = strided[number]

@@ -149,3 +149,13 @@ def test_a_second_backward_pass_that_makes_a_graph_of_gradients(options: dict[st
     with pytest.raises(UsageError, match=r"a second backward\(\) reached '2\.(bias|weight)' before step\(\)"):
         loss_of(model).backward(create_graph=True)
     optimizer.close()
+
+
+@pytest.mark.parametrize("options", [{"gradients": "kept"}, OVERLAP], ids=str)
+def test_an_average_has_no_graph_of_the_gradient_that_it_replaces(options: dict[str, Any]) -> None:
+    """An optimizer that differentiates gradients, as AdaHessian, would find the curvature of this rank alone."""
+    model = net()
+    optimizer = distributed(model, **options)
+    loss_of(model).backward(create_graph=True)
+    optimizer.step()
+    assert not any(parameter.grad.requires_grad for parameter in model.parameters())
