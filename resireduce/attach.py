@@ -91,10 +91,13 @@ class Attachment:
     def on_forward(self, model: torch.nn.Module) -> None:
         """Refuse training of `model` within DistributedDataParallel, which would otherwise go unnoticed.
 
-        Each module that has parameters checks: a wrapper may call parts of the model instead of the model.
+        Each module that has parameters checks: a wrapper may call parts of the model instead of the model. Those of
+        torch.jit have no such hooks.
         """
         held = {slot.parameter for slot in self._slots}
         for module in model.modules():
+            if isinstance(module, torch.jit.ScriptModule):
+                continue
             if module is model or held.intersection(module.parameters(recurse=False)):
                 self._handles.append(module.register_forward_pre_hook(refuse_within_ddp))
 

@@ -264,3 +264,18 @@ def test_states_are_on_the_cpu_whatever_the_default_device() -> None:
         state = optimizer.residual_state_dict()
     assert {tensor.device.type for tensor in state.values()} == {"cpu"}
     optimizer.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("options", [{}, {"gradients": "kept"}, {"update": "in_backward"}], ids=str)
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_a_part_of_torch_jit_trains_as_in_plain_torch(options: dict[str, Any]) -> None:
+    """It takes no hooks before a call."""
+    model, plain = net(), net()
+    model[0] = torch.jit.script(model[0])
+    ours = distributed(model, LocalCommunicator(), **options)
+    for one, optimizer in (model, ours), (plain, torch.optim.SGD(plain.parameters(), 0.1, 0.9, weight_decay=0.1)):
+        for seed in range(2):
+            optimizer.zero_grad()
+            loss_of(one, seed).backward()
+            optimizer.step()
+    assert all(map(torch.equal, model.parameters(), plain.parameters()))
