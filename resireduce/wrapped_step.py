@@ -32,14 +32,22 @@ def is_separable(optimizer: torch.optim.Optimizer) -> bool:
     A subclass may do anything in its `step`, so it counts by its own name.
     """
     kind, own = type(optimizer), vars(optimizer).get("step")
-    if own is not None and getattr(own, "__wrapped__", None) is not kind.step:  # torch's schedulers count by one
-        return False
+    if own is not None and (getattr(own, "__wrapped__", None) is not kind.step or not _is_of("torch", own)):
+        return False  # none of torch's schedulers, which count by one
     if "step_is_separable" in vars(kind):
         return bool(vars(kind)["step_is_separable"])
     package = next((one for one in SEPARABLE if f"{kind.__module__}.".startswith(f"{one}.")), None)
     if package is None or kind.__qualname__ not in SEPARABLE[package].split():
         return False
-    return inspect.unwrap(kind.step).__module__.startswith(package)  # and not one that somebody put into the class
+    step: Any = kind.step
+    while step is not None and (_is_of(package, step) or _is_of("torch", step)):
+        step = getattr(step, "__wrapped__", None)
+    return step is None  # and none that somebody put into the class
+
+
+def _is_of(package: str, function: Any) -> bool:
+    """Whether `function` is written in `package`; functools.wraps gives a wrapper the name and module of another."""
+    return f"{getattr(function, '__globals__', {}).get('__name__')}.".startswith(f"{package}.")
 
 
 class WrappedStep:

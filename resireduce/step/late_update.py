@@ -43,12 +43,13 @@ class LateUpdater(Updater):
         super().__init__(optimizer, slots, queue, settings)
 
     def refuse(self) -> None:
-        """Refuse as `Updater` does, and raise UsageError for a hook before the step, which would find no gradients."""
+        """Refuse as `Updater` does, and hooks before the step, or another step, which would find no gradients."""
         super().refuse()
-        if self._wrapped_step.has_hooks_before:
+        if not self._wrapped_step.is_divisible:
             raise UsageError(
-                "a hook before the step was registered, which would find no gradients: with merge='dear' averages come "
-                "in the next forward pass; leave merge out"
+                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
+                "which would find no gradients: with merge='dear' averages come in the next forward pass; leave merge "
+                "out"
             )
 
     def finish(self, step: int, flag: Callable[[], bool], loss: Tensor | float | None = None) -> None:

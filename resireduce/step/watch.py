@@ -97,8 +97,9 @@ class Watch:
     def _refuse_hooks(self) -> None:
         if not self._wrapped_step.is_sliced:
             raise UsageError(
-                "a hook before the step was registered, which would not see what update='in_backward' has used before: "
-                "register it before resireduce.distribute(...), with update='in_step'"
+                "a hook before the step was registered, or another function put in the place of the optimizer's step, "
+                "which would not see what update='in_backward' has used before: do that before "
+                "resireduce.distribute(...), with update='in_step'"
             )
 
     def _state(self, slot: Slot) -> list[object]:

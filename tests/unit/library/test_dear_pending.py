@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any
 from unittest.mock import patch
@@ -199,9 +200,20 @@ def test_hooks_of_the_wrapped_optimizer_run_once_a_step_and_find_it_taken() -> N
     assert_alike(end, steps=0)
 
 
-def test_what_a_hook_before_the_step_would_miss_is_refused() -> None:
-    _, optimizer = small("dear-1", steps=0)
+def hook(optimizer: DistributedOptimizer) -> None:
     optimizer.register_step_pre_hook(lambda *_: None)
+
+
+def replace_step(optimizer: DistributedOptimizer) -> None:
+    optimizer.wrapped.step = partial(optimizer.wrapped.step)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("change", [hook, replace_step])
+def test_what_a_hook_before_the_step_or_another_step_would_miss_is_refused(
+    change: Callable[[DistributedOptimizer], None],
+) -> None:
+    _, optimizer = small("dear-1", steps=0)
+    change(optimizer)
     with pytest.raises(UsageError, match=r"a hook before the step .* leave merge out"):
         optimizer.step()
     optimizer.close()

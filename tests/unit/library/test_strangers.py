@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import wraps
 from typing import Any
 
 import pytest
@@ -279,3 +280,30 @@ def test_a_part_of_torch_jit_trains_as_in_plain_torch(options: dict[str, Any]) -
             loss_of(one, seed).backward()
             optimizer.step()
     assert all(map(torch.equal, model.parameters(), plain.parameters()))
+
+
+@pytest.mark.parametrize("where", ["in the object", "in the class"])
+def test_a_step_that_somebody_wrapped_finds_all_averages(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """functools.wraps gives it the name, the module and the attributes of torch's own. Here it clips."""
+    bare = type(torch.optim.SGD(net().parameters(), 0.1)).step  # the first of a class wraps it, too
+
+    @wraps(bare)
+    def clipping(self: torch.optim.SGD) -> None:
+        nn.utils.clip_grad_norm_([one for group in self.param_groups for one in group["params"]], 0.01)
+        bare(self)
+
+    def train(distribute: bool) -> nn.Module:
+        model = net()
+        optimizer: Any = torch.optim.SGD(model.parameters(), 0.1)
+        if where == "in the object":
+            optimizer.step = clipping.__get__(optimizer)
+        if distribute:
+            with pytest.warns(UserWarning, match=r"SGD is not known to update each parameter by itself"):
+                optimizer = distributed(model, LocalCommunicator(), optimizer=optimizer)
+        loss_of(model, 0).backward()
+        optimizer.step()
+        return model
+
+    if where == "in the class":
+        monkeypatch.setattr(torch.optim.SGD, "step", clipping)
+    assert all(map(torch.equal, train(True).parameters(), train(False).parameters()))
