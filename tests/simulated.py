@@ -17,21 +17,12 @@ EXACT = replace(FAST, memory_bytes_per_second=1e30, launch_seconds=0.0)
 """Nothing that goes through memory takes any time."""
 
 
-def make_layers(sizes: Sequence[tuple[int, ...]], kinds: Sequence[str] | None = None) -> Layers:
+def make_layers(sizes: Sequence[tuple[int, ...]]) -> Layers:
     """Layers without a recipe: their backward pass goes by elements."""
     names = tuple(f"layer{number}" for number in range(len(sizes)))
     nothing = np.zeros((0, 2))
-    return Layers(
-        "made",
-        0,
-        names,
-        tuple(sizes),
-        tuple(kinds or ["other"] * len(sizes)),
-        "sgd",
-        nothing,
-        (nothing,) * len(sizes),
-        0,
-    )
+    kinds = ("other",) * len(sizes)
+    return Layers("made", 0, names, tuple(sizes), kinds, "sgd", nothing, (nothing,) * len(sizes), 0)
 
 
 def drawn_layers(seed: int, count: int) -> Layers:

@@ -23,7 +23,7 @@ NODE_22 = (
     "AvailableFeatures=(null) ActiveFeatures=(null) Gres={gres} NodeAddr=10.77.0.11 NodeHostName={name} "
     "Version=22.05.8 "
     "OS=Linux 6.1.0 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=32000 AllocMem=0 FreeMem=21567 Sockets=1 Boards=1 "
-    "State={state} ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions={partitions}  "
+    "State=IDLE ThreadsPerCore=1 TmpDisk=0 Weight=1 Owner=N/A MCS_label=N/A Partitions={partitions}  "
     "BootTime=2024-05-01T02:01:09 SlurmdStartTime=2024-05-01T02:02:09 LastBusyTime=2024-05-01T02:02:09 "
     "CfgTRES=cpu=8,mem=32000M,billing=8 AllocTRES= CapWatts=n/a CurrentWatts=0 AveWatts=0"
 )
@@ -56,8 +56,8 @@ def partition(
     return PARTITION.format(name=name, default=default, nodes=nodes, time=time, state=state, memory=memory)
 
 
-def node_22(name: str, gres: str = "gpu:a100:2", state: str = "IDLE", partitions: str = "gpu") -> str:
-    return NODE_22.format(name=name, gres=gres, state=state, partitions=partitions)
+def node_22(name: str, gres: str = "gpu:a100:2", partitions: str = "gpu") -> str:
+    return NODE_22.format(name=name, gres=gres, partitions=partitions)
 
 
 def node_23(

@@ -18,8 +18,8 @@ Loss = Callable[[nn.Module, torch.Generator], Tensor]
 class Sharded(Net):
     """`Net` with a layer norm, which needs no statistics of a batch, and of an odd width, so that slices are uneven."""
 
-    def __init__(self, width: int = 73, blocks: int = 3):
-        super().__init__(width=width, blocks=blocks)
+    def __init__(self, width: int = 73):
+        super().__init__(width=width, blocks=3)
         self.norm = nn.LayerNorm(width)  # type: ignore[assignment]
 
 

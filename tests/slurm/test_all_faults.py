@@ -73,7 +73,7 @@ class Story:
             if not file.stem.endswith(".failed") and file.stem not in self.finished:
                 self.finished[file.stem] = file.read_bytes()
 
-    def victim(self, suits: Callable[[Training], object] = lambda training: True) -> Training:
+    def victim(self) -> Training:
         """Wait for a cell that trains, has a checkpoint, and was not hit by a fault before; return its rank 0."""
         found: list[Training] = []
 
@@ -81,7 +81,7 @@ class Story:
             checkpoints = self.project.folder / "results/runs/mine/checkpoints"
             for training in self.watcher.alive("mine"):
                 fresh = training.rank == 0 and training.cell not in {*self.hit, LONG.name}
-                if fresh and (checkpoints / training.cell / "checkpoint.json").exists() and suits(training):
+                if fresh and (checkpoints / training.cell / "checkpoint.json").exists():
                     found.append(training)
             return bool(found)
 

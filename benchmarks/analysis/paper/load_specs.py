@@ -18,11 +18,11 @@ KEYS = (*PLAIN, *LISTS, "like", "lines", "quantity", "against", "more", "but", "
 
 
 @lru_cache
-def load_specs(path: Path = SPECS_FILE) -> dict[str, Spec]:
+def load_specs() -> dict[str, Spec]:
     """Return the specifications by name, in file order. Raises ConfigError, with one line, for an invalid one."""
-    values = known_keys(str(path), read_yaml(path), ("settings", "tables"))
-    settings, tables = (mapping(f"{path}: {name}", values.get(name)) for name in ("settings", "tables"))
-    return {name: _spec(f"{path}: {name}", name, entry, tables, settings) for name, entry in tables.items()}
+    values = known_keys(str(SPECS_FILE), read_yaml(SPECS_FILE), ("settings", "tables"))
+    settings, tables = (mapping(f"{SPECS_FILE}: {name}", values.get(name)) for name in ("settings", "tables"))
+    return {name: _spec(f"{SPECS_FILE}: {name}", name, entry, tables, settings) for name, entry in tables.items()}
 
 
 def _spec(where: str, name: str, entry: Any, tables: Mapping[str, Any], settings: Mapping[str, Wanted]) -> Spec:

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.analysis.readme.blocks import BLOCKS, Make
+from benchmarks.analysis.readme.blocks import BLOCKS
 from benchmarks.analysis.readme.measured import Measured
 from benchmarks.analysis.readme.rivals_block import RIVALS
 from benchmarks.analysis.readme.seeds_block import FILE
@@ -124,22 +124,22 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_pages(root: Path, blocks: Mapping[str, Make] = BLOCKS) -> list[Page]:
+def read_pages(root: Path) -> list[Page]:
     """Return the pages below `root` that have blocks. Raises ConfigError for unusable comments or measurements."""
     measured = Measured(root / REFERENCE)
     paths = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
     if not paths:
         raise ConfigError(f"root: {str(root)!r} has no README.md and no docs; give the project's folder")
-    pages = [_read(path, path.relative_to(root).as_posix(), measured, blocks) for path in paths]
+    pages = [_read(path, path.relative_to(root).as_posix(), measured) for path in paths]
     return [page for page in pages if page.blocks]
 
 
-def _read(path: Path, name: str, measured: Measured, blocks: Mapping[str, Make]) -> Page:
+def _read(path: Path, name: str, measured: Measured) -> Page:
     text = path.read_text(encoding="utf-8")
     found = []
     for block in find_blocks(text, name):
         old = text[block.start : block.stop]
-        make = blocks[choose(f"{name}:{block.line}: measured", block.name, blocks)]
+        make = BLOCKS[choose(f"{name}:{block.line}: measured", block.name, BLOCKS)]
         try:
             new = make(measured)
         except (KeyError, StopIteration) as error:

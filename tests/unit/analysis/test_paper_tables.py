@@ -203,11 +203,11 @@ def put(folder: Path, of: Cell, **change: Any) -> None:
     (folder / f"cells/{of.name}.json").write_text(json.dumps(values))
 
 
-def table2_record(folder: Path, label: str = "ResiReduce") -> dict[str, Any]:
+def table2_record(folder: Path) -> dict[str, Any]:
     for make in all_tables().values():
         table = make(load_run(folder))
         assert to_csv(table) and to_markdown(table, []) and to_latex(table)
-    return line(PAPER_TABLES["table2"](load_run(folder)), "resnet50", label)
+    return line(PAPER_TABLES["table2"](load_run(folder)), "resnet50", "ResiReduce")
 
 
 @pytest.fixture

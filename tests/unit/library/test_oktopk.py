@@ -30,9 +30,9 @@ SCALES = [1, 1, 1.05, 1.3, 0.9, 0.8, 1, 4, 1, 1, 1e-3, 1e-3, 1, 1, 1, 1.2]
 class Given(nn.Module):
     """Weights of zero, whose gradients are what they are multiplied by."""
 
-    def __init__(self, dtype: torch.dtype = torch.float64, size: int = SIZE):
+    def __init__(self, dtype: torch.dtype = torch.float64):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size, 1, dtype=dtype))
+        self.weight = nn.Parameter(torch.zeros(SIZE, 1, dtype=dtype))
 
     def forward(self, gradient: Tensor) -> Tensor:
         return (self.weight * gradient).sum()

@@ -41,9 +41,9 @@ def drawn(own: np.random.Generator) -> dict[str, Any]:
     }
 
 
-def samples_of(seed: int, ranks: int = 3, rounds: int = 5) -> list[list[dict[str, Any]]]:
+def samples_of(seed: int) -> list[list[dict[str, Any]]]:
     own = np.random.default_rng(seed)
-    return [[drawn(own) for _ in range(rounds)] for _ in range(ranks)]
+    return [[drawn(own) for _ in range(5)] for _ in range(3)]
 
 
 def table_of(samples: list[list[dict[str, Any]]], read: Any) -> np.ndarray:
