@@ -1,7 +1,7 @@
 """Training loops on a device, of the small network that the tests of the library share."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
@@ -11,9 +11,17 @@ import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.optimizer import DistributedOptimizer
+from resireduce.scheme import COMPRESSORS
 from tests.worlds import OPTIMIZERS, Net, seeded, sgd_for
 
 STEPS = 4
+SOME = ("topk", "threshold", "fp16", "qsgd", "signsgd", "powersgd", "ok-topk")
+"""Compressors that gather, sum, vote and agree in rounds."""
+
+
+def compressors(device: torch.device) -> Iterable[str]:
+    """All but none; on a CPU some, as `tests/dist` has the others there."""
+    return SOME if device.type == "cpu" else [name for name in COMPRESSORS if name != "none"]
 
 
 def net(device: torch.device) -> nn.Module:

@@ -45,7 +45,8 @@ def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device,
 def on_ranks(size: int, backend: str, device: torch.device, *checks: Check) -> None:
     """Run `checks`, functions of a module, in `size` processes that share the device; a single one runs them all."""
     with tempfile.TemporaryDirectory() as folder:
-        # Ranks are forked off a process that has loaded torch; not on a GPU, for which nobody may ask before a fork.
-        multiprocessing.set_forkserver_preload([__name__])
+        # Ranks are forked off a process that has loaded torch and the library; not on a GPU, for which nobody may ask
+        # before a fork.
+        multiprocessing.set_forkserver_preload([__name__, "tests.gpu.loops"])
         method = "forkserver" if device.type == "cpu" else "spawn"
         mp.start_processes(_rank, (size, folder, backend, device, checks), nprocs=size, start_method=method)

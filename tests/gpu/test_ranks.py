@@ -4,22 +4,17 @@ import torch
 
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.scheme import COMPRESSORS
-from tests.gpu.loops import apart, net, trained
+from tests.gpu.loops import apart, compressors, net, trained
 from tests.gpu.ranks import all_alike, on_ranks
 from tests.worlds import same
 
 
 def _share(device: torch.device) -> None:
-    """Every compressor, streamed and kept, and residuals of both kinds in the host's memory."""
-    for compressor in COMPRESSORS:
+    """Compressors and none, streamed and kept, and residuals of both kinds in the host's memory."""
+    for compressor in (*compressors(device), "none"):
         scheme = "none" if compressor == "none" else "w+2d"
-        pair = [
-            trained(
-                device, steps=3, communicator=TorchCommunicator(), compressor=compressor, scheme=scheme, gradients=one
-            )
-            for one in ("kept", "streamed")
-        ]
+        options = {"steps": 3, "communicator": TorchCommunicator(), "compressor": compressor, "scheme": scheme}
+        pair = [trained(device, gradients=one, **options) for one in ("kept", "streamed")]  # type: ignore[arg-type]
         assert same(*pair) and not same(pair[0], net(device)), compressor
         assert all_alike(pair[0]), compressor
     far = trained(device, steps=3, communicator=TorchCommunicator(), scheme="w+2d", residual_device="cpu")

@@ -12,16 +12,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import resireduce
 from resireduce.comm.torch import TorchCommunicator
-from resireduce.scheme import COMPRESSORS
 from tests.dist.fsdp import Sharded, shard
-from tests.gpu.loops import batches, distributed, net, stream_beside
+from tests.gpu.loops import SOME, batches, compressors, distributed, net, stream_beside
 from tests.gpu.ranks import all_alike, on_ranks
 from tests.worlds import OPTIMIZERS, same, seeded, sgd_for
 
 SMALL_BUCKETS = {"bucket_cap_mb": 0.1}
 NONE: dict[str, Any] = {"compressor": "none", "scheme": "none"}
-SOME = ("topk", "threshold", "fp16", "qsgd", "signsgd", "powersgd", "ok-topk")
-"""Compressors that gather, sum, vote and agree in rounds."""
 MIXED = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
 
@@ -79,7 +76,7 @@ def _kept(device: torch.device, passes: int = 1, **options: Any) -> tuple[nn.Mod
 
 def _same_in_ddp(device: torch.device) -> None:
     """All compressors, or some of several ranks, and all kinds of residuals: all is as with kept gradients."""
-    names = [name for name in COMPRESSORS if name != "none"] if torch.distributed.get_world_size() == 1 else SOME
+    names = compressors(device) if torch.distributed.get_world_size() == 1 else SOME
     cases: list[dict[str, Any]] = [{"scheme": "baseline", "compressor": name} for name in names]
     cases += [NONE, {"scheme": "w+2d"}, {"scheme": "w+2d", "residual_dtype": "int4"}, {"scheme": "partial"}]
     cases += [{"scheme": "baseline", "residual_device": "cpu"}]
