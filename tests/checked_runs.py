@@ -8,7 +8,7 @@ from benchmarks.core.matrix import expand
 from benchmarks.core.record import BYTE_FIELDS, STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps
 from benchmarks.core.workloads import WORKLOADS
-from tests.records import make_result, save_run
+from tests.records import make_result, path_of, save_run
 
 CONFIG = {
     "run": "x",
@@ -34,10 +34,6 @@ MEASURED = {
     "threads": 1,
     "date": "2026-01-02T03:04:05+00:00",
 }
-
-
-def path_of(folder, cell):
-    return folder / "cells" / f"{cell.name}.json"
 
 
 def sound(record):

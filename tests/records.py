@@ -41,6 +41,11 @@ def make_states(cell: Cell) -> dict[str, int]:
     return {**states, "total_bytes": total, **peak}
 
 
+def path_of(folder: Path, cell: Cell) -> Path:
+    """Where a run's folder has the record of a cell."""
+    return folder / "cells" / f"{cell.name}.json"
+
+
 def make_result(cell: Cell) -> CellResult:
     """An ok record; without residuals the metric is a little worse."""
     name, higher, metric = METRICS[cell.model]
@@ -84,5 +89,5 @@ def save_run(folder: Path, config: Mapping[str, Any], make: Callable[[Cell], Cel
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     for cell in expand({key: value for key, value in config.items() if key != "run"}):
-        make(cell).save(folder / "cells" / f"{cell.name}.json")
+        make(cell).save(path_of(folder, cell))
     return folder

@@ -7,6 +7,11 @@ from torch import Tensor
 KINDS = ("normal", "uneven", "ties", "equal", "sparse", "zeros", "huge", "tiny")
 
 
+def gradient(*shape: int, seed: int = 7) -> Tensor:
+    """Normal, and the same every time."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def make(kind: str, shape: tuple[int, ...], seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Finite in any of torch's floating-point dtypes."""
     generator = torch.Generator().manual_seed(seed)

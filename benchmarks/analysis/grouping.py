@@ -1,6 +1,6 @@
 """Group values by a key, in the order in which they come."""
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -18,3 +18,13 @@ def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
 def first_of(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, Value]:
     """Return the first value of each key."""
     return {key: values[0] for key, values in grouped(pairs).items()}
+
+
+def together(pairs: Iterable[tuple[Key, Value]]) -> list[Value]:
+    """Return all values, those of one key one after the other."""
+    return [value for values in grouped(pairs).values() for value in values]
+
+
+def starts_of(keys: Sequence[object]) -> tuple[int, ...]:
+    """Return the places at which another key begins."""
+    return tuple(place for place, key in enumerate(keys) if place == 0 or key != keys[place - 1])

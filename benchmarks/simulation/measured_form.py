@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.core.checks import Check, is_number, is_text
+from benchmarks.core.checks import Check, is_number, is_text, short
 from benchmarks.simulation.grid import HIERARCHIES
 from resireduce.errors import ConfigError, is_count
 from resireduce.merging import RULES
@@ -73,21 +73,16 @@ def check_form(found: Any, where: str) -> None:
 def _check(where: str, value: Any, form: Any) -> None:
     if isinstance(form, One):
         if not form.is_allowed(value):
-            raise ConfigError(f"{where}: {_short(value)} is not allowed, but {form.allowed}; {MAKE}")
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but {form.allowed}; {MAKE}")
     elif isinstance(form, list):
         if not isinstance(value, list) or not value:
-            raise ConfigError(f"{where}: {_short(value)} is not allowed, but a list of at least one; {MAKE}")
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but a list of at least one; {MAKE}")
         for number, one in enumerate(value):
             _check(f"{where} {number}", one, form[0])
     else:
         if not isinstance(value, Mapping) or not value:
-            raise ConfigError(f"{where}: {_short(value)} is not allowed, but values by name; {MAKE}")
+            raise ConfigError(f"{where}: {short(value)} is not allowed, but values by name; {MAKE}")
         for name in value if isinstance(form, Each) else form:
             if name not in value:
                 raise ConfigError(f"{where}: {name}: missing; {MAKE}")
             _check(f"{where}: {name}", value[name], form.form if isinstance(form, Each) else form[name])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

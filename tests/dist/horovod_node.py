@@ -10,22 +10,17 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from resireduce.comm.horovod import HorovodCommunicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import ConfigError
+from tests.dist.horovod_rank import loss
+from tests.dist.walk import small
 from tests.nodes import by_hand, given_gradients
 from tests.worlds import same, seeded, train
 
 NODES = [[0, 1], [2, 3]]
 SETS = [*NODES, [0, 2], [1, 3]]
-
-
-def small() -> nn.Module:
-    """A specific layer, a group of two, and two small tensors that share a message."""
-    first, *group = [nn.Linear(size, 104, bias=False) for size in (600, 104, 104)]
-    return nn.Sequential(first, nn.ReLU(), group[0], nn.ReLU(), group[1], nn.ReLU(), nn.Linear(104, 10))
 
 
 def check_the_definition(communicator: HorovodCommunicator) -> None:
@@ -45,8 +40,8 @@ def check_that_it_is_as_over_torch(communicator: HorovodCommunicator) -> None:
         start = seeded(small).to(dtype)
         scheme = "none" if compressor == "none" else "w+2d"
         options = {"scheme": scheme, "compressor": compressor, "gradients": gradients, "steps": 2, "hierarchy": NODES}
-        first, _ = train(communicator, start, loss=_loss, **options)  # type: ignore[arg-type]
-        second, _ = train(other, start, loss=_loss, **options)  # type: ignore[arg-type]
+        first, _ = train(communicator, start, loss=loss, **options)  # type: ignore[arg-type]
+        second, _ = train(other, start, loss=loss, **options)  # type: ignore[arg-type]
         assert same(first, second) and not same(first, start), (dtype, compressor)
 
 
@@ -56,11 +51,6 @@ def check_that_process_sets_are_asked_for(communicator: HorovodCommunicator) -> 
         ConfigError, match=r"init\(process_sets=\[hvd\.ProcessSet\(\[0, 3\]\), hvd\.ProcessSet\(\[1, 2\]"
     ):
         train(communicator, seeded(small), hierarchy=[[0, 3], [1, 2]])
-
-
-def _loss(model: nn.Module, generator: torch.Generator) -> torch.Tensor:
-    x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
-    return model(x).float().square().mean()
 
 
 CHECKS = (

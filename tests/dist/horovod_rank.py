@@ -27,7 +27,7 @@ CHECKS = (
 
 def check_half_precision_is_as_over_torch(communicator: HorovodCommunicator) -> None:
     """A model in bfloat16, which Horovod does not know, bit for bit; test_walk has all others."""
-    start, options = seeded(Net).to(torch.bfloat16), {"scheme": "baseline", "steps": 3, "loss": _loss}
+    start, options = seeded(Net).to(torch.bfloat16), {"scheme": "baseline", "steps": 3, "loss": loss}
     first, _ = train(communicator, start, **options)
     second, _ = train(TorchCommunicator(), start, **options)
     assert same(first, second) and not same(first, start)
@@ -37,7 +37,7 @@ def check_merged_messages(communicator: HorovodCommunicator) -> None:
     """Whatever travels together, parameters are the same, of gathers of equal sizes and of others."""
     start = seeded(lambda: Net(blocks=1))
     for compressor in ("topk", "threshold"):
-        options = {"scheme": "w+2d", "compressor": compressor, "steps": 2, "loss": _loss}
+        options = {"scheme": "w+2d", "compressor": compressor, "steps": 2, "loss": loss}
         alone, _ = train(communicator, start, **options)
         together, _ = train(communicator, start, merge="one", **options)
         assert same(alone, together) and not same(together, start)
@@ -46,7 +46,7 @@ def check_merged_messages(communicator: HorovodCommunicator) -> None:
 def check_halves_of_sums(communicator: HorovodCommunicator) -> None:
     """Sums that come in halves give the parameters that whole sums give, bit for bit on two ranks."""
     start = seeded(lambda: Net(blocks=1))
-    options = {"scheme": "none", "compressor": "none", "gradients": "kept", "steps": 3, "loss": _loss}
+    options = {"scheme": "none", "compressor": "none", "gradients": "kept", "steps": 3, "loss": loss}
     whole, _ = train(communicator, start, **options)
     halves, optimizer = train(communicator, start, merge="dear-40000", **options)
     assert same(whole, halves) and not same(halves, start) and len(optimizer.messages) > 2
@@ -60,7 +60,8 @@ def check_an_optimizer_that_averages_too(communicator: HorovodCommunicator) -> N
         resireduce.distribute(model, theirs, backend="horovod")
 
 
-def _loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
+def loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
+    """Of a batch in the precision of the model."""
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
     return model(x).float().square().mean()
 

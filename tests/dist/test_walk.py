@@ -14,7 +14,7 @@ from resireduce.scheme import COMPRESSORS, GRADIENTS, SCHEMES
 from tests.covering import CROSSED
 from tests.dist.test_gloo import on_processes
 from tests.dist.test_horovod import NEEDED, on_horovod
-from tests.dist.walk import ONE, OVER_HOROVOD, ROWS, digest, start, walk
+from tests.dist.walk import ONE, OVER_HOROVOD, ROWS, digest, small, walk
 from tests.worlds import seeded
 
 Outcomes = dict[str, dict[str, str]]
@@ -42,7 +42,7 @@ def trained(outcomes: Outcomes, scheme: str, compressor: str) -> set[str]:
 
 
 def test_every_row_trains_or_is_refused_with_the_reason(over_torch: Outcomes) -> None:
-    untrained = digest(seeded(start))
+    untrained = digest(seeded(small))
     for row, outcome in over_torch.items():
         if "refused" in outcome:
             assert any(f"{name!r}" in outcome["refused"] for name in row.split(" ")), "the reason must name what it is"

@@ -5,7 +5,7 @@ that are not in CROSSED go with the scheme that has one residual of each kind, a
 environment's WALK=all they do: 680 rows, in three minutes.
 
 Over Horovod, which knows nothing of residuals, top-k goes with every scheme, and all others with that one; each pair in
-one of the two lifetimes, in turn, as over torch.distributed both are found to be the same. With WALK=all it is all rows.
+one of the two lifetimes, in turn, as over torch.distributed both are found to be the same. WALK=all has all rows.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ SOME = [row for row in ROWS if {ONE, "topk"} & {*row.split(" ")}]
 OVER_HOROVOD = ROWS if ALL else [row for number, row in enumerate(SOME) if number // 2 % 2 == number % 2]
 
 
-def start() -> nn.Module:
+def small() -> nn.Module:
     """A specific layer, a group of two, and two small tensors: what every scheme needs, in few messages."""
     first, *group = [nn.Linear(size, 104, bias=False) for size in (600, 104, 104)]
     return nn.Sequential(first, nn.ReLU(), group[0], nn.ReLU(), group[1], nn.ReLU(), nn.Linear(104, 10))
@@ -55,7 +55,7 @@ def outcome(communicator: Communicator, row: str) -> dict[str, str]:
     scheme, compressor, gradients = row.split(" ")
     options = {"scheme": scheme, "compressor": compressor, "gradients": gradients}
     try:
-        model, _ = train(communicator, seeded(start), optimizer="sgd", steps=2, **options)
+        model, _ = train(communicator, seeded(small), optimizer="sgd", steps=2, **options)
     except ConfigError as error:
         return {"refused": str(error)}
     return {"trained": digest(model)}

@@ -10,7 +10,7 @@ from benchmarks.analysis.budget.estimate import Estimate, Recorded, estimate
 from benchmarks.analysis.budget.speeds import PLACES, Speed, read_speeds
 from benchmarks.analysis.claims.load_claims import load_claims
 from benchmarks.analysis.claims.margins import seeds_of
-from benchmarks.analysis.grouping import first_of, grouped
+from benchmarks.analysis.grouping import first_of, grouped, starts_of
 from benchmarks.analysis.table import Table
 from benchmarks.analysis.write import to_screen
 from benchmarks.core.cell import Cell
@@ -85,18 +85,17 @@ def estimates(parts: dict[str, list[Cell]], speeds: Sequence[Speed]) -> list[tup
 def budget_table(found: Sequence[tuple[str, Estimate]], device: str, on_gpu: bool) -> Table:
     """Return the table with a row for each part, model and number of ranks."""
     rows = grouped(((part, one.cell.model, one.cell.world_size), one) for part, one in found)
-    body: list[list[str]] = []
-    starts, last = [], None
-    for (part, model, ranks), ones in rows.items():
-        starts += [len(body)] if part != last else []
-        body.append([part if part != last else "", model, str(ranks), str(len(ones)), *_texts(ones)])
-        last = part
+    starts = starts_of([part for part, _, _ in rows])
+    body = [
+        [part if place in starts else "", model, str(ranks), str(len(ones)), *_texts(ones)]
+        for place, ((part, model, ranks), ones) in enumerate(rows.items())
+    ]
     head = [*HEAD[:6], "GPU hours" if on_gpu else "Core hours", *HEAD[7:]]
     reading = (
         f"On: {device}. Hours: of all cells of a row, one after the other. A cell that several parts have is counted "
         "with the first. ≥: something is left out, as the last column says."
     )
-    return Table("budget", "Budget", reading, [], head, body, text_columns=2, group_starts=tuple(starts))
+    return Table("budget", "Budget", reading, [], head, body, text_columns=2, group_starts=starts)
 
 
 def _texts(ones: Sequence[Estimate]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.grouping import grouped, starts_of
 from benchmarks.analysis.labels import ABSENT, MINUS
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.origin import is_mixed
@@ -27,7 +27,7 @@ def make_table(run: Run, spec: Spec) -> Table:
         extra = load(spec.extra)
         of_rows = [run.settings().get(row.setting, []) for row in rows]
         records = [record | extra(results) for record, results in zip(records, of_rows, strict=True)]
-    starts = tuple(i for i, row in enumerate(rows) if i == 0 or _group(row) != _group(rows[i - 1]))
+    starts = starts_of([_group(row) for row in rows])
     body = [
         [row.setting.model + MARKS[row.kind] if i in starts else "", *_texts(spec, row, record)]
         for i, (row, record) in enumerate(zip(rows, records, strict=True))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.grouping import starts_of, together
 from benchmarks.analysis.labels import mebibytes, percent, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table, baseline_results, hole_text, setting_record
@@ -20,10 +20,9 @@ READING = (
 
 def memory(run: Run) -> Table:
     """Return the memory table of a run."""
-    # Rows of one model stay together; models come in the order of the matrix.
-    cells = [cell for its in grouped((setting.model, setting) for setting in run.settings()).values() for cell in its]
+    cells = together((setting.model, setting) for setting in run.settings())
     records = [memory_record(run, cell, run.settings()[cell]) for cell in cells]
-    starts = tuple(i for i, cell in enumerate(cells) if i == 0 or cell.model != cells[i - 1].model)
+    starts = starts_of([cell.model for cell in cells])
     body = [
         [cell.model if i in starts else "", label, *_view(run, cell, record)]
         for i, (cell, label, record) in enumerate(zip(cells, short_labels(cells), records, strict=True))

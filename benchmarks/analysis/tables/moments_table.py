@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.grouping import starts_of, together
 from benchmarks.analysis.labels import mebibytes, percent, short_labels
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.table import Record, Table, setting_record
@@ -22,12 +22,12 @@ OLDER = "Settings that are not here, because their records are from before a ste
 
 def moments(run: Run) -> Table:
     """Return the table of a run, a row for each setting with a followed step; empty if there is none."""
-    settings = [cell for its in grouped((one.model, one) for one in run.settings()).values() for cell in its]
+    settings = together((setting.model, setting) for setting in run.settings())
     fullest = {cell: _fullest(run.settings()[cell]) for cell in settings}
     shown = {cell: result for cell, result in fullest.items() if result is not None and result.moments}
     older = sum(result is not None for result in fullest.values()) - len(shown)
     records = [_record(cell, run.settings()[cell], result) for cell, result in shown.items()]
-    starts = tuple(i for i, one in enumerate(records) if i == 0 or one["model"] != records[i - 1]["model"])
+    starts = starts_of([cell.model for cell in shown])
     body = [
         [record["model"] if i in starts else "", label, *_view(record)]
         for i, (label, record) in enumerate(zip(short_labels(list(shown)), records, strict=True))

@@ -1,6 +1,6 @@
 """The table of systems: the parts of a run's config beside one another, as in docs/systems.md."""
 
-from benchmarks.analysis.grouping import grouped
+from benchmarks.analysis.grouping import starts_of, together
 from benchmarks.analysis.labels import metric_heading
 from benchmarks.analysis.load_run import Run
 from benchmarks.analysis.rivals.systems_rows import BASELINE, DENSE, are_systems, systems_rows
@@ -20,9 +20,8 @@ READING = (
 def systems(run: Run) -> Table:
     """Return the table of systems of a run; empty if its parts are not systems, or nothing has finished."""
     rows = systems_rows(run) if are_systems(run) else []
-    of_model = grouped((row["model"], row) for row in rows)
-    records: list[Record] = [row for its in of_model.values() for row in its]
-    starts = tuple(i for i, row in enumerate(records) if i == 0 or row["model"] != records[i - 1]["model"])
+    records: list[Record] = together((row["model"], row) for row in rows)
+    starts = starts_of([row["model"] for row in records])
     body = [[metric_heading(row) if i in starts else "", *texts(row)] for i, row in enumerate(records)]
     return Table(
         name="systems",

@@ -13,8 +13,8 @@ from benchmarks.analysis.check.reference_rows import change_text
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS, load
-from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, make, path_of, residuals, sound
-from tests.records import make_result
+from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, make, residuals, sound
+from tests.records import make_result, path_of
 
 
 def test_an_equal_run_passes(check):

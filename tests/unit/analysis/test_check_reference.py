@@ -6,7 +6,8 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.analysis.check.reference import Reference
-from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, path_of, residuals
+from tests.checked_runs import CONFIG, LABEL, MEASURED, VGG, change, change_all, residuals
+from tests.records import path_of
 
 
 def test_a_run_of_several_devices_is_no_reference(folder, capsys):

@@ -17,6 +17,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
 from tests.claim_records import diverged, make, wasted
+from tests.records import path_of
 
 CONFIG = {
     "run": "x",
@@ -30,10 +31,6 @@ ACCURACY, SAVING, SAME, SPEED = "exp2-accuracy-vgg19", "exp1-local-vgg19", "ours
 BROKEN = "vgg-digits.topk.w+2d.kept.d0.01.s0: broken"
 WHERE = ". On vgg-digits; the "
 KEPT = f"loss 0.30 [{MINUS}0.02, 0.62] points, margin 1.27"
-
-
-def path_of(folder: Path, cell: Cell) -> Path:
-    return folder / "cells" / f"{cell.name}.json"
 
 
 def cell_of(scheme: str = "w+2d", seed: int = 1, **fields: Any) -> Cell:

@@ -23,7 +23,7 @@ from benchmarks.analysis.tables.table_list import TABLES, TRADE_OFF
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.cell import Cell
 from resireduce.errors import ConfigError
-from tests.records import make_result, save_run
+from tests.records import make_result, path_of, save_run
 
 MODELS = ["vgg-digits", "gpt2-bytes"]
 CONFIG = {
@@ -35,10 +35,6 @@ CONFIG = {
         {"model": MODELS, "scheme": "baseline", "gradients": "streamed"},
     ],
 }
-
-
-def path_of(folder, cell):
-    return folder / "cells" / f"{cell.name}.json"
 
 
 @pytest.fixture

@@ -6,10 +6,7 @@ from torch import Tensor
 
 from resireduce.compressors.adtopk_threshold import ADTopKThreshold
 from resireduce.errors import ConfigError
-
-
-def gradient(*shape: int, seed: int = 7) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+from tests.tensors import gradient
 
 
 def sent(compressor: ADTopKThreshold, grads: list[Tensor]) -> list[Tensor]:

@@ -13,13 +13,9 @@ from resireduce.compressors.scheduled import Scheduled
 from resireduce.compressors.topk import TopK
 from resireduce.errors import ConfigError
 from resireduce.share import share
-from tests.tensors import densities, tensors
+from tests.tensors import densities, gradient, tensors
 
 SHAPES = [(7, 40), (5, 300, 3, 3), (4, 1), (1, 70), (3, 40_000), (60,), ()]
-
-
-def gradient(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
 def by_rows(grad: Tensor, density: float) -> np.ndarray:

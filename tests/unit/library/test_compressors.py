@@ -23,15 +23,12 @@ from resireduce.kernels.largest import by_keys, largest_magnitudes
 from resireduce.payload import Payload
 from resireduce.scheme import COMPRESSORS, build_compressor
 from resireduce.share import share
-
-
-def gradient(shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+from tests.tensors import gradient
 
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_a_payload_survives_the_wire(name: str) -> None:
-    compressor, grad = build_compressor(name, 0.01), gradient((101, 100))
+    compressor, grad = build_compressor(name, 0.01), gradient(101, 100)
     payload = compressor.compress(grad, "w", 0)
     gathered = torch.stack([payload.buffer, payload.buffer])
     received = payload.received(gathered[1])
@@ -42,7 +39,7 @@ def test_a_payload_survives_the_wire(name: str) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_random_choices_repeat_themselves_and_leave_the_global_generator_alone(name: str) -> None:
-    compressor, grad, before = build_compressor(name, 0.1), gradient((101, 100)), torch.get_rng_state()
+    compressor, grad, before = build_compressor(name, 0.1), gradient(101, 100), torch.get_rng_state()
     first, again = (compressor.compress(grad.clone(), "w", 3).buffer for _ in range(2))
     assert torch.equal(first, again) and torch.equal(before, torch.get_rng_state())
 
@@ -56,7 +53,7 @@ def test_zeros_stay_zeros(name: str) -> None:
 
 
 def test_a_threshold_that_cannot_be_used_is_refused_and_one_that_nothing_reaches_sends_nothing() -> None:
-    assert Threshold(5.0).compress(gradient((3, 4)) / 10, "w", 0).nbytes == 0
+    assert Threshold(5.0).compress(gradient(3, 4) / 10, "w", 0).nbytes == 0
     for bad in (-1.0, float("nan"), True):
         with pytest.raises(ConfigError, match=r"threshold: .* is not allowed; give a number, 0 or more"):
             Threshold(bad)
@@ -65,7 +62,7 @@ def test_a_threshold_that_cannot_be_used_is_refused_and_one_that_nothing_reaches
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 1.0])
 @pytest.mark.parametrize("shape", [(700, 300), (100, 100), (1, 1)])
 def test_dgc_sends_about_the_largest_and_never_more_than_k(shape: tuple[int, int], density: float) -> None:
-    grad = gradient(shape)
+    grad = gradient(*shape)
     k = share(density, grad.numel())
     values, indices = DGC(density).compress(grad, "w", 0).parts()
     assert 0.7 * k <= len(values) <= k and len(indices.unique()) == len(indices)
@@ -75,7 +72,7 @@ def test_dgc_sends_about_the_largest_and_never_more_than_k(shape: tuple[int, int
 
 
 def test_randomk_draws_alike_from_name_and_step_and_sends_values_alone() -> None:
-    compressor, grad = RandomK(0.25), gradient((60, 50))
+    compressor, grad = RandomK(0.25), gradient(60, 50)
     sent = {key: compressor.decompress(compressor.compress(grad, *key)) for key in (("w", 0), ("w", 1), ("v", 0))}
     assert all((value != 0).sum() == 750 for value in sent.values())
     assert not torch.equal(sent["w", 0], sent["w", 1]) and not torch.equal(sent["w", 0], sent["v", 0])
@@ -86,7 +83,7 @@ def test_randomk_draws_alike_from_name_and_step_and_sends_values_alone() -> None
 
 @pytest.mark.parametrize("compressor", [QSGD(), QSGDMax(), QSGD(bucket=None), QSGD(norm=torch.inf, bucket=7)])
 def test_qsgd_is_unbiased(compressor: QSGD) -> None:
-    grad = gradient((30, 17))
+    grad = gradient(30, 17)
     draws = torch.stack([compressor.decompress(compressor.compress(grad, "w", step)) for step in range(400)])
     level = torch.linalg.vector_norm(grad, compressor.norm) / 127  # of the whole tensor: no bucket has a larger one
     # The mean of 400 draws is within five standard errors; a draw's deviation is at most half a level.
@@ -95,7 +92,7 @@ def test_qsgd_is_unbiased(compressor: QSGD) -> None:
 
 @pytest.mark.parametrize("compressor", [QSGD(), QSGDMax(), QSGD(bucket=None)])
 def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
-    grad = gradient((30, 17)) * 1e30
+    grad = gradient(30, 17) * 1e30
     payload = compressor.compress(grad, "w", 0)
     sent = compressor.decompress(payload)
     assert sent.isfinite().all() and (sent - grad).abs().max() <= grad.abs().max() / 127 * 1.001
@@ -103,7 +100,7 @@ def test_qsgd_of_values_whose_squares_overflow(compressor: QSGD) -> None:
 
 
 def test_payload_sizes_of_quantisers() -> None:
-    grad = gradient((100, 128))
+    grad = gradient(100, 128)
     assert Fp16().compress(grad, "w", 0).nbytes == 2 * 12_800
     assert QSGD().compress(grad, "w", 0).nbytes == 12_800 + 4 * 100
     assert QSGDMax().compress(grad, "w", 0).nbytes == 12_800 + 8, "a norm, and up to a multiple of eight bytes"
@@ -168,7 +165,7 @@ def test_number_of_elements_sent(numel: int, density: float, k: int) -> None:
 
 
 def test_topk_payload_is_eight_bytes_an_element_in_float32() -> None:
-    payload = TopK(0.01).compress(gradient((200, 300)), "w", 0)
+    payload = TopK(0.01).compress(gradient(200, 300), "w", 0)
     assert payload.nbytes == 600 * 8
     values, indices = payload.parts()
     assert values.dtype == torch.float32 and indices.dtype == torch.int32
@@ -176,7 +173,7 @@ def test_topk_payload_is_eight_bytes_an_element_in_float32() -> None:
 
 def drawn(n: int) -> dict[str, torch.Tensor]:
     """Values of all kinds, ties and what misleads a sample of every 17th among them, in float64."""
-    normal = gradient((n,)).double()
+    normal = gradient(n).double()
     held_back, outside = normal.clone(), torch.zeros(n, dtype=torch.float64)
     held_back[::17], outside[::17] = 0, normal[::17]
     return {

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -16,13 +15,10 @@ from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.residuals.decayed import DecayedResidual
 from resireduce.scheme import RESIDUAL_DTYPES, build_residual
+from tests.tensors import gradient
 from tests.worlds import Net, distributed, loss_of, same, seeded, train
 
 SHAPES = [(), (1,), (130,), (64, 64), (65, 3), (200, 129), (7, 5, 3, 3), (1, 5000)]
-
-
-def gradient(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

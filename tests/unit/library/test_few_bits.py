@@ -22,15 +22,12 @@ from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.scheme import COMPRESSORS, build_compressor, build_residual
+from tests.tensors import gradient
 
 NUMELS = (1, 7, 8, 9, 64, 65, 1000, 40_001)
 BITS = {"signsgd": 1, "signum": 1, "ef-signsgd": 1, "onebit": 1, "terngrad": 2, "block4": 4, "natural": 8, "block8": 8}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 UNBIASED = [name for name in COMPRESSORS if build_compressor(name, 0.1).unbiased]
-
-
-def gradient(*shape: int, seed: int = 7) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def sent_by(compressor: Compressor, grad: Tensor, step: int = 0) -> Tensor:

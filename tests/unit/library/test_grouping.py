@@ -16,7 +16,7 @@ from transformers import (
 
 from benchmarks.core import workloads
 from benchmarks.core.registry import MODELS
-from benchmarks.training.models.resnet import ResNet
+from benchmarks.training.models.resnet import resnet152_imagenet
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping, compressible, find_groups
 from resireduce.patterns import match_groups
@@ -89,10 +89,6 @@ def vit_large() -> nn.Module:
     return ViTForImageClassification(config)
 
 
-def resnet152() -> nn.Module:
-    return ResNet(blocks=(3, 8, 36, 3), widths=(64, 128, 256, 512), classes=1000, large_images=True)
-
-
 def gpt2_small() -> nn.Module:
     return GPT2LMHeadModel(GPT2Config())
 
@@ -100,7 +96,7 @@ def gpt2_small() -> nn.Module:
 @pytest.mark.parametrize(
     ("build", "groups", "members", "lengths", "specific"),
     [
-        (resnet152, 47, 146, {2, 3, 4, 5}, ()),
+        (resnet152_imagenet, 47, 146, {2, 3, 4, 5}, ()),
         (vit_large, 48, 144, {3}, ()),
         (gpt2_small, 16, 48, {3}, ("transformer.wte.weight",)),
         (llama, 14, 56, {3, 5}, ("model.embed_tokens.weight",)),

@@ -11,6 +11,7 @@ import transformers
 
 from resireduce.__main__ import main
 from resireduce.plan import plan
+from tests.unit.library.test_zoo import planned
 
 LLAMA = {
     "model_type": "llama",
@@ -35,12 +36,6 @@ def written(folder: Path, content: Any) -> str:
     file = folder / "config.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     return str(file)
-
-
-def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, int]:
-    assert main(["plan", "--json", *arguments]) == 0
-    found: dict[str, int] = json.loads(capsys.readouterr().out)
-    return found
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,7 @@ from resireduce.compressors.threshold import Threshold
 from resireduce.compressors.topk import TopK
 from resireduce.kernels.bits import octets, pack_bits, pack_codes, unpack_bits, unpack_codes
 from resireduce.kernels.rice import decode, encode
-
-
-def gradient(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+from tests.tensors import gradient
 
 
 @given(bits=st.lists(st.booleans(), min_size=1, max_size=70))

@@ -24,11 +24,7 @@ from resireduce.errors import ConfigError
 from resireduce.optim import DGCSGD
 from resireduce.scheme import load
 from tests.prepared import save_cifar, save_prepared, save_wikitext
-
-
-def on_meta(model: str) -> nn.Module:
-    with torch.device("meta"):
-        return load(MODELS[model])()
+from tests.unit.training.test_full_size import on_meta
 
 
 def small(model: str = "resnet20", **change) -> Cell:
