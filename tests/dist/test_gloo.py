@@ -12,7 +12,7 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.errors import NonFiniteGradient
 from resireduce.scheme import COMPRESSORS
-from tests.covering import CROSSED
+from tests.covering import CROSSED, lifetimes
 from tests.processes import Checks, all_equal, check_collectives_between, on_processes
 from tests.worlds import OPTIMIZERS, Net, loss_of, same, seeded, train, train_world
 
@@ -42,10 +42,9 @@ def check_lifetimes(communicator: Communicator) -> None:
     start = seeded(Net)
     others = [("baseline", name) for name in COMPRESSORS if name in CROSSED or communicator.world_size == 2]
     for scheme, compressor in (("w+2d", "topk"), *others):
-        options = {"scheme": scheme, "compressor": compressor, "steps": 10 if compressor in CROSSED else 3}
-        kept, _ = train(communicator, start, gradients="kept", **options)
-        streamed, _ = train(communicator, start, gradients="streamed", **options)
-        assert same(kept, streamed) and all_equal(streamed) and not same(streamed, start)
+        options = {"scheme": scheme, "compressor": compressor, "steps": 3}
+        *kept, streamed = (train(communicator, start, gradients=one, **options)[0] for one in lifetimes(compressor))
+        assert all(same(one, streamed) for one in kept) and all_equal(streamed) and not same(streamed, start)
         if communicator.world_size == 2:
             local = train_world(2, start, gradients="streamed", **options)
             assert same(local[0][0], streamed)
