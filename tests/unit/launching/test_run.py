@@ -63,14 +63,16 @@ def run(spec: Path, *options: str) -> int:
     return main(["run", "--cell", str(spec), "--output", str(spec.parent / "out/cell.json"), *options])
 
 
-def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: Any) -> list[dict[str, Any]]:
+def launch_ranks(
+    monkeypatch, folder: Path, *ends: str, grace_seconds: float = 2.0, **options: Any
+) -> list[dict[str, Any]]:
     """Outcomes of ranks that end as told, as soon as they can."""
 
     program = folder / "python"
     program.write_text(STAND_IN.format(python=sys.executable, ends=[ENDS[end] for end in ends]))
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    monkeypatch.setattr(launch_module, "GRACE_SECONDS", 2.0)
+    monkeypatch.setattr(launch_module, "GRACE_SECONDS", grace_seconds)
     started = time.monotonic()
     outcomes = launch(Cell(model="vgg-digits", world_size=len(ends)), folder, None, folder, **options)
     assert time.monotonic() - started < 30, "a rank that hangs was waited for"
@@ -88,13 +90,13 @@ def launch_ranks(monkeypatch, folder: Path, *ends: str, **options: Any) -> list[
     ],
 )
 def test_ranks_that_wait_for_one_that_failed_are_stopped(monkeypatch, tmp_path, ends, statuses, reason):
-    outcomes = launch_ranks(monkeypatch, tmp_path, *ends)
+    outcomes = launch_ranks(monkeypatch, tmp_path, *ends, grace_seconds=2.0 if "ok" in ends else 0.2)
     assert [outcome.status for outcome in outcomes] == statuses.split()
     assert overall(outcomes).reason == reason
 
 
 def test_ranks_that_have_left_their_results_need_not_end_by_themselves(monkeypatch, tmp_path):
-    outcomes = launch_ranks(monkeypatch, tmp_path, "ok, but stays", "ok")
+    outcomes = launch_ranks(monkeypatch, tmp_path, "ok, but stays", "ok", grace_seconds=0.2)
     assert [outcome.status for outcome in outcomes] == ["ok", "ok"]
 
 
@@ -122,7 +124,7 @@ def test_ranks_that_are_there_at_the_deadline_are_ended_and_what_they_said_stays
 def test_a_rank_that_the_kernel_killed_was_out_of_memory(monkeypatch, tmp_path, before, after, status):
     counts = iter([before, after])
     monkeypatch.setattr(launch_module, "count_oom_kills", lambda: next(counts))
-    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "killed")
+    outcomes = launch_ranks(monkeypatch, tmp_path, "hung", "killed", grace_seconds=0.2)
     assert [outcome.status for outcome in outcomes] == ["error", status]
     assert overall(outcomes).reason.startswith("rank 1 was killed by ")
 
