@@ -102,7 +102,7 @@ def train(
     model: nn.Module,
     *,
     optimizer: str | None = None,
-    steps: int = 30,
+    steps: int = 8,
     loss: Callable[[nn.Module, torch.Generator], Tensor] = loss_of,
     **options: object,
 ) -> tuple[nn.Module, DistributedOptimizer]:
