@@ -15,8 +15,11 @@ from resireduce.payload import ALIGNMENT
 
 
 @dataclass
-class Rows:
-    """A gather of equal sizes, or of the first `sizes` elements of equally long rows."""
+class Brought:
+    """A collective under way that brings `sizes[i]` elements from rank i.
+
+    The result has them one after the other, or at the beginning of equally long rows.
+    """
 
     work: dist.Work
     result: Tensor
@@ -24,25 +27,12 @@ class Rows:
     device: torch.device
 
     def wait(self) -> Sequence[Tensor]:
-        """Wait for the rows, and return them, each as long as it was sent."""
+        """Wait for the elements, and return those of each rank, in rank order."""
         self.work.wait()
-        rows = self.result.to(self.device, non_blocking=True).unbind()
-        return [row[:size] for row, size in zip(rows, self.sizes, strict=True)]
-
-
-@dataclass
-class Pieces:
-    """An exchange, whose result is the ranks' pieces one after the other, `sizes` elements from each."""
-
-    work: dist.Work
-    result: Tensor
-    sizes: list[int]
-    device: torch.device
-
-    def wait(self) -> Sequence[Tensor]:
-        """Wait for the pieces, and return them, in rank order."""
-        self.work.wait()
-        return self.result.to(self.device, non_blocking=True).split(self.sizes)
+        result = self.result.to(self.device, non_blocking=True)
+        if result.dim() == 1:
+            return result.split(self.sizes)
+        return [row[:size] for row, size in zip(result.unbind(), self.sizes, strict=True)]
 
 
 class Launches(Protocol):
@@ -53,10 +43,10 @@ class Launches(Protocol):
     control_device: torch.device
     """Where sizes must lie."""
 
-    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Rows:
+    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Brought:
         """Launch a gather of 1-D `tensor`, equally long on all ranks; the first `sizes[i]` elements of rank i count."""
 
-    def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Pieces:
+    def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Brought:
         """Launch an exchange: `sizes[i]` elements of 1-D `tensor` go to rank i, `theirs[i]` come from it."""
 
 
@@ -72,7 +62,7 @@ class Ragged(ABC):
         sizes: the collective that brings the sizes, under way.
     """
 
-    def __init__(self, communicator: Launches, tensor: Tensor, sizes: Rows | Pieces):
+    def __init__(self, communicator: Launches, tensor: Tensor, sizes: Brought):
         self._communicator, self._tensor, self._sizes = communicator, tensor, sizes
         self._launched: Handle[Sequence[Tensor]] | None = None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from resireduce.comm.base import Communicator, Deferred, Handle, Partition, Polled
 from resireduce.comm.pool import Pooled, acquire, acquire_part, release
-from resireduce.comm.ragged import Pieces, Ragged, RaggedExchange, RaggedGather, Rows
+from resireduce.comm.ragged import Brought, Ragged, RaggedExchange, RaggedGather
 from resireduce.comm.staged import Unstaged, to_host
 from resireduce.errors import ConfigError
 
@@ -34,7 +34,7 @@ class _Launched:
 class _Whole:
     """A gather of equal sizes, as one tensor."""
 
-    rows: Rows
+    rows: Brought
 
     def wait(self) -> Tensor:
         self.rows.work.wait()
@@ -168,19 +168,19 @@ class TorchCommunicator(Communicator):
             self._ragged.launch()
             self._ragged = None
 
-    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Rows:
+    def gather_rows(self, tensor: Tensor, sizes: list[int]) -> Brought:
         """Launch a gather of 1-D `tensor`, equally long on all ranks; the first `sizes[i]` elements of rank i count."""
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         shape, pinned = (self.world_size, near.numel()), near is not tensor and tensor.is_cuda
         result = torch.empty(shape, dtype=near.dtype, device=near.device, pin_memory=pinned)
         work = dist.all_gather(list(result.unbind()), near, group=self.group, async_op=True)
-        return Rows(work, result, sizes, tensor.device)
+        return Brought(work, result, sizes, tensor.device)
 
-    def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Pieces:
+    def send_pieces(self, tensor: Tensor, sizes: list[int], theirs: list[int]) -> Brought:
         """Launch an exchange: `sizes[i]` elements of 1-D `tensor` go to rank i, `theirs[i]` come from it."""
         self._pooled.launched += 1
         near = to_host(tensor) if self._stages(tensor) else tensor
         result = near.new_empty(sum(theirs), pin_memory=near is not tensor and tensor.is_cuda)
         work = dist.all_to_all_single(result, near, theirs, sizes, group=self.group, async_op=True)
-        return Pieces(work, result, theirs, tensor.device)
+        return Brought(work, result, theirs, tensor.device)
