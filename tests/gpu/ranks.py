@@ -1,5 +1,6 @@
 """Processes of their own for ranks whose tensors are on the device."""
 
+import gc
 import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ def all_alike(model: torch.nn.Module) -> bool:
 
 
 def _rank(rank: int, size: int, folder: str, backend: str, device: torch.device, checks: Sequence[Check]) -> None:
+    gc.freeze()  # as in tests/processes.py
     torch.set_num_threads(1)
     if device.type == "cuda":
         torch.cuda.set_device(0)
