@@ -1,7 +1,6 @@
 """Wrappers of torch on the device, each with what the library puts into it: DistributedDataParallel, and FSDP2."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ def _in_ddp(
     device: torch.device, passes: int = 1, beside: bool = False, ddp: dict[str, Any] = SMALL_BUCKETS, **options: Any
 ) -> tuple[nn.Module, Any]:
     """Train the network for three steps in the wrapper; without options with the wrapper's own all-reduce."""
-    with stream_beside(device) if beside else _nothing():
+    with stream_beside(device) if beside else nullcontext():
         model = net(device)
         parallel = DistributedDataParallel(model, **ddp)
         hook = resireduce.compress_ddp(parallel, **{"density": 0.05, **options}) if options else None
@@ -50,15 +49,10 @@ def _in_ddp(
         for _ in range(3):
             optimizer.zero_grad()
             for number in range(passes):
-                with parallel.no_sync() if number < passes - 1 else _nothing():
+                with parallel.no_sync() if number < passes - 1 else nullcontext():
                     _loss(parallel, next(made)).backward()
             optimizer.step()
     return model, hook
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
 
 
 def _kept(device: torch.device, passes: int = 1, **options: Any) -> tuple[nn.Module, Any]:
