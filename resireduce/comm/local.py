@@ -184,6 +184,11 @@ class PretendCommunicator(Communicator):
         gathered = tensor.repeat(self.world_size, 1)
         return Deferred(lambda: list(gathered))
 
+    def gather(self, tensor: Tensor, name: str) -> Handle[Tensor]:
+        """Return `world_size` copies of the tensor in one tensor, made at the launch."""
+        gathered = tensor.repeat(self.world_size)
+        return Deferred(lambda: gathered)
+
     def all_to_all(self, tensor: Tensor, sizes: Sequence[int], name: str) -> Handle[Sequence[Tensor]]:
         """Return `world_size` copies of the first part of `tensor`, of `sizes[0]` elements, made at the launch."""
         received = tensor[: sizes[0]].repeat(self.world_size, 1)
