@@ -1,7 +1,12 @@
-"""The library's own exceptions, and checks of values. Imports no torch."""
+"""The library's own exceptions and warnings, and checks of values. Imports no torch."""
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
+
+PASSED_OVER = ("resireduce", "torch", "contextlib", "weakref")
+"""Packages whose lines nobody who is warned can change."""
 
 
 class ConfigError(ValueError):
@@ -14,6 +19,14 @@ class UsageError(RuntimeError):
 
 class NonFiniteGradient(ArithmeticError):
     """A gradient holds NaN or infinity; none of it has entered the residual."""
+
+
+def warn(text: str) -> None:
+    """Warn with `text` at the line of the script that called the library, perhaps through torch's own code."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in PASSED_OVER:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, stacklevel=level)
 
 
 def is_number(value: object) -> bool:

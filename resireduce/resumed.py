@@ -1,6 +1,5 @@
 """Warns when an optimizer state was loaded without its residuals."""
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,15 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from resireduce.errors import warn
 from resireduce.residuals.base import Residual
+
+FORGOTTEN = (
+    "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left by steps "
+    "that this state does not know. Save residual_state_dict() of every rank beside it, and load it by "
+    "load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. If that state is of "
+    "training without compression, call start_at(0), and nothing is missing"
+)
 
 
 class Resumed:
     """What has been loaded since the last step of a distributed optimizer, whose wrapped one is `optimizer`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer):
-        state = getattr(optimizer, "state", {})
-        self._optimizer, self._residuals = bool(_places(state)) and not _is_of_no_steps(state), False
+        self._optimizer, self._residuals = has_stepped(getattr(optimizer, "state", {})), False
         self._has_stepped = False
         self._end: Callable[[], object] = bool  # does nothing
         if hasattr(optimizer, "_optimizer_load_state_dict_pre_hooks"):  # not all optimizers of others begin as torch's
@@ -47,17 +53,16 @@ class Resumed:
         forgotten = self._optimizer and not self._residuals
         self._optimizer, self._residuals, self._has_stepped = False, False, True
         if forgotten and residual.tensors():
-            warnings.warn(
-                "the optimizer goes on from a state that it was given, but not the residuals: they are zeros, or left "
-                "by steps that this state does not know. Save residual_state_dict() of every rank beside it, and load "
-                "it by load_residual_state_dict(...), or by resireduce.redistribute(...) on another number of ranks. "
-                "If that state is of training without compression, call start_at(0), and nothing is missing",
-                stacklevel=3,
-            )
+            warn(FORGOTTEN)
 
     def end(self) -> None:
         """Look no longer at what is loaded."""
         self._end()
+
+
+def has_stepped(state: Mapping[Any, Any]) -> bool:
+    """Whether an optimizer's `state` is that of steps, as far as it shows."""
+    return bool(_places(state)) and not _is_of_no_steps(state)
 
 
 def _places(state: Mapping[Any, Any]) -> set[int]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.futures import Future
 
+from resireduce.accumulation import accumulation_node
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.payload import Payload
@@ -20,6 +21,12 @@ from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.under_way import UnderWay
+
+CONVERTED = (
+    "{name!r} was converted or moved after {before}, and DistributedDataParallel averages it no longer, with or "
+    "without compression: each rank has its own gradient. Convert or move the model (double(), to()) before it is "
+    "wrapped"
+)
 
 
 class CompressionHook:
@@ -43,13 +50,14 @@ class CompressionHook:
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
-        self._unseen = {*self.slots}
+        self._unseen, self._is_told = {*self.slots}, False
         self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
         self._first_steps = FirstSteps([partial(_parameter, slot) for slot in self._watched])
+        self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
         self._restart()
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
-            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(slot)))
+            slot.parameter.register_post_accumulate_grad_hook(partial(_mark_present, weakref.ref(self), slot.index))
         for slot in self._watched:
             slot.parameter.register_hook(partial(_look, weakref.ref(self._first_steps)))
 
@@ -81,7 +89,7 @@ class CompressionHook:
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
-        self.steps = step
+        self.steps, self._is_told = step, True
         self.feedback.begin_step(step)
 
     @torch.no_grad()
@@ -137,6 +145,16 @@ class CompressionHook:
         own = grad.clone(memory_format=torch.contiguous_format) if leaves else grad.contiguous()
         return self.feedback.compress(own, slot.name, self.steps)
 
+    def mark_present(self, slot: Slot) -> None:
+        """Note that this rank has a gradient of `slot`, from this pass or from an earlier one within `no_sync()`.
+
+        UsageError if the wrapper knows nothing of it.
+        """
+        if accumulation_node(slot.parameter) is not self._nodes[slot.index]:
+            raise UsageError(CONVERTED.format(name=slot.name, before="resireduce.compress_ddp(...)"))
+        if not slot.is_taken:
+            slot.go(Stage.TAKEN)
+
     def _finish(self) -> None:
         if self._unseen:
             first = min(self._unseen, key=lambda slot: slot.index)
@@ -153,7 +171,8 @@ class CompressionHook:
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
-        self._first_steps.end([slot.is_taken for slot in self._watched])
+        is_new = not self._is_told and bool(self.feedback.residual.tensors())
+        self._first_steps.end([slot.is_taken for slot in self._watched], is_new)
         self._restart()
 
     def _keep_states_of_absent(self) -> None:
@@ -170,10 +189,9 @@ class CompressionHook:
 
 
 @torch.compiler.disable
-def _mark_present(place: weakref.ref[Slot], _: Tensor) -> None:
-    """Note that this rank has a gradient, from this backward pass or from an earlier one within `no_sync()`."""
-    if (slot := place()) is not None and not slot.is_taken:
-        slot.go(Stage.TAKEN)
+def _mark_present(place: weakref.ref[CompressionHook], index: int, _: Tensor) -> None:
+    if (hook := place()) is not None:
+        hook.mark_present(hook.slots[index])
 
 
 @torch.compiler.disable

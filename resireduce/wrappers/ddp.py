@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from resireduce.accumulation import accumulation_node
 from resireduce.api import build_feedback, find_compressor
 from resireduce.attach import is_distributed
 from resireduce.comm.torch import TorchCommunicator
@@ -23,7 +24,7 @@ from resireduce.errors import ConfigError, UsageError
 from resireduce.grouping import Grouping
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
-from resireduce.wrappers.comm_hook import CompressionHook
+from resireduce.wrappers.comm_hook import CONVERTED, CompressionHook
 
 
 def compress_ddp(
@@ -93,7 +94,17 @@ def _parameters(model: object) -> dict[str, nn.Parameter]:
             f"model: {twice!r} is distributed already, by resireduce.distribute(...), which averages gradients itself; "
             "use one of the two"
         )
+    if parameters and not any(map(_is_held, parameters.values())):
+        raise ConfigError(
+            f"model: {CONVERTED.format(name=next(iter(parameters)), before='DistributedDataParallel(...)')}"
+        )
     return parameters
+
+
+def _is_held(parameter: Tensor) -> bool:
+    """Whether somebody, as the wrapper, holds the node that accumulates the gradient: a mark on it then stays."""
+    accumulation_node(parameter).metadata["resireduce"] = True
+    return "resireduce" in accumulation_node(parameter).metadata
 
 
 def _place(model: object) -> str:

@@ -5,11 +5,14 @@ has left in residuals what was not sent, and later steps send it.
 """
 
 import gc
-import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from resireduce.errors import warn
+from resireduce.resumed import FORGOTTEN, has_stepped
 
 LOOKS, TELLS, WATCHED, SHARE = 60, 3, 16, 0.25
 """Exchanges that are looked at; how many must have been dropped before it is said; parameters by which it is seen, and
@@ -17,7 +20,8 @@ the share of them that must have been: a few may have zeros for averages, or a l
 
 
 class FirstSteps:
-    """Warns of averages that `zero_grad()` drops, several times, before a step has used them, and of a GradScaler.
+    """Warns of averages that `zero_grad()` drops, several times, before a step has used them, of a GradScaler, and of
+    an optimizer that goes on from a checkpoint of which the residuals were forgotten.
 
     Fused optimizers do not tell autograd that they change a parameter, hence the comparison of values.
 
@@ -31,10 +35,15 @@ class FirstSteps:
         self._then: list[tuple[int, Tensor] | None] = []
 
     @torch.no_grad()
-    def end(self, exchanged: Sequence[bool]) -> None:
-        """At the end of an exchange: remember the parameters as they are, if they were `exchanged`, each."""
+    def end(self, exchanged: Sequence[bool], is_new: bool) -> None:
+        """At the end of an exchange: remember the parameters as they are, if they were `exchanged`, each.
+
+        is_new: whether there are residuals, which nobody has loaded, and for which nobody has named a step.
+        """
         if self._looks == LOOKS:
             _warn_of_scaler()
+            if is_new and self._have_state():
+                warn(FORGOTTEN)
         if self._looks:
             self._looks -= 1
             pairs = zip(self._parameters, exchanged, strict=False)
@@ -50,13 +59,18 @@ class FirstSteps:
         self._dropped += 1
         if self._dropped == TELLS:
             self._looks = 0
-            warnings.warn(
+            warn(
                 "averages of a backward pass were dropped, by zero_grad(), before a step of the optimizer, while "
                 "residuals keep what was not sent of that pass, and send it later. If it was the pass of another model "
                 "(of a GAN's generator through its discriminator), call requires_grad_(False) on this one for its "
-                "time; steps that you skip on purpose need no cure",
-                stacklevel=2,
+                "time; steps that you skip on purpose need no cure"
             )
+
+    def _have_state(self) -> bool:
+        """Whether steps of an optimizer have left a state of these parameters, before any average."""
+        own = [one() for one in self._parameters]
+        states = [vars(one).get("state", {}) for one in _objects(torch.optim.Optimizer)]
+        return any(has_stepped({one: state[one] for one in own if one in state}) for state in states)
 
 
 def _is_dropped(parameter: Tensor, then: tuple[int, Tensor]) -> bool:
@@ -75,13 +89,16 @@ def _local(tensor: Tensor) -> Tensor:
     return local.detach()
 
 
+def _objects(kind: type) -> list[Any]:
+    """Return all objects of this process that are of that `kind`, which nothing connects with a model."""
+    return [one for one in gc.get_objects() if issubclass(type(one), kind)]
+
+
 def _warn_of_scaler() -> None:
-    """Warn if a GradScaler of this process has scaled a loss: nothing connects it with a model, so it is looked for."""
-    scalers = [one for one in gc.get_objects() if issubclass(type(one), torch.amp.GradScaler)]
-    if any(one.is_enabled() and one._scale is not None for one in scalers):
-        warnings.warn(
+    """Warn if a GradScaler of this process has scaled a loss."""
+    if any(one.is_enabled() and one._scale is not None for one in _objects(torch.amp.GradScaler)):
+        warn(
             "a GradScaler has scaled the loss: residuals hold scaled errors, which are added to gradients of another "
             "scale whenever it changes, and an overflow ends training. Use bfloat16, which needs no scaling, or "
-            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper",
-            stacklevel=2,
+            "resireduce.distribute(..., grad_scaler=resireduce.GradScaler(...)) without the wrapper"
         )

@@ -48,7 +48,7 @@ class ShardedCompressionHook:
         self._slot_of = {slot.name: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
         self._reduced: set[Unit] = set()
-        self._failed, self._is_known, self._is_fresh = False, False, True
+        self._failed, self._is_known, self._is_told, self._is_fresh = False, False, False, True
         self._pass = PassEnd(self.units, self._end_step)
         for slot in self.slots:
             feedback.register(slot.name, slot.parameter)
@@ -115,7 +115,7 @@ class ShardedCompressionHook:
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
-        self._is_fresh = True
+        self._is_fresh = self._is_told = True
         self._begin_step(step)
 
     def _begin_step(self, step: int) -> None:
@@ -190,7 +190,8 @@ class ShardedCompressionHook:
     def _end_step(self) -> None:
         """End the current step, if a unit has been reduced in it; one that no pass reached is left as it is."""
         if self._reduced:
-            self._first_steps.end([unit in self._reduced for unit, _ in self._watched])
+            is_new = not self._is_told and bool(self.feedback.residual.tensors())
+            self._first_steps.end([unit in self._reduced for unit, _ in self._watched], is_new)
             self._fold()
             self.feedback.states.commit()
             self._begin_step(self.steps + 1)

@@ -222,6 +222,51 @@ def test_a_scaler(alone: None, enabled: bool, recwarn: pytest.WarningsRecorder) 
     assert told(recwarn, "a GradScaler has scaled the loss") == enabled
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, None])
+@pytest.mark.parametrize("when", ["wrapped", "compressed", "trained"])
+def test_a_model_that_is_converted_after_it_was_wrapped(alone: None, when: str, dtype: torch.dtype | None) -> None:
+    """DistributedDataParallel does not notice, and averages nothing any more, also if it is converted back (None)."""
+    model = seeded(Branch)
+
+    def convert() -> None:
+        model.double().to(dtype or torch.float32)
+
+    parallel = DistributedDataParallel(model)
+    if when == "wrapped":
+        convert()
+        with pytest.raises(
+            ConfigError, match=r"'first\.weight' was converted or moved after DistributedDataParallel\("
+        ):
+            resireduce.compress_ddp(parallel)
+        return
+    resireduce.compress_ddp(parallel)
+    if when == "trained":
+        loss(parallel, 0).backward()
+    convert()
+    with pytest.raises(UsageError, match=r"converted or moved after resireduce\.compress_ddp\(\.\.\.\), and"):
+        parallel(torch.ones(2, 120, dtype=model.first.weight.dtype)).sum().backward()
+
+
+@pytest.mark.parametrize("loads", ["nothing", "residuals", "start_at"])
+def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recwarn: pytest.WarningsRecorder) -> None:
+    parallel, hook, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    loss(parallel, 0).backward()
+    optimizer.step()
+    saved, state = hook.residual_state_dict(), optimizer.state_dict()
+    parallel, hook, _ = hooked(seeded(Branch))
+    optimizer = torch.optim.AdamW(parallel.parameters())
+    optimizer.load_state_dict(state)
+    if loads == "residuals":
+        hook.load_residual_state_dict(saved)
+    elif loads == "start_at":
+        hook.start_at(0)
+    for step in range(2):
+        loss(parallel, step).backward()
+        optimizer.step()
+    assert told(recwarn, "but not the residuals") == (loads == "nothing")
+
+
 def test_a_wrapper_is_not_copied(alone: None) -> None:
     """As for an average of the weights: the copy's gradients would not be compressed."""
     parallel, _, _ = hooked(seeded(Branch))
@@ -242,4 +287,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 7 and [one for one in said if one not in library] == []
+    assert len(said) == 9 and [one for one in said if one not in library] == []
