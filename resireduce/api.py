@@ -1,6 +1,5 @@
 """`resireduce.distribute`: three lines in an ordinary training loop."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -13,10 +12,10 @@ from resireduce.comm.base import Communicator
 from resireduce.comm.levels import Levels
 from resireduce.compressors.base import Compressor
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import ConfigError, choose
+from resireduce.errors import ConfigError, choose, warn
 from resireduce.grad_scaler import GradScaler
 from resireduce.grouping import Grouping, check_kinds, compressible, find_groups, is_small
-from resireduce.merge_checks import check_dear, check_merge
+from resireduce.merge_checks import check_dear, check_merge, warn_of_unmerged
 from resireduce.optimizer import DistributedOptimizer
 from resireduce.patterns import FORM, match_groups
 from resireduce.same_memory import check_memory
@@ -149,6 +148,7 @@ def distribute(
     check_optimizer_agreement(model, optimizer, communicator)
     feedback, levels = build_feedback(model, parameters, lossy, communicator, settings)
     distributed = DistributedOptimizer(optimizer, model, parameters, feedback, settings, levels)
+    warn_of_unmerged(settings.merge, distributed.messages, [slot.name for slot in distributed.queue.compressed])
     broadcast_start(model, optimizer, communicator)
     return distributed
 
@@ -186,6 +186,7 @@ def build_feedback(
         settings.options,
         settings.residual_device,
     )
+    residual.check(compressed)
     warn_if_nothing_is_reduced(settings.scheme, grouping)
     dense = frozenset(parameters.keys() - compressed.keys())
     named = sorted(name for name in dense if not is_small(parameters[name]))
@@ -217,10 +218,9 @@ def warn_if_nothing_is_reduced(scheme: str | Scheme, grouping: Grouping) -> None
         if kind != kinds.other
     ]
     if reduced and not any(reduced):
-        warnings.warn(
+        warn(
             f"scheme {scheme!r} saves nothing in this model: it has no layers of the kinds that it reduces "
-            "(see: python -m resireduce groups); name some by groups=Grouping(...)",
-            stacklevel=4,  # of distribute() or compress_ddp()
+            "(see: python -m resireduce groups); name some by groups=Grouping(...)"
         )
 
 

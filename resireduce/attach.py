@@ -1,7 +1,6 @@
 """The hooks that connect the owner, which takes gradients, to parameters and wrapped optimizer, and their removal."""
 
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.accumulation import accumulation_node
-from resireduce.errors import UsageError
+from resireduce.errors import UsageError, warn
 from resireduce.step.outdated import QUIET, BeforeForward
 from resireduce.step.slot import Slot
 
@@ -177,10 +176,9 @@ def _lost(
     """Remove what a garbage-collected owner has left; if it took no step, the wrapped optimizer still refuses steps."""
     _detach(slots, [*handles, *(guards if steps[1] else [])])
     if not steps[1]:
-        warnings.warn(
+        warn(
             "what resireduce.distribute(...) returned is gone before its first step, and with it all that averages "
-            "gradients: keep it, and call its step() in place of the other optimizer's",
-            stacklevel=2,
+            "gradients: keep it, and call its step() in place of the other optimizer's"
         )
 
 

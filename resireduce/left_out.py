@@ -1,6 +1,5 @@
 """Trained parameters of a model that its optimizer does not hold, so that nobody averages their gradients."""
 
-import warnings
 import weakref
 from collections.abc import Mapping
 
@@ -8,6 +7,7 @@ from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from resireduce.attach import is_distributed
+from resireduce.errors import warn
 
 FIRST_LOOKS, INTERVAL = 16, 61
 """The model is checked at each of the first steps, and then at intervals of so many: an odd number, so that it meets
@@ -39,9 +39,8 @@ class Outside:
             return
         self._told.update(dict.fromkeys(found.values(), True))
         more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-        warnings.warn(
+        warn(
             f"{next(iter(found))!r}{more}: trained, but not by the optimizer given to resireduce.distribute(...), so "
             "that each rank has its own gradient of it: distribute the optimizer that holds it too, or average it "
-            "yourself",
-            stacklevel=3,
+            "yourself"
         )

@@ -1,13 +1,13 @@
 """Which messages may be asked for, of which tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, choose, is_count
+from resireduce.errors import ConfigError, choose, is_count, warn
 from resireduce.scheme import MERGES
 from resireduce.settings import Settings, dear_bytes
 from resireduce.wrapped_step import WrappedStep, is_separable
@@ -76,6 +76,21 @@ def check_dear(
             "it uses a parameter; give the module that it was made of, or leave merge out"
         )
     _check_late_update(where, optimizer, parameters)
+
+
+def warn_of_unmerged(merge: Any, messages: Iterable[Iterable[str]], compressed: Container[str]) -> None:
+    """Warn if `merge` lists a tensor that is sent dense, and so has the message that it would have without lists.
+
+    messages: which tensors travel together by now; compressed: those that lists merge.
+    """
+    made = [{*names} for names in messages]
+    apart = [names for names in merge if {*names} not in made] if isinstance(merge, list | tuple) else []
+    dense = next((name for names in apart for name in names if name not in compressed), None)
+    if dense is not None:
+        warn(
+            f"merge: {dense!r} is sent without compression, in a message of its own or with other small tensors, which "
+            "lists do not change: leave it out of them, or give merge='hybrid', which makes one message of all such"
+        )
 
 
 def _check_late_update(where: str, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,6 @@ the backward pass, nothing is done before `step`.
 """
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -20,7 +19,7 @@ from resireduce.attach import refuse_capture
 from resireduce.backward import BackwardPasses
 from resireduce.comm.levels import Levels
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError
+from resireduce.errors import UsageError, warn
 from resireduce.left_out import Outside
 from resireduce.optimizer_view import OptimizerView
 from resireduce.resumed import Resumed
@@ -108,7 +107,7 @@ class DistributedOptimizer(OptimizerView):
             )
         self._restart()
         if self.streamed and not set_to_none:
-            warnings.warn(ZEROS, stacklevel=2)
+            warn(ZEROS)
         if not set_to_none:
             self.flush()
         self._exchange.updater.let_gradients_go()

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 import torch
@@ -102,7 +102,7 @@ def _settings(settings: dict[str, Any], world_size: int, ranks_per_node: int | N
     """Return what `distribute` is to be given, with ranks that are pretended. Raises ConfigError, or TypeError."""
     if not is_count(world_size) or not 1 <= world_size <= LARGEST_WORLD:
         raise ConfigError(f"world_size: {world_size!r} is not allowed; give the number of ranks, 1 to {LARGEST_WORLD}")
-    if unknown := settings.keys() & set(UNPLANNED):
+    if unknown := settings.keys() - {one.name for one in fields(Settings)} | settings.keys() & set(UNPLANNED):
         raise TypeError(f"plan() got an unexpected keyword argument {min(unknown)!r}")
     nodes = _nodes(settings.pop("hierarchy", "flat"), world_size, ranks_per_node)
     given = Settings(**settings, backend=PretendCommunicator(world_size), hierarchy=nodes)

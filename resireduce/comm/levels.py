@@ -1,6 +1,5 @@
 """The ranks of a job as one level, or as two: within a node, and between nodes."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -8,6 +7,7 @@ from typing import Self
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalCommunicator
 from resireduce.comm.nodes import find_nodes, places
+from resireduce.errors import warn
 
 NOT_BETWEEN = (
     "hierarchy: all {ranks} ranks share one node, so that nothing is sent between nodes, and compressing saves "
@@ -40,10 +40,10 @@ class Levels:
         if not nodes or world.world_size == 1:
             return cls(world, None, world)
         if len(nodes[0]) == 1:
-            warnings.warn(ONE_EACH.format(ranks=world.world_size), stacklevel=4)  # of distribute()
+            warn(ONE_EACH.format(ranks=world.world_size))
             return cls(world, None, world)
         if len(nodes) == 1:
-            warnings.warn(NOT_BETWEEN.format(ranks=world.world_size), stacklevel=4)
+            warn(NOT_BETWEEN.format(ranks=world.world_size))
             (node,) = world.split(nodes)
             return cls(world, node, LocalCommunicator())
         node, between = world.split(nodes, places(nodes))

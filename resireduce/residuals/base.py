@@ -1,7 +1,7 @@
 """The interface of residuals."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from resireduce.draw import generator
 from resireduce.errors import ConfigError
 from resireduce.grouping import Grouping
 from resireduce.kernels.packed_largest import Addend
+from resireduce.residuals.choosing import Ratio
 from resireduce.residuals.few_bits import Blocks
 from resireduce.residuals.hosted import Hosted
 from resireduce.residuals.stored import Plain, Stored
@@ -59,6 +60,12 @@ class Residual(ABC):
     def __init__(self, *, grouping: Grouping, dtype: str | None = None, rank: int = 0, device: str | None = None):
         self.grouping, self.dtype, self.rank, self.device = grouping, dtype, rank, device
         self._hosted: list[Hosted] = []
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise ConfigError if an option has a pattern that decides for none of `names`, those to be registered."""
+        for option in vars(self).values():
+            if isinstance(option, Ratio):
+                option.check(names)
 
     @abstractmethod
     def register(self, name: str, parameter: Tensor) -> None:

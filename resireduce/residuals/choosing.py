@@ -1,6 +1,6 @@
 """How much of a tensor is stored, and which of its rows and columns: shares by name, and a choice by norms."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from fnmatch import fnmatchcase
 
 import torch
@@ -31,10 +31,25 @@ class Ratio:
 
     def of(self, name: str) -> float:
         """Return the share of tensor `name`. Raises ConfigError if no pattern matches it."""
-        for pattern, value in self._shares.items():
-            if fnmatchcase(name, pattern):
-                return value
-        raise ConfigError(f"{self.field}: no pattern matches {name!r}; give one for '*', for all others")
+        return self._shares[self._pattern_of(name)]
+
+    def check(self, names: Collection[str]) -> None:
+        """Raise ConfigError for a pattern other than '*' that decides for none of `names`, those of all tensors."""
+        used = {self._pattern_of(name) for name in names}
+        idle = next((pattern for pattern in self._shares if pattern != "*" and pattern not in used), None)
+        if idle is None:
+            return
+        tensors = f"(those are {', '.join([*names][:3])}, ...)" if names else "(there are none in this model)"
+        raise ConfigError(
+            f"{self.field}: the pattern {idle!r} decides for no tensor that has this share {tensors}; correct it, "
+            "leave it out, or put it before those that match the same tensors"
+        )
+
+    def _pattern_of(self, name: str) -> str:
+        pattern = next((pattern for pattern in self._shares if fnmatchcase(name, pattern)), None)
+        if pattern is None:
+            raise ConfigError(f"{self.field}: no pattern matches {name!r}; give one for '*', for all others")
+        return pattern
 
 
 def select(norms: Tensor, count: int, choice: str, source: torch.Generator | None) -> Tensor:

@@ -1,6 +1,6 @@
 """A scheme: each tensor has the residual of its kind."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -21,6 +21,11 @@ class RoutedResidual(Residual):
 
     def _part(self, name: str) -> Residual:
         return self._routes.get(name, self._other)
+
+    def check(self, names: Collection[str]) -> None:
+        """Have each part check its options with those of `names` that it is responsible for."""
+        for part in self._parts:
+            part.check([name for name in names if self._part(name) is part])
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Register with the part that is responsible."""

@@ -1,6 +1,5 @@
 """Which weights have their gradients made row by row, why others do not, and what is changed in their layers."""
 
-import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from resireduce.accumulation import accumulation_node
 from resireduce.error_feedback import ErrorFeedback
+from resireduce.errors import warn
 from resireduce.slices.copies import without_own_forward
 from resireduce.slices.layers import TAKERS, Taker, forms
 from resireduce.slices.row_gradients import RowGradient
@@ -117,11 +117,10 @@ class RowLayers:
         """Warn once about a gradient that has come whole although all its layers would make it row by row."""
         if slot in self.by_rows and slot.parameter.grad is not None and self._absorbs(slot.name):
             self.by_rows.discard(slot)
-            warnings.warn(
+            warn(
                 f"the gradient of {slot.name!r} came whole, so that slices save nothing of it: under autocast, "
                 "torch.compile or torch.func, or where the weight is used outside of its layers or these have been "
-                "given another forward, it cannot be made row by row",
-                stacklevel=2,
+                "given another forward, it cannot be made row by row"
             )
 
     def end(self) -> None:

@@ -1,12 +1,11 @@
 """How the wrapped optimizer uses received averages: several together, those of large tensors in slices."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from resireduce.errors import UsageError
+from resireduce.errors import UsageError, warn
 from resireduce.same_memory import TIE, Tied
 from resireduce.settings import Settings
 from resireduce.step.launch import LaunchQueue
@@ -63,7 +62,7 @@ class Applier:
                 f"changes the other before all of its uses; {TIE}, or leave update='in_backward' and merge='dear' out"
             )
         if found and self.streamed and self._wrapped_step.is_divisible:
-            warnings.warn(self._wrapped_step.cost(self._held_bytes) or "", stacklevel=5)  # of step()
+            warn(self._wrapped_step.cost(self._held_bytes) or "")
 
     def _receive(self) -> Slot:
         """Receive the oldest message; in slices, update first if one more average would make more than a chunk."""

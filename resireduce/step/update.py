@@ -1,13 +1,13 @@
 """The second half of a step: averages are received, and the wrapped optimizer updates their parameters."""
 
 import math
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from resireduce.clip import clip_factor
+from resireduce.errors import warn
 from resireduce.settings import Settings
 from resireduce.step.apply import Applier
 from resireduce.step.launch import LaunchQueue
@@ -48,7 +48,7 @@ class Updater(Applier):
         self.watch = Watch(optimizer, slots, self._wrapped_step, corrects_momentum)
         cost = self._wrapped_step.cost(self._held_bytes)
         if cost is not None:
-            warnings.warn(cost, stacklevel=4)  # of distribute()
+            warn(cost)
         self.restart()
 
     def refuse(self) -> None:

@@ -4,7 +4,6 @@ Within a replica (a node) FSDP2 works as usual: gradients are reduce-scattered w
 slice of every tensor. Between replicas that slice is compressed, with error feedback: a residual is a slice, too.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -20,7 +19,7 @@ from resireduce.checks import check_steps
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, warn
 from resireduce.grouping import Grouping, compressible, is_small
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings
@@ -96,10 +95,9 @@ def _parameters(model: nn.Module, units: list[Unit]) -> dict[str, nn.Parameter]:
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     beside = [name for name in trained if name not in held]
     if beside:
-        warnings.warn(
+        warn(
             f"{beside[0]!r}: trained, but in no unit of fully_shard, so that each rank has a gradient of its own: call "
-            "fully_shard(model) too, or average it yourself",
-            stacklevel=3,
+            "fully_shard(model) too, or average it yourself"
         )
     if not held:
         raise ConfigError("model: no parameter that fully_shard holds is trained; freeze fewer")

@@ -211,6 +211,12 @@ def test_plan_of_the_papers_arithmetic() -> None:
     assert floor["total"] == floor["parameters"] + floor["optimizer_states"]
 
 
+@pytest.mark.parametrize("keyword", ["world_sise", "grad_scaler"])
+def test_a_keyword_that_a_plan_does_not_have(keyword: str) -> None:
+    with pytest.raises(TypeError, match=rf"^plan\(\) got an unexpected keyword argument '{keyword}'$"):
+        plan(Net, **{keyword: 2})
+
+
 def test_gradients_of_several_passes_are_planned_where_no_residual_absorbs_them() -> None:
     build = partial(Net, blocks=12)
     gradients = plan(build, gradients="kept")["gradients"]

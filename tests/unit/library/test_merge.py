@@ -404,6 +404,21 @@ def test_messages_that_cannot_be(options: dict[str, object], message: str) -> No
         distributed(seeded(Wide), **options)
 
 
+@pytest.mark.parametrize(
+    ("lists", "told"),
+    [([["head.bias"]], True), ([["head.weight", "norm.weight"]], True), ([["head.weight", "first.weight"]], False)],
+)
+def test_lists_of_what_is_sent_dense(lists: list[list[str]], told: bool, recwarn: pytest.WarningsRecorder) -> None:
+    """They change nothing of its message, unless they are that message, as `optimizer.messages` has it."""
+    with distributed(Wide(), merge=lists) as optimizer:
+        assert told == any("is sent without compression, in a message of" in str(one.message) for one in recwarn)
+        assert {"norm.weight", "head.bias"} < set(optimizer.messages[-1])
+        recwarn.clear()
+        messages = optimizer.messages
+    distributed(Wide(), merge=messages).close()
+    assert not recwarn.list
+
+
 def test_tensors_of_two_kinds_cannot_share_a_message_and_are_kept_apart() -> None:
     model = seeded(Wide)
     model.blocks[1].to(torch.bfloat16)  # type: ignore[operator]

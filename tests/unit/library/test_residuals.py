@@ -1,5 +1,7 @@
 """Contracts of every scheme; test_formulas has the paper's formulas, test_residual_properties what always holds."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -18,6 +20,7 @@ from resireduce.residuals.rows import RowsResidual
 from resireduce.residuals.rows_columns import RowsColumnsResidual
 from resireduce.residuals.weighted import WeightedResidual
 from resireduce.scheme import SCHEMES, build_residual
+from tests.worlds import Net, distributed, seeded
 
 SHAPES = {"a": (30, 40), "b": (30, 40), "c": (30, 40), "big": (50, 60), "other": (20, 10)}
 GROUPING = Grouping(groups=(("a", "b", "c"),), specific=("big",))
@@ -204,6 +207,18 @@ def test_options_that_cannot_be_used_are_refused() -> None:
         build_residual("w", GROUPING, options={"phy": 0.3})
     with pytest.raises(ConfigError, match=r"row_ratio: no pattern matches 'big'; give one for '\*'"):
         registered(build_residual("2d", GROUPING, options={"row_ratio": {"fc.*": 0.5}}))
+
+
+def test_patterns_that_decide_for_nothing_are_refused() -> None:
+    """Misspelt, of a tensor that is not stored in part, or behind one that matches the same; '*' may be left over."""
+    ratios = {"big": 0.25, "*": 0.5}
+    build_residual("2d", GROUPING, options={"row_ratio": ratios}).check(list(SHAPES))
+    for pattern, others in (("bgi", ratios), ("a", ratios), ("b*", {"*": 0.5}), ("big*", {"big": 0.5})):
+        residual = build_residual("2d", GROUPING, options={"column_ratio": {**others, pattern: 0.3}})
+        with pytest.raises(ConfigError, match=re.escape(f"column_ratio: the pattern {pattern!r} decides for no")):
+            residual.check(list(SHAPES))
+    with pytest.raises(ConfigError, match=r"ratio: the pattern 'frist\.\*' decides for no .*those are first\.weight, "):
+        distributed(seeded(Net), scheme="partial", options={"ratio": {"frist.*": 0.1, "*": 0.5}})
 
 
 def test_ratios_by_pattern() -> None:

@@ -72,6 +72,7 @@ def test_a_model_that_is_tied_later(options: dict[str, Any]) -> None:
         assert same(train(model, optimizer), plain)
     text = "'0.weight' and '2.weight' are two parameters in the same memory"
     assert [str(one.message).startswith(text) for one in said] == [True] * ("gradients" not in options)
+    assert {one.filename for one in said} <= {__file__}, "the script's own line, and not torch's wrapper of step()"
 
 
 @pytest.mark.parametrize("options", [{"update": "in_backward"}, {"gradients": "kept", "merge": "dear"}])
