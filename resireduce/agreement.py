@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from resireduce.comm.base import Communicator
 from resireduce.errors import ConfigError
 
+STEP = "number of the step, as load_residual_state_dict() or start_at() has set it"
+"""A field for `agree`: random choices that ranks share follow from it."""
+
 
 def check_agreement(
     settings: Mapping[str, object],

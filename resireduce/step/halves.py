@@ -89,9 +89,9 @@ class HalvesQueue(LaunchQueue):
         """Launch the second half of a message, which gathers all ranks' parts."""
         return self.feedback.communicator.gather(half.part, f"{half.slots[0].name}.gather")
 
-    def settle(self, flag: bool) -> list[Slot]:
-        """Return the slots that had a gradient on any rank, equal on all; agree on `flag` as `ReceiveQueue.settle`."""
-        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
+    def settle(self, flag: bool, step: int) -> list[Slot]:
+        """Return the slots that had a gradient on any rank, equal on all; `flag` and `step` as in `ReceiveQueue`."""
+        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)], step)
         self.flagged = bool(presence[-1])
         return [slot for slot in self.slots if presence[slot.index]]
 

@@ -58,7 +58,7 @@ class LateUpdater(Updater):
         step, flag, loss: as in `Updater`. Parameters are up to date when they are used.
         """
         halves = self.queue.halves()
-        present = frozenset(self.queue.settle(flag()))
+        present = frozenset(self.queue.settle(flag(), step))
         if self.queue.flagged:
             return
         for slot in self.queue.slots:

@@ -15,6 +15,13 @@ from resireduce.step.gather import Gather
 from resireduce.step.slot import Slot, laid_out
 from resireduce.timeline import Timeline, timed
 
+OTHER_STEP = (
+    "this step is number {step} here, and another one on other ranks, which make other random choices: "
+    "load_residual_state_dict(...), redistribute(...) or start_at(...) was called on some ranks alone, or with states "
+    "of several steps. Call it on all, with what they saved in one step: build model and optimizer anew, from a "
+    "checkpoint"
+)
+
 
 class ReceiveQueue:
     """Messages that are under way, received in the order of their launch.
@@ -117,13 +124,14 @@ class ReceiveQueue:
             yield average
             del average
 
-    def settle(self, flag: bool) -> list[Slot]:
+    def settle(self, flag: bool, step: int) -> list[Slot]:
         """Agree on the tensors that had no gradient here: delivered if another rank had one, dropped if none had.
 
         Agree also on whether to go on: `flagged` is whether any rank gave a `flag`, for a gradient that cannot be used.
-        This is the step's last collective, since a rank may still be launching the others.
+        This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if
+        `step` is not its number on each.
         """
-        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)])
+        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)], step)
         self.flagged = bool(presence[-1])
         if not self.flagged:  # a gradient that is not finite is present nowhere
             self._refuse_partly_absent(presence)
@@ -149,8 +157,10 @@ class ReceiveQueue:
             )
 
     @timed("communicate")
-    def _agree(self, here: list[int]) -> list[int]:
-        """Return the sums over all ranks of the numbers in `here`."""
-        sums = torch.tensor(here, device=self.world.control_device)
-        found: list[int] = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
+    def _agree(self, here: list[int], step: int) -> list[int]:
+        """Return the sums over all ranks of the numbers in `here`; UsageError if `step` differs between ranks."""
+        sums = torch.tensor([*here, step, step * step], device=self.world.control_device)
+        *found, total, squares = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
+        if squares * self.world.world_size != total * total:
+            raise UsageError(OTHER_STEP.format(step=step))
         return found

@@ -110,7 +110,7 @@ class Updater(Applier):
             while self.queue.next():
                 self._receive()
                 self.queue.launch(step, complete=True)
-            found = self.queue.settle(flag())
+            found = self.queue.settle(flag(), step)
             if self.queue.flagged:
                 self._updating += found
             else:
@@ -137,7 +137,7 @@ class Updater(Applier):
             if (slot := self.queue.receive()) is not None:
                 measure(slot)
             self.queue.launch(step, complete=True)
-        for slot in self.queue.settle(flag()):
+        for slot in self.queue.settle(flag(), step):
             measure(slot)
         return dict(sorted(norms.items(), key=lambda item: item[0].index))
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 
 from resireduce.accumulation import accumulation_node
+from resireduce.agreement import STEP, agree
 from resireduce.error_feedback import ErrorFeedback
 from resireduce.errors import UsageError
 from resireduce.payload import Payload
@@ -50,7 +51,7 @@ class CompressionHook:
         self.slots = make_slots(parameters, feedback)
         self._slot_of: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.slots}
         self._under_way = UnderWay(feedback, sum(slot.nbytes for slot in self.slots) // 16)
-        self._unseen, self._is_told = {*self.slots}, False
+        self._unseen, self._is_told, self._is_known = {*self.slots}, False, False
         self._watched = sorted(self.slots, key=lambda slot: slot.nbytes)[:WATCHED]
         self._first_steps = FirstSteps([partial(_parameter, slot) for slot in self._watched])
         self._nodes = [accumulation_node(slot.parameter) for slot in self.slots]
@@ -97,8 +98,12 @@ class CompressionHook:
         """Launch the messages of a `bucket`, whose memory receives the averages; the last bucket completes the futures.
 
         Raises NonFiniteGradient, which names the parameter, if a gradient holds NaN or infinity; UsageError for sparse
-        gradients, and for unknown parameters. The wrapper refuses to go on after a step that has failed.
+        gradients, and for unknown parameters; ConfigError, in the first pass, if ranks go on from different steps. The
+        wrapper refuses to go on after a step that has failed.
         """
+        if not self._is_known:
+            agree({STEP: str(self.steps)}, self.feedback.communicator)
+            self._is_known = True
         slots, buffer = self._slots_of(bucket), bucket.buffer()
         views = _views(buffer, slots)
         whole = all(not self.feedback.leaves_residual(slot.name) for slot in slots)

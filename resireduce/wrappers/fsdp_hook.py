@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from resireduce.agreement import agree
+from resireduce.agreement import STEP, agree
 from resireduce.attach import refuse_capture, refuse_compiled_autograd
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
@@ -197,9 +197,9 @@ class ShardedCompressionHook:
             self._begin_step(self.steps + 1)
 
     def _compare_replicas(self) -> None:
-        """Raise ConfigError on all ranks unless replicas start with the same parameters."""
+        """Raise ConfigError on all ranks unless replicas start with the same parameters, and go on from one step."""
         mine = {f"values of {name} (a checksum)": _checksum(one) for unit in self.units for name, one in unit.shards()}
-        agree(mine, self.feedback.communicator, beside=self._shards)
+        agree(mine | {STEP: str(self.steps)}, self.feedback.communicator, beside=self._shards)
         self._is_known = True
 
     def _hold(self, flat: Tensor) -> None:

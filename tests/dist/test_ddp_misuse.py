@@ -139,9 +139,18 @@ def check_join(communicator: Communicator) -> None:
         loss(parallel, 0).backward()
 
 
+def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
+    """A state that one rank has loaded, and the other has not: a shared random choice would not be shared."""
+    parallel, hook, _ = hooked(seeded(Branch))
+    hook.start_at(3 * communicator.rank)
+    with pytest.raises(ConfigError, match=r"number of the step, as load_residual_state_dict|another rank says which"):
+        loss(parallel, 0).backward()
+
+
 def check_all(communicator: Communicator) -> None:
     check_averages_of_a_branch_stay(communicator)
     check_join(communicator)
+    check_a_step_of_one_rank_alone(communicator)
     check_averages_of_a_branch_that_others_use(communicator)  # ends the wrapper of one rank
 
 

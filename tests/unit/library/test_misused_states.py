@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 import resireduce
+from resireduce.comm.base import Communicator
+from resireduce.comm.local import LocalWorld
 from resireduce.errors import ConfigError, UsageError
 from resireduce.optimizer import DistributedOptimizer
+from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, seeded
 
 
@@ -85,6 +88,24 @@ def forgotten_in(optimizer: DistributedOptimizer, model: nn.Module) -> bool:
         warnings.simplefilter("always")
         optimizer.step()
     return any("but not the residuals" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize("options", [{"compressor": "randomk"}, DEAR])
+def test_a_state_that_is_loaded_on_one_rank_alone(options: dict[str, object]) -> None:
+    """Random choices that all ranks must make alike follow from the number of the step."""
+    start = seeded(Net)
+
+    def rank(communicator: Communicator) -> None:
+        model = copy.deepcopy(start)
+        optimizer = distributed(model, backend=communicator, **options)
+        optimizer.start_at(3 * communicator.rank)
+        loss(model).backward()
+        with pytest.raises(
+            UsageError, match=r"step is number [03] here, and another one on other ranks.* Call it on all"
+        ):
+            optimizer.step()
+
+    LocalWorld(2).run(rank)
 
 
 def test_residuals_that_are_forgotten_elsewhere() -> None:
