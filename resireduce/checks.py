@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from resireduce.attach import is_distributed
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, choose, is_count, is_number
+from resireduce.errors import ConfigError, check_steps, choose, is_count, is_number
 from resireduce.grad_scaler import GradScaler
 from resireduce.momentum import own_momentum
 from resireduce.scheme import GRADIENTS, HIERARCHIES, UPDATES
@@ -97,12 +97,6 @@ def check_passes(backward_passes_per_step: object) -> None:
     """Raise ConfigError unless `backward_passes_per_step` is a whole number, 1 or more."""
     if not is_count(backward_passes_per_step) or backward_passes_per_step < 1:  # type: ignore[operator]
         raise ConfigError(f"backward_passes_per_step: {backward_passes_per_step!r} is not allowed; give a number >= 1")
-
-
-def check_steps(field: str, value: object) -> None:
-    """Raise ConfigError unless `value` of `field` is a whole number, 0 or more."""
-    if not is_count(value):
-        raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, 0 or more")
 
 
 def check_overlap(settings: Settings) -> None:

@@ -55,3 +55,9 @@ def check_share(field: str, value: object) -> float:
     if is_number(value) and 0 < value <= 1:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
     raise ConfigError(f"{field}: {value!r} is not allowed; give a share, 0 < {field} <= 1")
+
+
+def check_steps(field: str, value: object) -> None:
+    """Raise ConfigError unless `value` of `field` is a whole number, 0 or more."""
+    if not is_count(value):
+        raise ConfigError(f"{field}: {value!r} is not allowed; give a number of steps, 0 or more")

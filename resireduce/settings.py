@@ -4,7 +4,7 @@ Imports no torch.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ class Settings:
     hierarchy: "str | Sequence[Sequence[int]] | dist.ProcessGroup | DeviceMesh" = "flat"
     slices: int | bool | None = None
     merge: int | str | Sequence[Sequence[str]] | None = None
+
+    def __post_init__(self) -> None:
+        """Hold what an iterator of patterns gives, which could be read only once."""
+        if isinstance(self.dense, Iterator):
+            object.__setattr__(self, "dense", tuple(self.dense))
 
     @property
     def streamed(self) -> bool:

@@ -13,7 +13,7 @@ from torch.futures import Future
 from resireduce.accumulation import accumulation_node
 from resireduce.agreement import STEP, agree
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import UsageError
+from resireduce.errors import UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
@@ -90,6 +90,7 @@ class CompressionHook:
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
+        check_steps("step", step)
         self.steps, self._is_told = step, True
         self.feedback.begin_step(step)
 

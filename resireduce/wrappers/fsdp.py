@@ -15,11 +15,10 @@ from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from resireduce.agreement import agree, check_agreement
 from resireduce.api import build_feedback, find_compressor, find_grouping
-from resireduce.checks import check_steps
 from resireduce.comm.base import Communicator
 from resireduce.comm.torch import TorchCommunicator
 from resireduce.compressors.base import Compressor
-from resireduce.errors import ConfigError, warn
+from resireduce.errors import ConfigError, check_steps, warn
 from resireduce.grouping import Grouping, compressible, is_small
 from resireduce.scheme import Scheme
 from resireduce.settings import Settings

@@ -10,7 +10,7 @@ from resireduce.agreement import STEP, agree
 from resireduce.attach import refuse_capture, refuse_compiled_autograd
 from resireduce.comm.base import Communicator
 from resireduce.error_feedback import ErrorFeedback
-from resireduce.errors import ConfigError, UsageError
+from resireduce.errors import ConfigError, UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
@@ -115,6 +115,7 @@ class ShardedCompressionHook:
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
+        check_steps("step", step)
         self._is_fresh = self._is_told = True
         self._begin_step(step)
 

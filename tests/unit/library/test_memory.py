@@ -211,6 +211,11 @@ def test_plan_of_the_papers_arithmetic() -> None:
     assert floor["total"] == floor["parameters"] + floor["optimizer_states"]
 
 
+def test_patterns_that_can_be_read_once_are_planned_as_a_list() -> None:
+    patterns = ["first.*", "blocks.0.*"]
+    assert plan(Net, scheme="baseline", dense=iter(patterns)) == plan(Net, scheme="baseline", dense=patterns)
+
+
 @pytest.mark.parametrize("keyword", ["world_sise", "grad_scaler"])
 def test_a_keyword_that_a_plan_does_not_have(keyword: str) -> None:
     with pytest.raises(TypeError, match=rf"^plan\(\) got an unexpected keyword argument '{keyword}'$"):

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -40,6 +41,12 @@ def test_states_are_saved_and_loaded_between_steps() -> None:
             act()
     optimizer.step()
     optimizer.load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "3"])
+def test_a_step_that_cannot_be(step: Any) -> None:
+    with pytest.raises(ConfigError, match=r"^step: .* is not allowed; give a number of steps, 0 or more"):
+        distributed(seeded(Net)).start_at(step)
 
 
 def with_momentum(model: nn.Module, compressor: str) -> DistributedOptimizer:
