@@ -133,8 +133,8 @@ class ReceiveQueue:
         """
         presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)], step)
         self.flagged = bool(presence[-1])
-        if not self.flagged:  # a gradient that is not finite is present nowhere
-            self._refuse_partly_absent(presence)
+        if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
+            refuse_partly_absent(self.slots, presence, self.world.world_size)
         found = [slot for slot in self._parked if presence[slot.index]]
         for slot in self._parked:
             if slot in found:
@@ -144,18 +144,6 @@ class ReceiveQueue:
         self._copy()
         return found
 
-    def _refuse_partly_absent(self, presence: list[int]) -> None:
-        """Raise UsageError, on all ranks, if momentum is corrected and some ranks had no gradient of a tensor: their
-        velocity would neither be sent nor decay."""
-        if self.feedback.momentum is None:
-            return
-        some = [slot for slot in self.slots if 0 < presence[slot.index] < self.world.world_size]
-        if some:
-            raise UsageError(
-                f"{some[0].name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
-                "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
-            )
-
     @timed("communicate")
     def _agree(self, here: list[int], step: int) -> list[int]:
         """Return the sums over all ranks of the numbers in `here`; UsageError if `step` differs between ranks."""
@@ -164,3 +152,14 @@ class ReceiveQueue:
         if squares * self.world.world_size != total * total:
             raise UsageError(OTHER_STEP.format(step=step))
         return found
+
+
+def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:
+    """Raise UsageError, on all ranks, if momentum is corrected and some of `world_size` ranks had no gradient of one of
+    `slots`: their velocity would neither be sent nor decay. `presence`: how many ranks had one, of each."""
+    some = next((slot for slot in slots if 0 < presence[slot.index] < world_size), None)
+    if some is not None:
+        raise UsageError(
+            f"{some.name!r} had a gradient on some ranks and none on others, whose velocity of it would not be "
+            "averaged: use compressor='dgc' with the optimizer's own momentum, or give it a gradient of zero"
+        )

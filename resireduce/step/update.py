@@ -153,7 +153,10 @@ class Updater(Applier):
 
     def _factor(self, norms: list[Tensor]) -> Tensor | None:
         """Return the factor, 0-D, by which averages of these norms are scaled; None if they are not to be clipped."""
-        if self.max_grad_norm is None or not norms:
+        if self.max_grad_norm is None:
+            return None
+        if not norms:  # as clip_grad_norm_ says it
+            self.grad_norm = torch.zeros((), device="cpu")
             return None
         self.grad_norm, factor = clip_factor(norms, self.max_grad_norm)
         return None if self.max_grad_norm == math.inf else factor

@@ -17,6 +17,7 @@ from resireduce.errors import UsageError, check_steps
 from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
+from resireduce.step.receive import refuse_partly_absent
 from resireduce.step.slot import Slot, make_slots
 from resireduce.step.stage import Stage
 from resireduce.wrappers.earlier import Earlier
@@ -173,7 +174,7 @@ class CompressionHook:
         self.steps += 1
         self._under_way.receive_all()
         self._earlier.put_back()
-        self._keep_states_of_absent()
+        self._consider_absent()
         self.feedback.states.commit()
         for future, buffer in self._results:
             future.set_result(buffer)
@@ -181,16 +182,21 @@ class CompressionHook:
         self._first_steps.end([slot.is_taken for slot in self._watched], is_new)
         self._restart()
 
-    def _keep_states_of_absent(self) -> None:
-        """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros."""
+    def _consider_absent(self) -> None:
+        """Forget what a compressor has learnt of a tensor of which no rank had a gradient: that they sent zeros.
+
+        Raises UsageError if momentum is corrected, and some ranks alone had one.
+        """
         learning = [slot for slot in self.slots if self.feedback.learns(slot.name)]
-        if not learning:
+        if not learning and self.feedback.momentum is None:
             return
         ranks = self.feedback.communicator
-        here = torch.tensor([int(slot.is_taken) for slot in learning], device=ranks.control_device)
+        here = torch.tensor([int(slot.is_taken) for slot in self.slots], device=ranks.control_device)
         present: list[int] = ranks.all_reduce(here, "resireduce.presence").wait().tolist()
-        for slot, count in zip(learning, present, strict=True):
-            if not count:
+        if self.feedback.momentum is not None:
+            refuse_partly_absent(self.slots, present, ranks.world_size)
+        for slot in learning:
+            if not present[slot.index]:
                 self.feedback.states.keep(slot.name)
 
 

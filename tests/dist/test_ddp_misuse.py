@@ -147,10 +147,20 @@ def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
         loss(parallel, 0).backward()
 
 
+def check_a_velocity_of_one_rank_alone(communicator: Communicator) -> None:
+    """That of the other would neither be sent nor decay."""
+    parallel = DistributedDataParallel(seeded(Branch), find_unused_parameters=True)
+    resireduce.compress_ddp(parallel, "baseline", "dgc-momentum")
+    loss(parallel, 0, uses=False).backward()
+    with pytest.raises(UsageError, match=r"'odd\.weight' had a gradient on some ranks and none on others"):
+        loss(parallel, 1, uses=communicator.rank == 0).backward()
+
+
 def check_all(communicator: Communicator) -> None:
     check_averages_of_a_branch_stay(communicator)
     check_join(communicator)
     check_a_step_of_one_rank_alone(communicator)
+    check_a_velocity_of_one_rank_alone(communicator)
     check_averages_of_a_branch_that_others_use(communicator)  # ends the wrapper of one rank
 
 
@@ -296,4 +306,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 9 and [one for one in said if one not in library] == []
+    assert len(said) == 10 and [one for one in said if one not in library] == []
