@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from resireduce.errors import warn
 from resireduce.residuals.base import Residual
@@ -38,9 +39,12 @@ class Resumed:
         self._end = weakref.finalize(self, optimizer.register_load_state_dict_pre_hook(note).remove)
 
     def _note(self, optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> None:
-        """Note that `state_dict` is loaded, unless it is that of no steps, or the optimizer's own state over again."""
+        """Note that `state_dict` is loaded, unless it is that of no steps, or the optimizer's own state over again.
+
+        Before the first step that may hold what torch.distributed.checkpoint has loaded in place.
+        """
         given = state_dict.get("state") or {}
-        if given and _places(given) <= _places(optimizer.state):
+        if self._has_stepped and given and _places(given) <= _places(optimizer.state):
             return
         self._optimizer |= not _is_of_no_steps(given) or self._has_stepped
 
@@ -72,11 +76,20 @@ def _places(state: Mapping[Any, Any]) -> set[int]:
 
 
 def _is_of_no_steps(state: Mapping[Any, Any]) -> bool:
-    """Whether an optimizer's `state` is empty, or such as Adagrad makes before its first step."""
-    return all(isinstance(values, Mapping) and _is_zero(values.get("step")) for values in state.values())
+    """Whether an optimizer's `state` is empty, such as Adagrad makes before its first step, or that of a step whose
+    gradients are zeros, as torch.distributed.checkpoint takes one."""
+    return all(isinstance(values, Mapping) and _is_unused(values) for values in state.values())
 
 
-def _is_zero(step: object) -> bool:
-    if isinstance(step, Tensor):
-        return step.numel() == 1 and not step.is_meta and not bool(step)
-    return isinstance(step, int | float) and step == 0
+def _is_unused(values: Mapping[Any, Any]) -> bool:
+    """Whether what an optimizer holds for one parameter counts no step, or is zeros apart from that count."""
+    step, *others = (values.get("step"), *(one for key, one in values.items() if key != "step"))
+    tensors = [one for one in others if isinstance(one, Tensor)]
+    counts = isinstance(step, int | float | Tensor)
+    return (counts and not _has_values(torch.as_tensor(step))) or (bool(tensors) and not any(map(_has_values, tensors)))
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Whether a tensor, or this rank's shard of it, has elements other than zeros; True if that cannot be seen."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.is_meta or is_traceable_wrapper_subclass(local) or bool(local.any())

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import resireduce
 from resireduce.comm.base import Communicator
@@ -129,6 +130,22 @@ def test_residuals_that_are_forgotten_elsewhere() -> None:
     assert not forgotten_in(optimizer, model), "no step has been taken, as when a trainer moves a state to its device"
     optimizer.load_state_dict(state)
     assert forgotten_in(optimizer, model)
+
+
+@pytest.mark.parametrize("loads", [True, False])
+@pytest.mark.parametrize("momentum", [True, False])
+def test_residuals_that_are_forgotten_where_a_state_is_loaded_in_place(momentum: bool, loads: bool) -> None:
+    """As torch.distributed.checkpoint does: it takes a step for an empty state, fills that, and has it loaded again."""
+    model = seeded(Net)
+    parameters = list(model.parameters())
+    wrapped = torch.optim.SGD(parameters, 0.1, momentum=0.9) if momentum else torch.optim.AdamW(parameters)
+    optimizer = distributed(model, wrapped)
+    state = get_optimizer_state_dict(model, optimizer)
+    for held in state["state"].values() if loads else ():
+        for tensor in held.values():  # type: ignore[union-attr]
+            tensor.fill_(0.1)
+    set_optimizer_state_dict(model, optimizer, state)
+    assert forgotten_in(optimizer, model) == loads
 
 
 def test_numbers_of_rows_that_are_damaged() -> None:

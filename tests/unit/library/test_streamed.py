@@ -149,6 +149,18 @@ def test_calls_in_a_wrong_order_are_refused_with_the_cure(gradients: str) -> Non
         optimizer.add_param_group({"params": []})
 
 
+@pytest.mark.parametrize("gradients", ["streamed", "kept"])
+def test_the_norm_of_a_step_without_gradients_is_zero(gradients: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, gradients=gradients, max_grad_norm=1.0)
+    for loss in (0.0, 1.0, 0.0):
+        optimizer.zero_grad()
+        if loss:
+            loss_of(model, torch.Generator().manual_seed(0)).backward()
+        optimizer.step()
+        assert optimizer.grad_norm is not None and bool(optimizer.grad_norm) == bool(loss)
+
+
 def test_a_nan_names_its_parameter_and_stays_out_of_the_residual() -> None:
     model = seeded(Net)
     optimizer = distributed(model, scheme="w+2d")
