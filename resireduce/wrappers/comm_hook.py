@@ -24,6 +24,10 @@ from resireduce.wrappers.earlier import Earlier
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.under_way import UnderWay
 
+WITHIN = (
+    "{what} within a backward pass, or after one that failed half-way: some residuals are of this pass, and others of "
+    "the last; call it when backward() has returned, or start from a checkpoint"
+)
 CONVERTED = (
     "{name!r} was converted or moved after {before}, and DistributedDataParallel averages it no longer, with or "
     "without compression: each rank has its own gradient. Convert or move the model (double(), to()) before it is "
@@ -79,7 +83,11 @@ class CompressionHook:
         )
 
     def residual_state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's residuals. They differ between ranks: save one file per rank."""
+        """Return this rank's residuals. They differ between ranks: save one file per rank.
+
+        UsageError within a backward pass, of which they would have a part; so for `start_at`, and for loading.
+        """
+        self._refuse_within_pass("residual_state_dict()")
         return self.feedback.state_dict(self.steps)
 
     def load_residual_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -87,13 +95,19 @@ class CompressionHook:
 
         ConfigError if they belong to another model, scheme or residual_dtype.
         """
+        self._refuse_within_pass("load_residual_state_dict()")
         self.start_at(self.feedback.load_state_dict(state))
 
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
         check_steps("step", step)
+        self._refuse_within_pass("start_at()")
         self.steps, self._is_told = step, True
         self.feedback.begin_step(step)
+
+    def _refuse_within_pass(self, what: str) -> None:
+        if self._results:
+            raise UsageError(WITHIN.format(what=what))
 
     @torch.no_grad()
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:

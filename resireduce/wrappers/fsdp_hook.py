@@ -15,6 +15,7 @@ from resireduce.payload import Payload
 from resireduce.sending.message import Round
 from resireduce.step.buckets import buckets
 from resireduce.step.slot import Slot, make_slots
+from resireduce.wrappers.comm_hook import WITHIN
 from resireduce.wrappers.first_steps import WATCHED, FirstSteps
 from resireduce.wrappers.fsdp_early import Early
 from resireduce.wrappers.fsdp_pass import PassEnd
@@ -60,9 +61,12 @@ class ShardedCompressionHook:
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to
-        DCP."""
-        if not self._pass.is_under_way:
-            self._end_step()  # of a pass that failed
+        DCP.
+
+        UsageError within a backward pass, of which they would have a part; so for `start_at`, and for loading.
+        """
+        self._refuse_within_pass("residual_state_dict()")
+        self._end_step()  # of a pass that failed
         place = (self._shards.rank, self._shards.world_size)
         named = {key: torch.tensor(value, device="cpu") for key, value in zip(SHARD, place, strict=True)}
         return self.feedback.state_dict(self.steps) | named
@@ -72,6 +76,7 @@ class ShardedCompressionHook:
 
         ConfigError if they belong to another model, scheme, residual_dtype, shard or replica.
         """
+        self._refuse_within_pass("load_residual_state_dict()")
         (own,) = self.of_this_shard([state])
         self.start_at(self.feedback.load_state_dict(own))
 
@@ -116,8 +121,13 @@ class ShardedCompressionHook:
     def start_at(self, step: int) -> None:
         """Continue with step number `step`, counted from 0; call it between two steps."""
         check_steps("step", step)
+        self._refuse_within_pass("start_at()")
         self._is_fresh = self._is_told = True
         self._begin_step(step)
+
+    def _refuse_within_pass(self, what: str) -> None:
+        if self._pass.is_under_way:
+            raise UsageError(WITHIN.format(what=what))
 
     def _begin_step(self, step: int) -> None:
         self.steps = step

@@ -176,6 +176,14 @@ def alone(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
+def check_states_are_refused(
+    hook: resireduce.CompressionHook | resireduce.ShardedCompressionHook, state: dict[str, Tensor]
+) -> None:
+    for act in (hook.residual_state_dict, lambda: hook.load_residual_state_dict(state), lambda: hook.start_at(3)):
+        with pytest.raises(UsageError, match="within a backward pass, or after one that failed half-way"):
+            act()
+
+
 def told(warnings: pytest.WarningsRecorder, text: str) -> int:
     return sum(text in str(one.message) for one in warnings)
 
@@ -286,6 +294,16 @@ def test_residuals_that_are_forgotten_at_a_restart(alone: None, loads: str, recw
     assert told(recwarn, "but not the residuals") == (loads == "nothing")
 
 
+def test_states_are_saved_and_loaded_between_passes(alone: None) -> None:
+    """A hook of the script runs when some buckets have left, and others have not."""
+    parallel, hook, _ = hooked(seeded(Branch), bucket_cap_mb=0.01)
+    loss(parallel, 0).backward()
+    state = hook.residual_state_dict()
+    parallel.module.first.register_full_backward_hook(lambda *_: check_states_are_refused(hook, state))
+    loss(parallel, 1).backward()
+    assert hook.steps == 2
+
+
 def test_a_wrapper_is_not_copied(alone: None) -> None:
     """As for an average of the weights: the copy's gradients would not be compressed."""
     parallel, _, _ = hooked(seeded(Branch))
@@ -306,4 +324,4 @@ def test_the_messages_of_the_page_are_the_library_s() -> None:
     library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
     page = (ROOT / "docs/trainers.md").read_text(encoding="utf-8").partition("## What the kept way refuses")[2]
     said = re.findall(r"^\| `(.+?)`.*? \|", page.partition("\n## ")[0], re.MULTILINE)
-    assert len(said) == 10 and [one for one in said if one not in library] == []
+    assert len(said) == 11 and [one for one in said if one not in library] == []

@@ -16,6 +16,7 @@ import resireduce
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.settings import Settings
 from tests.dist.fsdp import Sharded, compressed, divide_by_two, mesh_of, native, shard, train, whole
+from tests.dist.test_ddp_misuse import check_states_are_refused
 from tests.worlds import loss_of, seeded
 
 needs_zeros = pytest.mark.skipif(
@@ -289,6 +290,16 @@ def test_averages_that_are_dropped_before_a_step(
     assert len(told) == others
 
 
+def test_states_are_saved_and_loaded_between_passes(mesh: DeviceMesh) -> None:
+    model, hook = compressed(mesh)
+    backward(model)
+    state = hook.residual_state_dict()
+    block = model.blocks[0]  # type: ignore[index]
+    block.register_full_backward_hook(lambda *_: check_states_are_refused(hook, state))
+    backward(model)
+    assert hook.steps == 2
+
+
 def test_residuals_that_are_forgotten_at_a_restart(mesh: DeviceMesh, recwarn: pytest.WarningsRecorder) -> None:
     state: dict[str, object] | None = None
     for restart in range(2):
@@ -323,10 +334,10 @@ def test_what_changes_between_the_call_and_a_step(mesh: DeviceMesh) -> None:
 def test_a_gradient_that_is_not_finite(mesh: DeviceMesh) -> None:
     model, hook = compressed(mesh, scheme="baseline")
     train(model, steps=2)
-    before = {name: tensor.clone() for name, tensor in hook.residual_state_dict().items()}
+    before = {name: tensor.clone() for name, tensor in hook.feedback.residual.tensors().items()}
     with pytest.raises(NonFiniteGradient, match=r"the gradient of 'blocks\.2\.down\.weight'"):
         (loss_of(model, torch.Generator()) * torch.inf).backward()
-    assert all(torch.equal(before[name], tensor) for name, tensor in hook.residual_state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in hook.feedback.residual.tensors().items())
     with pytest.raises(UsageError, match="an earlier step failed"):
         hook.reduce(hook.units[0], torch.zeros(hook.units[0].numel))
 
