@@ -83,6 +83,15 @@ class WrappedStep:
         """Whether it may be called for some rows of a parameter after the others."""
         return self.is_sliced and is_elementwise(self.optimizer)
 
+    def cuts(self, parameter: Tensor) -> bool:
+        """Whether it may be called for some rows of `parameter`.
+
+        Fused kernels go through memory from the first element on, whatever the strides, so these rows must lie there
+        one after the other.
+        """
+        is_fused = any(group.get("fused") for group in self.optimizer.param_groups)
+        return self.is_cut and not (is_fused and parameter.stride(0) != parameter.shape[1:].numel())
+
     def rows(self, parameter: Tensor, averages: Iterable[tuple[slice, Tensor]]) -> None:
         """Update `parameter` from the `averages` of slices of its rows, as a part of a step."""
         # What chooses the mode of gradients for each call costs as much as the step of a small slice.

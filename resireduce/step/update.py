@@ -99,7 +99,7 @@ class Updater(Applier):
         self._sliced = self._wrapped_step.is_sliced
         self.queue.keeps_messages = self._sliced and self.waits
         self.queue.copies_together = not (self.streamed or self.waits)
-        self.queue.in_slices = self.large if self._wrapped_step.is_cut else frozenset()
+        self.queue.in_slices = frozenset(slot for slot in self.large if self._wrapped_step.cuts(slot.parameter))
         if self.waits:
             norms = self._measure(step, flag)
             if not self.queue.flagged:

@@ -167,6 +167,15 @@ def test_a_plan_knows_what_slices_save() -> None:
     assert cut["peak_states"] < whole["peak_states"]
 
 
+@pytest.mark.parametrize("kind", ["fused-momentum", "fused-adamw", "momentum"])
+def test_columns_that_lie_one_after_the_other(kind: str) -> None:
+    """Rows of such a weight are not in one piece of memory, which fused optimizers take for granted."""
+    start = seeded(Net)
+    start.first.weight = nn.Parameter(start.first.weight.detach().t().contiguous().t())
+    whole, cut = (train(LocalCommunicator(), start, optimizer=kind, steps=3, slices=size)[0] for size in (None, 4096))
+    torch.testing.assert_close(dict(cut.named_parameters()), dict(whole.named_parameters()))
+
+
 def test_a_layer_that_one_rank_does_not_use() -> None:
     def rank(communicator: Communicator, slices: int | None) -> nn.Module:
         model = copy.deepcopy(start)
