@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,6 +59,13 @@ class ShardedCompressionHook:
         self._early = {unit: Early(unit) for unit in self.units}
         for unit in self.units:
             unit.set_hook(partial(_reduce, self, unit))
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        """Raise UsageError: a copy would be no hook of any model."""
+        raise UsageError(
+            "the hook of resireduce.compress_fsdp(...) cannot be copied or pickled: save its residual_state_dict(), or "
+            "give it to torch.distributed.checkpoint"
+        )
 
     def residual_state_dict(self) -> dict[str, Tensor]:
         """Return this rank's residuals. They differ between ranks: save one file per rank, or give this object to

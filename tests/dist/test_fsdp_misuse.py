@@ -1,5 +1,6 @@
 """What a script may do to a model under FSDP2 that compressed averages do not survive, and what it is told."""
 
+import copy
 from collections.abc import Callable
 from inspect import signature
 from unittest.mock import patch
@@ -295,6 +296,8 @@ def test_states_are_saved_and_loaded_between_passes(mesh: DeviceMesh) -> None:
     backward(model)
     state = hook.residual_state_dict()
     block = model.blocks[0]  # type: ignore[index]
+    with pytest.raises(UsageError, match=r"cannot be copied or pickled: save its residual_state_dict\(\)"):
+        copy.deepcopy(hook)
     block.register_full_backward_hook(lambda *_: check_states_are_refused(hook, state))
     backward(model)
     assert hook.steps == 2
