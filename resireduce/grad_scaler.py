@@ -14,7 +14,8 @@ class GradScaler(torch.amp.GradScaler):
 
     Gradients are divided by the scale before residuals are added to them, so residuals do not depend on it. If a
     gradient of any rank overflows, all ranks skip the step. With kept gradients no residual is then changed; with
-    streamed ones all finite gradients of that step go into their residuals, as if nothing had been sent.
+    streamed ones all finite gradients of that step go into their residuals: with `baseline` and `a` as if nothing had
+    been sent, and with other schemes near to that.
     """
 
     _has_scaled = False
