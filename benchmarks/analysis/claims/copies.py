@@ -1,8 +1,8 @@
 """Find records of one training under several names by their history: the metric of each evaluation.
 
-Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, or of
-residuals of other sizes, do not, except by chance where a metric is a share of a few hundred answers. Noise below what
-`benchmarks.analysis.near` allows makes no other history.
+Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, of
+residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a few hundred
+answers. Noise below what `benchmarks.analysis.near` allows makes no other history.
 """
 
 from collections import Counter
@@ -16,6 +16,7 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.near import HISTORY, near_groups
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
+from resireduce.scheme import COMPRESSORS
 
 EVALUATIONS = 3
 """Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
@@ -58,7 +59,7 @@ def not_by_chance(found: Sequence[list[CellResult]]) -> list[list[CellResult]]:
 
 
 def _settings(alike: Sequence[CellResult]) -> Iterator[frozenset[Cell]]:
-    """Yield each two settings of other residuals that share a history with the same seed."""
+    """Yield each two settings of other trainings that share a history with the same seed."""
     for one, other in combinations(alike, 2):
         if one.cell.seed == other.cell.seed and _training(one) != _training(other):
             yield frozenset((replace(one.cell, seed=0), replace(other.cell, seed=0)))
@@ -76,8 +77,14 @@ def is_coarse(record: CellResult) -> bool:
 
 
 def _training(record: CellResult) -> Hashable:
-    """Return what two cells share that may train alike: the seed, and residuals of one size by plan."""
-    return record.cell.seed, planned_residuals(record.cell) or record.cell.scheme
+    """Return what two cells share that may train alike: the seed, residuals of one size by plan, and what is sent.
+
+    Compressors that send all elements may be so exact that they train alike; lossless packing changes nothing.
+    """
+    cell = record.cell
+    some = COMPRESSORS[cell.compressor].selects and cell.density < 1
+    sent = (cell.compressor.partition("+")[0], cell.density) if some else None
+    return cell.seed, planned_residuals(cell) or cell.scheme, sent
 
 
 def _tells(record: CellResult) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.analysis.claims.claim import Claim
 from benchmarks.analysis.claims.judge import combined
 from benchmarks.analysis.claims.planned import load_planned, planned_residuals
-from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown
+from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_RUN, Undecided, Verdict, number, shown
 from benchmarks.analysis.one_gpu.gpu_records import Case, Device
 from benchmarks.analysis.one_gpu.look_up import BASELINE, NVML_PROCESS, USUAL, Unread, bytes_at, matching, spoilt
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES
@@ -79,8 +79,10 @@ def saving(claim: Claim, device: Device) -> Found:
         apart = round(value - published.value, 2)
         text = f"published {published.value:g} %, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
     where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
-    reason = f"{number(value)} %, {text}; {where}"
-    verdict = Verdict(status=shown(agrees), reason=reason, value=value, unit="%", tolerance=says, seeds=1)
+    reason, status = f"{number(value)} %, {text}; {where}", shown(agrees)
+    if agrees and (problem := next(_unplanned(tested), None)):
+        status, reason = INCONCLUSIVE, f"{reason}; {problem}"
+    verdict = Verdict(status=status, reason=reason, value=value, unit="%", tolerance=says, seeds=1)
     return Found(verdict, cells=(tested.cell.name, against.cell.name))
 
 
@@ -175,7 +177,7 @@ def _bytes(one: Case, rung: str) -> int:
 def _unplanned(one: Case, or_more: bool = False) -> Iterator[str]:
     """Yield the states of a cell's ranks that are not those of the committed plan.
 
-    or_more: let residuals take more, since a scheme that saves less than it should is a result.
+    or_more: let residuals take more, since a scheme that saves less than it should is a result, if not a claim's proof.
     """
     planned, residuals = load_planned().get(one.cell.model), planned_residuals(one.cell)
     if planned is None or residuals is None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.analysis.claims.copies import copies
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.near import FIGURE, HISTORY, near_groups
 from benchmarks.core.cell import Cell

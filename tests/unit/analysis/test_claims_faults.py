@@ -165,6 +165,16 @@ def test_more_than_the_published_saving_is_that_saving() -> None:
     assert (one.status, one.reason) == ("not reproduced", "resnet50 14.88 %; published 11.9 %, 2.98 points more")
 
 
+def test_a_saving_is_the_published_one_since_more_is_held_than_planned() -> None:
+    """With so many bytes of residuals more that the larger saving of the plan shrinks to the one that is stated."""
+    cell, other = (Cell(model="resnet50", world_size=8, scheme=scheme) for scheme in ("w+2d", "baseline"))
+    more = round(0.881 * states(other)["total_bytes"]) - states(cell)["total_bytes"]
+    planted = make(cell, **parts(make(cell), residuals=states(cell)["residuals_bytes"] + more))
+    one = judged("exp1-local-resnet50", [planted, make(other)])
+    assert one.status == "inconclusive" and one.reason.startswith("resnet50 11.90 %; published 11.9 %, 0.00 points ")
+    assert f"; residuals_bytes of {cell.name} is " in one.reason
+
+
 # --- 6: what no training can have left ---
 
 

@@ -104,6 +104,15 @@ def test_contrary_records_refute_it(tmp_path: Path, name: str, change: Callable[
     assert found.status == "not reproduced", found.reason
 
 
+def test_more_than_is_planned_shows_no_saving(tmp_path: Path) -> None:
+    """The published saving is smaller than that of the plan: with more residuals the one becomes the other."""
+    values = memory_file()
+    hold_more(case(values, "w+2d.kept"), 20 << 20)
+    found = rows(save(tmp_path, values))["exp1-one-gpu-states-vgg19"]
+    assert found.status == "inconclusive" and "14.75 %, published 14.8 %" in found.reason
+    assert "; residuals_bytes of vgg19.topk.w+2d.kept" in found.reason
+
+
 def test_a_fullest_moment_that_is_no_lower_and_bytes_of_nobody_refute(tmp_path: Path) -> None:
     values = memory_file()
     one, other = case(values, "w+2d.streamed"), case(values, "baseline.kept")
