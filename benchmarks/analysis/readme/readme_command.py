@@ -135,15 +135,24 @@ def read_pages(root: Path) -> list[Page]:
 
 
 def _read(path: Path, name: str, measured: Measured) -> Page:
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: no text in UTF-8 ({error}); save it as UTF-8") from None
     found = []
     for block in find_blocks(text, name):
         old = text[block.start : block.stop]
         make = BLOCKS[choose(f"{name}:{block.line}: measured", block.name, BLOCKS)]
+        where = f"{name}:{block.line}: {block.name}: {REFERENCE}"
         try:
             new = make(measured)
-        except (KeyError, StopIteration) as error:
-            raise ConfigError(f"{name}:{block.line}: {block.name}: {REFERENCE} lacks {error}") from None
+        except ConfigError:
+            raise
+        except (LookupError, StopIteration) as error:
+            raise ConfigError(f"{where} lacks {error}; restore it from the repository") from None
+        except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
+            said = f"{type(error).__name__}: {error}"
+            raise ConfigError(f"{where} has values of no use ({said}); restore it from the repository") from None
         found.append((block, old if new is None else laid_out(old, new)))
     return Page(path, text, tuple(found))
 

@@ -17,7 +17,7 @@ from benchmarks.analysis.readme.measured import Measured, listed, of_all, on_mod
 from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
 from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
 from benchmarks.analysis.readme.readme_command import PAGES, REFERENCE, WIDTH, find_blocks, laid_out, read_pages
-from benchmarks.analysis.statistics import Interval
+from benchmarks.analysis.statistics import Interval, interval
 from benchmarks.doctor.gpu.cases import memory_cells
 from resireduce.errors import ConfigError
 from tests import gpu_records
@@ -248,6 +248,35 @@ def test_measurements_that_cannot_be_read_are_one_clear_error(project: Path, tmp
         read_pages(project)
     with pytest.raises(ConfigError, match=r"has no README.md and no docs"):
         read_pages(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("wrong", ["9", [], None, {}], ids=str)
+def test_a_value_that_is_no_number_is_one_clear_error(project: Path, wrong: Any) -> None:
+    edit(project, "beside", lambda values: values["rows"][0].update(sent_bytes=wrong))
+    with pytest.raises(ConfigError, match=r"beside-ways: results/reference has values of no use .* restore it from"):
+        read_pages(project)
+
+
+def test_a_page_that_is_no_text_is_one_clear_error(project: Path) -> None:
+    (project / "docs/results.md").write_bytes(b"caf\xe9")
+    with pytest.raises(ConfigError, match=r"docs/results.md: no text in UTF-8 .* save it as UTF-8"):
+        read_pages(project)
+
+
+def test_committed_means_are_those_of_the_values_beside_them() -> None:
+    """A mean that nobody measured would stand on a page."""
+    seen = 0
+    for path in (ROOT / REFERENCE).glob("*.json"):
+        rows = json.loads(path.read_text()).get("rows", [])
+        for row in rows:
+            for name, mean, half in (("metrics", "metric_mean", "metric_half_width"), ("ratios", "ratio", "half_width")):
+                if mean in row and name in row:
+                    values = row[name]
+                    found = interval([*values.values()] if isinstance(values, dict) else values)
+                    assert found is not None and row.get("seeds", row.get("pairs")) == found.n, path
+                    assert [row[mean], row[half]] == pytest.approx([found.mean, found.half_width]), path
+                    seen += 1
+    assert seen > 400
 
 
 # --- layout and words ---
