@@ -5,9 +5,11 @@ besides, and are left out where a flag or a missing figure makes them not compar
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.analysis.check.bands import INEXACT_PEAKS
+from benchmarks.analysis.claims.planned import fewer_than_planned
 from benchmarks.analysis.labels import percent
 from benchmarks.analysis.one_gpu.gpu_records import MEMORY, Case, Device, read_device
 from benchmarks.analysis.one_gpu.look_up import NVML_PROCESS, Unread, bytes_at
@@ -40,6 +42,7 @@ def check_gpu(folder: Path, reference: Path) -> int:
     good = [one for one in then.cases if one.ranks]
     wrong = [line for one in good for line in _worse(one, cells.get(one.cell.name))]
     better = [line for one in good for line in _better(one, cells.get(one.cell.name))]
+    better += [line for one in good for line in _uncompared(one, cells.get(one.cell.name))]
     print("\n".join([*wrong, *better, f"{len(wrong)} of what {len(good)} cells hold is worse, or was not measured"]))
     return 1 if wrong else 0
 
@@ -64,16 +67,28 @@ def _better(then: Case, now: Case | None) -> Iterator[str]:
         yield from (f"  better: {then.cell.name}: {text}" for more, text in _differences(then, now) if not more)
 
 
+def _uncompared(then: Case, now: Case | None) -> Iterator[str]:
+    """Yield the figures that the reference has, and that the run could not read or has with a flag."""
+    for rung in BANDS if now is not None and now.ranks else ():
+        with suppress(Unread):
+            bytes_at(then, rung)
+            try:
+                bytes_at(now, rung)
+            except Unread as why:
+                yield f"  not compared: {why}"
+
+
 def _differences(then: Case, now: Case) -> Iterator[tuple[bool, str]]:
     """Yield, for each figure beyond its band, whether it is more than before, and both in words."""
     for name in STATES:
         old, new = int(then.memory[name]), int(now.memory[name])
+        few = fewer_than_planned(now.cell, name, old, new)
         if old != new:
-            yield new > old, f"{name} {old:,} -> {new:,}"
+            yield few is not None or new > old, f"{name} {few or f'{old:,} -> {new:,}'}"
     for rung, band in BANDS.items():
         try:
             old, new = bytes_at(then, rung), bytes_at(now, rung)
-        except Unread:
+        except Unread:  # `_uncompared` says so
             continue
         if abs(new / old - 1) > band:
             yield new > old, f"{rung} {old:,} -> {new:,}, beyond {percent(band)}"

@@ -10,7 +10,7 @@ from benchmarks.analysis.check.bands import Bands
 from benchmarks.analysis.check.reference import Reference, provenance_of
 from benchmarks.analysis.check.reference_checks import ONE_OF
 from benchmarks.analysis.check.reference_rows import PEAKS, SHORT_STEPS, Row, label_of, rows_of, usual_of
-from benchmarks.analysis.claims.planned import unsound
+from benchmarks.analysis.claims.planned import fewer_than_planned, unsound
 from benchmarks.analysis.load_run import Run, strays
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import STATE_FIELDS
@@ -164,6 +164,8 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
         return replace(outcome, verdict="problem", reason=reason, severity=math.inf)
     if quantity == "metric" and (unlike := _unlike(old_row, new_row)):
         return replace(outcome, verdict="problem", reason=unlike, severity=math.inf)
+    if few := fewer_than_planned(old_row.setting, quantity, old, new):
+        return replace(outcome, verdict="problem", reason=few, severity=math.inf)
     if band is None:
         return replace(outcome, reason="measured on another device")
     relative = abs(new - old) if quantity in SAVINGS else abs(new - old) / abs(old) if old else float(new != old)

@@ -19,7 +19,7 @@ from benchmarks.analysis.reading import STRETCHES
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import load_json
 from benchmarks.core.paths import ROOT
-from benchmarks.core.record import CellResult
+from benchmarks.core.record import STATE_FIELDS, CellResult
 from benchmarks.core.sample_counts import planned_steps
 from resireduce.errors import ConfigError
 
@@ -74,6 +74,31 @@ def planned_residuals(cell: Cell) -> int | None:
     return planned.residuals_bytes.get(setting_name(cell.scheme, cell.residual_dtype))
 
 
+def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | None:
+    """Return why `new` bytes of a model state cannot all have been measured; None if they can.
+
+    A state that held what is planned, or more, and now holds less than that lacks tensors: a library that saves more
+    also plans less. name: one of `benchmarks.core.record.STATE_FIELDS`, which else may be smaller.
+    """
+    least = planned_bytes(cell, name) if name in STATE_FIELDS else None
+    if least is None or not new < least <= old:
+        return None
+    return (
+        f"{int(new):,} bytes, by plan {least:,}: not all tensors were measured; where less is meant, write the plan anew "
+        "with: python -m benchmarks states"
+    )
+
+
+def planned_bytes(cell: Cell, name: str) -> int | None:
+    """Return the planned bytes of one of STATE_FIELDS of a cell; None for settings that the table does not have."""
+    if name == "residuals_bytes":
+        return planned_residuals(cell)
+    planned = load_planned().get(cell.model)
+    if name == "gradients_bytes" and cell.gradients == "streamed":
+        return 0
+    return None if planned is None else int(getattr(planned, name))
+
+
 def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
     """Return which bytes of a record cannot be those of its model; None if all can.
 
@@ -84,7 +109,7 @@ def unplanned(record: CellResult, *, exact: bool = False) -> str | None:
     planned = load_planned().get(record.cell.model)
     if planned is None:
         return f"{record.cell.model}: what it holds is not in {STATES_FILE.name}"
-    if problem := _unplanned_parts(record, planned):
+    if problem := _unplanned_parts(record):
         return problem
     least, held = planned_residuals(record.cell), int(record.residuals_bytes or 0)
     if least is None:
@@ -99,20 +124,18 @@ def mislabelled(record: CellResult) -> str | None:
 
     Schemes and models without a plan are not checked.
     """
-    planned, residuals = load_planned().get(record.cell.model), planned_residuals(record.cell)
-    if planned and (problem := _unplanned_parts(record, planned)):
+    planned, residuals = record.cell.model in load_planned(), planned_residuals(record.cell)
+    if planned and (problem := _unplanned_parts(record)):
         return problem
     if residuals in (None, record.residuals_bytes) or record.cell.compressor not in FEEDBACK:
         return None
     return f"residuals_bytes of {record.cell.name} is {record.residuals_bytes:,}, by plan {residuals:,}"
 
 
-def _unplanned_parts(record: CellResult, planned: Planned) -> str | None:
+def _unplanned_parts(record: CellResult) -> str | None:
     """Return which state that no residual scheme changes is not as planned."""
     for name in ("parameters_bytes", "gradients_bytes", "optimizer_states_bytes"):
-        gone = name == "gradients_bytes" and record.cell.gradients == "streamed"
-        value = 0 if gone else getattr(planned, name)
-        if getattr(record, name) != value:
+        if getattr(record, name) != (value := planned_bytes(record.cell, name)):
             return f"{name} of {record.cell.name} is {getattr(record, name):,}, by plan {value:,}"
     return None
 

@@ -10,6 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.check.bands import UNEVEN, Bands
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.check.reference_rows import change_text
+from benchmarks.analysis.claims.planned import load_planned
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS, load
@@ -48,6 +49,17 @@ def test_a_larger_saving_passes_and_is_told(folder, check):
     said = check(status=0)
     assert f"BETTER than the reference: 1\n  {LABEL}: saving 17.5 % -> 17.9 %: 0.4 points more" in said
     assert "--accept" in said
+
+
+def test_fewer_bytes_than_planned_are_tensors_that_were_not_measured(folder, tmp_path, capsys):
+    planned = load_planned()["vgg-digits"].residuals_bytes["w+2d"]
+    command = ["check", "--run", str(folder), "--reference", str(tmp_path / "planned.json")]
+    change(folder, residuals_bytes=planned)
+    assert main([*command, "--accept", "as planned"]) == main(command) == 0
+    change(folder, residuals_bytes=planned - 4)
+    assert main(command) == 1
+    assert f"{LABEL}: residuals: 1,502,076 bytes, by plan 1,502,080: not all tensors were" in capsys.readouterr().out
+    assert main([*command, "--accept", "meant"]) == main(command) == 0
 
 
 @pytest.mark.parametrize(
