@@ -2,11 +2,13 @@
 
 import argparse
 import os
+import re
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 
-from resireduce.errors import ConfigError
+from resireduce.errors import ConfigError, choose
 
 GROUPS = {
     "To run cells": {
@@ -118,7 +120,7 @@ def build_parser(command: str | None) -> argparse.ArgumentParser:
             loaded = import_module(module)
             subparser.register("type", Path, named_path)
             loaded.add_arguments(subparser)
-            subparser.set_defaults(main=loaded.main)
+            subparser.set_defaults(main=loaded.main, parser=subparser)
     return parser
 
 
@@ -148,7 +150,11 @@ def main(arguments: list[str] | None = None) -> int:
     """
     given = sys.argv[1:] if arguments is None else arguments
     try:
-        args = build_parser(given[0] if given else None).parse_args(given)
+        if given and not given[0].startswith("-"):
+            choose("command", given[0], COMMANDS)
+        args, unknown = build_parser(given[0] if given else None).parse_known_args(given)
+        if unknown:
+            args.parser.error(f"unrecognized arguments: {' '.join(unknown)}{_meant(unknown[0], args.parser)}")
         return int(args.main(args))
     except ConfigError as error:
         return _end(error, BAD_INPUT)
@@ -159,6 +165,12 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _end(error, FAILED)
+
+
+def _meant(option: str, parser: argparse.ArgumentParser) -> str:
+    """Return a hint at the option of a command that is written most like an unknown one; "" if none is."""
+    close = get_close_matches(option.partition("=")[0], re.findall("--[a-z-]+", parser.format_usage()), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
 
 
 def _end(error: object, status: int) -> int:

@@ -80,6 +80,18 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"reference: {args.reference} is not there; give one of results/reference, or --accept 'why'")
     if args.junit is not None:
         writable("junit", args.junit)
+    if args.measure is not None:
+        _check_measuring(args.run, path_of(args.reference), accepting=args.accept is not None)
+
+
+def _check_measuring(run: Path, reference: Path, accepting: bool) -> None:
+    """Raise ConfigError for what would be refused only after minutes of measuring."""
+    if run.exists() and not run.is_dir():
+        raise ConfigError(f"run: {run} is not a folder; give one that exists, or a new one, for the records")
+    if reference.is_file():
+        Reference.load(reference)
+    elif accepting and not reference.is_dir():
+        writable("reference", reference)
 
 
 def _say(run: Run, reference: Reference | None, outcomes: list[Outcome]) -> None:

@@ -162,10 +162,9 @@ def _quantity(old_row: Row, new_row: Row, quantity: str, bands: Bands, label: st
     if new is None:
         reason = f"the reference has it, the run has not: {why_none}"
         return replace(outcome, verdict="problem", reason=reason, severity=math.inf)
-    if quantity == "metric" and (unlike := _unlike(old_row, new_row)):
-        return replace(outcome, verdict="problem", reason=unlike, severity=math.inf)
-    if few := fewer_than_planned(old_row.setting, quantity, old, new):
-        return replace(outcome, verdict="problem", reason=few, severity=math.inf)
+    unlike = _unlike(old_row, new_row) if quantity == "metric" else None
+    if problem := unlike or fewer_than_planned(old_row.setting, quantity, old, new):
+        return replace(outcome, verdict="problem", reason=problem, severity=math.inf)
     if band is None:
         return replace(outcome, reason="measured on another device")
     relative = abs(new - old) if quantity in SAVINGS else abs(new - old) / abs(old) if old else float(new != old)

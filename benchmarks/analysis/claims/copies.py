@@ -1,8 +1,8 @@
 """Find records of one training under several names by their history: the metric of each evaluation.
 
 Only kept and streamed gradients, and settings that change no sum, may give equal histories: cells of other seeds, of
-residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a few hundred
-answers. Noise below what `benchmarks.analysis.near` allows makes no other history.
+residuals of other sizes, or that send other elements, do not, except by chance where a metric is a share of a few
+hundred answers. Noise below what `benchmarks.analysis.near` allows makes no other history.
 """
 
 from collections import Counter

@@ -134,7 +134,7 @@ def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
 def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping[str, States]) -> Verdict:
     """Compare values in per cent with the published one or with the limits of the claim.
 
-    Residuals larger than planned may refute a claim, but not show it: a saving would be as published since it is missed.
+    Residuals larger than planned may refute a claim, but not show it: they make a larger saving the published one.
     """
     published, limits = case.published(), case.limits
     low, high = None, None

@@ -84,8 +84,8 @@ def fewer_than_planned(cell: Cell, name: str, old: float, new: float) -> str | N
     if least is None or not new < least <= old:
         return None
     return (
-        f"{int(new):,} bytes, by plan {least:,}: not all tensors were measured; where less is meant, write the plan anew "
-        "with: python -m benchmarks states"
+        f"{int(new):,} bytes, by plan {least:,}: not all tensors were measured; where less is meant, write the plan "
+        "anew with: python -m benchmarks states"
     )
 
 

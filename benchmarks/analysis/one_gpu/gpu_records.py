@@ -171,4 +171,4 @@ def _seconds(case: Json) -> tuple[float, ...]:
 def _readings(found: list[Json]) -> Iterator[Json]:
     for case in found:
         result = case.get("result") if case.get("status") == "ok" else None
-        yield from (one for one in result or () if isinstance(one, dict))
+        yield from (one for one in result if isinstance(one, dict)) if isinstance(result, list) else ()

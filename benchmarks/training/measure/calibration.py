@@ -14,7 +14,7 @@ from torch import nn
 import resireduce
 from benchmarks.core.checks import allow, integer
 from benchmarks.core.devices import DEVICE_VARIABLE
-from benchmarks.core.files import save_json
+from benchmarks.core.files import save_json, writable
 from benchmarks.core.ladder import Rung
 from benchmarks.training.failures import describe
 from benchmarks.training.measure.meter import Meter
@@ -63,6 +63,8 @@ def main(args: argparse.Namespace) -> int:
     """Return 0 if every rung that this machine has is correct to within 1 %, else 1."""
     mebibytes = integer("mebibytes", args.mebibytes, SMALLEST, LARGEST)
     allow("mebibytes", mebibytes, mebibytes % 2 == 0, "an even number, which allocators do not round")
+    if args.output is not None:
+        writable("output", args.output)
     if args.device is not None:
         os.environ[DEVICE_VARIABLE] = args.device
     try:

@@ -285,11 +285,25 @@ def test_the_junit_file_has_a_case_for_each_setting_and_quantity(folder, check, 
 
 
 def test_wrong_use_is_one_line(folder, reference, tmp_path, capsys):
+    """Before any cell is trained."""
+    (broken := tmp_path / "broken.json").write_text("{}")
     for arguments in (
         ["--run", str(tmp_path / "none"), "--reference", str(reference)],
         ["--run", str(folder), "--reference", str(tmp_path / "none")],
         ["--run", str(folder), "--reference", str(reference), "--junit", str(tmp_path)],
         ["--run", str(folder), "--reference", str(reference), "--measure", str(tmp_path / "no.yaml")],
+        ["--run", str(reference), "--reference", str(reference), "--measure", "benchmarks/config/memory.yaml"],
+        ["--run", str(folder), "--reference", str(broken), "--measure", "benchmarks/config/memory.yaml"],
+        [
+            "--run",
+            str(folder),
+            "--reference",
+            str(broken / "x"),
+            "--accept",
+            "y",
+            "--measure",
+            "benchmarks/config/memory.yaml",
+        ],
     ):
         assert main(["check", *arguments]) == 2
         assert capsys.readouterr().err.count("\n") == 1

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.analysis.claims.copies import copies
+from benchmarks.analysis.claims.copies import copied
 from benchmarks.analysis.claims.ledger import ledger
 from benchmarks.analysis.near import FIGURE, HISTORY, near_groups
 from benchmarks.core.cell import Cell
@@ -62,6 +62,32 @@ def test_seeds_whose_histories_are_one_with_noise_are_one_training(most: float) 
     copies = {cell: history_of(one, records[replace(cell, seed=0)], most) for cell, one in records.items()}
     status, reason = judged(copies, KEPT["gpt2-bytes"])
     assert status == "inconclusive" and "have the same history: they are " in reason
+
+
+@pytest.mark.parametrize(
+    ("claim", "others"),
+    [
+        ("exp4-dgc-gpt2-medium", {"compressor": "dgc"}),
+        ("exp4-qsgd-gpt2-medium", {"compressor": "qsgd"}),
+        ("exp5-loss-0.1-gpt2-medium", {"density": 0.1}),
+    ],
+)
+def test_a_history_is_not_that_of_another_compressor_or_density(claim: str, others: dict[str, Any]) -> None:
+    """Records of top-k at density 0.01 under the names of trainings that sent other elements."""
+    names = [{"model": "gpt2-bytes", "scheme": one, "seed": seed} for one in ("baseline", "none") for seed in range(3)]
+    names += [{**name, "scheme": "w+2d"} for name in names[:3]]
+    pairs = [(make(Cell(**name)), make(Cell(**name | others))) for name in names]
+    dense = [make(Cell(model="gpt2-bytes", compressor="none", scheme="none", seed=seed)) for seed in range(3)]
+    true = {one.cell: one for one in (*dense, *(one for pair in pairs for one in pair))}
+    planted = {other.cell: history_of(other, one, 1e-9) for one, other in pairs}
+    status, reason = judged(true | planted, claim)
+    assert status == "inconclusive" and "have the same history: they are one training" in reason
+
+
+@pytest.mark.parametrize("compressor", ["topk", "dgc"])
+def test_lossless_packing_changes_no_history(compressor: str) -> None:
+    one, other = (make(Cell(model="gpt2-bytes", compressor=name)) for name in (compressor, f"{compressor}+packed"))
+    assert not copied([one, history_of(other, one, 0.0)])
 
 
 @pytest.mark.parametrize("most", [0.0, 1e-9, 0.4 * FIGURE])

@@ -189,6 +189,13 @@ def test_a_file_that_is_of_no_gpu_does_not_count_and_says_why(
     assert capsys.readouterr().err.startswith("note: nvidia-h200: memory.json does not count: ")
 
 
+@pytest.mark.parametrize("result", [5, True, "x", {"rung": "allocated"}], ids=str)
+def test_readings_that_are_no_list_are_none(tmp_path: Path, result: Any) -> None:
+    values = known_file()
+    values["cases"] = [{**values["cases"][0], "result": result}]
+    assert rows(save(tmp_path, memory_file([]), values))["ours-gpu-known"].status == "not run"
+
+
 @pytest.mark.parametrize("flag", ["foreign-process", "mig", "shared-device"])
 def test_a_flag_of_nvml_leaves_open_what_rests_on_it(tmp_path: Path, flag: str) -> None:
     values = memory_file()
