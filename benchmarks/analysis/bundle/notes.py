@@ -12,6 +12,8 @@ from benchmarks.core.paths import ROOT, RUNS
 from benchmarks.core.provenance import provenance
 
 README = "README.md"
+OF_CODE = ("results/paper/*", "containers/*.lock", "containers/*.in", "containers/images.lock.json", "constraints.txt")
+"""Files of the project whose changes `dirty` tells (`benchmarks.core.provenance.CODE`)."""
 SOURCE = ("source/commit.txt", "source/status.txt", "source/changes.diff")
 
 
@@ -21,6 +23,17 @@ def notes(manifest: Manifest, folder: Path) -> list[str]:
     folder: where the bundle was unpacked.
     """
     return [*_of_code(manifest, folder), *_of_inputs(folder), *_of_texts(manifest, folder), *_of_others(manifest)]
+
+
+def wrong_inputs(manifest: Manifest, folder: Path) -> list[str]:
+    """Return the inputs of a bundle that are not this checkout's, though both are of one commit without changes."""
+    here = provenance()
+    if manifest.commit is None or (manifest.commit, manifest.dirty, here["dirty"]) != (here["commit"], False, False):
+        return []
+    why = f"not that of commit {manifest.commit}, of which bundle and checkout are, without changes"
+    paths = sorted(path for pattern in OF_CODE for place in (ROOT, folder) for path in place.glob(pattern))
+    names = dict.fromkeys(path.relative_to(folder if path.is_relative_to(folder) else ROOT) for path in paths)
+    return [f"{name.as_posix()}: {why}" for name in names if _bytes(folder / name) != _bytes(ROOT / name)]
 
 
 def _of_code(manifest: Manifest, folder: Path) -> Iterator[str]:
@@ -42,7 +55,7 @@ def _of_inputs(folder: Path) -> Iterator[str]:
     for pattern in PROJECT:
         for path in sorted(folder.glob(pattern)):
             name = path.relative_to(folder)
-            if not (ROOT / name).is_file() or (ROOT / name).read_bytes() != path.read_bytes():
+            if _bytes(ROOT / name) != _bytes(path):
                 why = "which tables are made with here" if name.parts[:2] == ("results", "paper") else "as it is here"
                 yield f"{name.as_posix()} is not this checkout's, {why}"
 
@@ -67,6 +80,10 @@ def _of_others(manifest: Manifest) -> Iterator[str]:
         of_project = any(path.match(pattern) and len(path.parts) == len(Path(pattern).parts) for pattern in PROJECT)
         if not (of_project or any(map(path.is_relative_to, of_run)) or name in (README, crate.NAME, *SOURCE)):
             yield f"{name} is no part of a bundle; nothing in it is verified"
+
+
+def _bytes(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _text(path: Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 from benchmarks.analysis.bundle.contents import record_problem
-from benchmarks.analysis.bundle.notes import notes
+from benchmarks.analysis.bundle.notes import notes, wrong_inputs
 from benchmarks.analysis.bundle.pack import BundleError
 from benchmarks.analysis.bundle.stage import OUTPUTS, differences, files_of, fresh_report
 from benchmarks.analysis.bundle.unpack import unpack
@@ -37,6 +37,7 @@ def main(args: argparse.Namespace) -> int:
         except BundleError as error:
             return _failed(args.bundle, [str(error)])
         _note(notes(manifest, Path(folder)))
+        problems += wrong_inputs(manifest, Path(folder))
         run = Path(folder) / RUNS / manifest.run
         paths = sorted((run / "cells").glob("*.json"))
         broken = filter(None, map(record_problem, counted("checked records", paths, len(paths))))

@@ -10,6 +10,7 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.bundle import unpack
 from benchmarks.analysis.bundle.pack import Manifest, pack
 from benchmarks.analysis.bundle.stage import first_difference
+from benchmarks.core.provenance import provenance
 from tests.unit.analysis.test_bundle import OOM, bundle, folder, pytestmark  # noqa: F401
 
 RUN = "results/runs/x"
@@ -106,7 +107,34 @@ def test_only_pictures_of_a_page_may_differ(tmp_path, old, new, found):
     assert said is None if found is None else found in said
 
 
-def test_what_tables_do_not_vouch_for_is_a_note(good, tmp_path, verify):
+def of_one_commit(monkeypatch, dirty):
+    """The bundle, whose manifest says so, and this checkout are of one commit."""
+    here = {**provenance(), "commit": "a" * 40, "dirty": dirty}
+    monkeypatch.setattr("benchmarks.analysis.bundle.notes.provenance", lambda: here)
+    return {"commit": "a" * 40, "dirty": False}
+
+
+def of(files, head):
+    """The files of a bundle whose manifest says something else of their origin."""
+    return files | {"manifest.json": json.dumps(json.loads(files["manifest.json"]) | head).encode()}
+
+
+@pytest.mark.parametrize("dirty", [False, True])
+def test_inputs_are_those_of_the_commit_that_both_are_of(good, tmp_path, verify, monkeypatch, dirty):
+    files = of(contents(good), of_one_commit(monkeypatch, dirty))
+    same = forge(tmp_path / "same.zip", files)
+    assert "Verified: " in verify(same, 0)
+    claims = files["results/paper/claims.yaml"].replace(b"noise: 0.5", b"noise: 5.0")
+    bad = {**files, "results/paper/claims.yaml": claims, "containers/new.lock": b"x"}
+    del bad["results/paper/numbers.csv"]
+    said = verify(forge(tmp_path / "bad.zip", bad), 0 if dirty else 1)
+    names = ("containers/new.lock", "results/paper/claims.yaml", "results/paper/numbers.csv")
+    assert dirty or all(f"DIFFERS: {name}: not that of commit aaa" in said for name in names)
+
+
+def test_what_tables_do_not_vouch_for_is_a_note(good, tmp_path, verify, monkeypatch):
+    here = {**provenance(), "dirty": True}
+    monkeypatch.setattr("benchmarks.analysis.bundle.notes.provenance", lambda: here)
     assert "Note: " not in verify(good, 0).replace("Note: the bundle or this checkout has changes", "")
     files = contents(good)
     changed = dict.fromkeys(("results/reference/memory-cpu.json", "constraints.txt", "containers/new.lock"), b"{}")
