@@ -155,13 +155,12 @@ def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float =
     if (count := HELD_OUT.get((cell.model, name))) is not None:
         metric = in_answers(cell, count, LEVELS[name], loss_of(cell) + worse + spread * (cell.seed - 1))
     steps = planned_steps(cell)[0] or 20
-    seen = {"wasserstein": 0.1, "jensen_shannon": 0.02, "pairs": 3}, {"wasserstein": 0.3, "jensen_shannon": 0.1}
-    observed = {"bins": {}, "groups": [], "within": seen[0], "between": seen[1]}
+    near, far = {"wasserstein": 0.1, "jensen_shannon": 0.02}, {"wasserstein": 0.3, "jensen_shannon": 0.1}
     values = {
         "metric": metric,
         "metric_history": history(cell, steps, metric),
         **times(cell, steps, slower),
-        "observations": {"distributions": observed} if cell.observe else {},
+        "observations": {"distributions": distances(near, far)} if cell.observe else {},
         "provenance": origin(cell),
         **states(cell),
         **change,
@@ -169,6 +168,13 @@ def make(cell: Cell, *, worse: float = 0.0, spread: float = 0.0, slower: float =
     named: dict[str, Any] = {"metric_name": name, "higher_is_better": name != "perplexity"}
     values = named | {"metrics": {str((named | values)["metric_name"]): values["metric"]}} | values
     return CellResult(cell=cell, status="ok", **({"per_rank": ranks(cell, values)} | values))
+
+
+def distances(within: dict[str, Any], between: dict[str, Any]) -> dict[str, Any]:
+    """What is observed of residuals so far apart: two groups of three members, which differ a little in the first."""
+    own = [{**within, "wasserstein": share * within["wasserstein"], "pairs": 3} for share in (0.9, 1.1)]
+    groups = [{"within": one, "between": {**between, "pairs": 9}} for one in own]
+    return {"bins": {}, "groups": groups, "within": within, "between": between}
 
 
 def ranks(cell: Cell, values: dict[str, Any]) -> list[dict[str, Any]]:

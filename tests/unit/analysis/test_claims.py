@@ -18,7 +18,7 @@ from benchmarks.core.cell import Cell
 from benchmarks.core.config_reader import read_config
 from benchmarks.core.matrix import expand
 from benchmarks.core.record import CellResult
-from tests.claim_records import listed, make, role_cells, run_of, wasted
+from tests.claim_records import distances, listed, make, role_cells, run_of, wasted
 
 BOOK = load_claims()
 SCOPED = [(claim, scope) for claim in BOOK.claims for scope in (claim.paper, claim.small) if scope and scope.models]
@@ -44,7 +44,7 @@ def wasteful(cell: Cell) -> CellResult:
 
 def apart(cell: Cell) -> CellResult:
     far = {"wasserstein": 0.3, "jensen_shannon": 0.4}
-    return make(cell, observations={"distributions": {"within": far, "between": far}})
+    return make(cell, observations={"distributions": distances(far, far)})
 
 
 CONTRARY: dict[str, Callable[[Cell], CellResult]] = {

@@ -11,7 +11,7 @@ from benchmarks.analysis.claims.verdict import LedgerRow
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
-from tests.claim_records import make, role_cells, run_of, wasted
+from tests.claim_records import distances, make, role_cells, run_of, wasted
 
 BOOK = load_claims()
 IDS = {
@@ -190,7 +190,7 @@ def test_throughput_over_seeds_has_their_interval() -> None:
 def test_distributions_overlap_within_groups_and_less_between_them(within: float, between: float, status: str) -> None:
     cell = role_cells(claim_of("overlap").paper, "tested", [0])[0]
     near, far = ({"wasserstein": one, "jensen_shannon": one} for one in (within, between))
-    found = judged("overlap", run_of([make(cell, observations={"distributions": {"within": near, "between": far}})]))
+    found = judged("overlap", run_of([make(cell, observations={"distributions": distances(near, far)})]))
     assert (found.status, found.value) == (status, within)
     nothing = judged("overlap", run_of([make(cell, observations={})]))
     assert nothing.status == "inconclusive" and "holds no distances" in nothing.reason

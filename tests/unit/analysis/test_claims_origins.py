@@ -25,7 +25,7 @@ from benchmarks.core.sample_counts import steps_per_second
 from benchmarks.training.measure import probe
 from resireduce.errors import ConfigError
 from resireduce.scheme import load
-from tests.claim_records import make, ranks, run_of
+from tests.claim_records import distances, make, ranks, run_of
 
 BOOK = load_claims()
 ACCURACY, TIME, SPEED = "exp2-accuracy-vgg19", "exp2-time-vgg19", "exp3-throughput-64-vgg19"
@@ -218,14 +218,16 @@ DISTANCES: list[dict[str, Any]] = [
     {"jensen_shannon": 50.0},
     {"jensen_shannon": 10**400},
     {"wasserstein": "1e400"},
+    {"wasserstein": 0.2},
+    {"jensen_shannon": 0.019},
 ]
 
 
 @pytest.mark.parametrize("where", ["within", "between"])
 @pytest.mark.parametrize("change", DISTANCES, ids=lambda change: str(change)[:30])
-def test_a_distance_is_a_number(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
+def test_a_distance_is_a_number_and_a_mean_over_groups(tmp_path: Path, where: str, change: dict[str, Any]) -> None:
     cell = Cell(model="vgg-digits", observe=("distributions",))
-    seen = {"within": {"wasserstein": 0.1, "jensen_shannon": 0.02}, "between": FAR}
+    seen = distances({"wasserstein": 0.1, "jensen_shannon": 0.02}, FAR)
     folder = written(tmp_path / "x", [make(cell, observations={"distributions": seen})])
     path = folder / f"cells/{cell.name}.json"
     name = "sec4-overlap-vgg19"
