@@ -1,4 +1,4 @@
-"""Find seeds that were measured, and that a run's config no longer names: tables and claims are without them."""
+"""Find what was measured and does not count: seeds that a run's config no longer names, results of earlier starts."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,18 +6,40 @@ from dataclasses import replace
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.load_run import Run
 from benchmarks.core.cell import Cell
-from benchmarks.core.record import try_load
+from benchmarks.core.record import CellResult, try_load
 
 
 def left_out(run: Run) -> list[str]:
-    """Return a line if the folder of a run has records, or failures, of further seeds of its settings; [] if not."""
+    """Return a line if the folder of a run has records, or failures, of further seeds of its settings, and one if cells
+    had another result before, with the same code; [] if not."""
+    return [*_seeds(run), *_earlier(run)]
+
+
+def _seeds(run: Run) -> Iterator[str]:
     found = grouped((replace(cell, seed=0), cell.seed) for cell in _strange(run))
     found = {setting: seeds for setting, seeds in found.items() if setting in run.seeds()}
-    if not found:
-        return []
-    seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
-    settings = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
-    return [f"seeds left out: {seeds} of {settings}: cells has records of them, config.json does not name them."]
+    if found:
+        seeds = ", ".join(map(str, sorted({seed for those in found.values() for seed in those})))
+        settings = f"{len(found)} setting{'s' if len(found) > 1 else ''}, e.g. {next(iter(found)).name}"
+        yield f"seeds left out: {seeds} of {settings}: cells has records of them, config.json does not name them."
+
+
+def _earlier(run: Run) -> Iterator[str]:
+    """Yield a line if records that were kept before cells ran again say something else of the same code."""
+    kept = ((one, try_load(run.folder / f"earlier/{cell.name}.json")) for cell, one in run.results.items())
+    found = [one.cell.name for one, old in kept if old and _same_code(one, old) and _result(one) != _result(old)]
+    if found:
+        cells = f"{len(found)} cell{'s' if len(found) > 1 else ''}, e.g. {found[0]}"
+        yield f"run again: {cells}: earlier has another result of the same code."
+
+
+def _same_code(one: CellResult, other: CellResult) -> bool:
+    content = one.provenance.get("content")
+    return bool(content) and content == other.provenance.get("content")
+
+
+def _result(one: CellResult) -> tuple[object, ...]:
+    return one.status, one.metric, [[*pair] for pair in one.metric_history]
 
 
 def _strange(run: Run) -> Iterator[Cell]:

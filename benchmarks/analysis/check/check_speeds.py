@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.core.checks import Check, is_number, is_text
+from benchmarks.core.checks import Check, first_twice, is_number, is_text
 from benchmarks.core.files import load_json, save_json
 from resireduce.errors import ConfigError, is_count
 
@@ -86,6 +86,8 @@ def _load(path: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = load_json(path)
         problem = _wrong(found, RECORD_FIELDS) or next(filter(None, map(_wrong_row, found["rows"])), None)
+        if not problem and (twice := first_twice(_place(row) for row in found["rows"])):
+            problem = f"{_where(twice)} is there twice"
     except OSError as error:
         problem = error.strerror or str(error)
     except ValueError as error:
@@ -114,13 +116,21 @@ def _wrong(values: object, checks: Mapping[str, tuple[str, Check]]) -> str | Non
 
 def _ratios(record: Mapping[str, Any]) -> dict[Place, float]:
     rows = [row for row in record["rows"] if row["case"] not in PLAIN]
-    return {(row["elements"], row["density"], row["case"]): row["naive_ratio"] for row in rows}
+    return {_place(row): row["naive_ratio"] for row in rows}
+
+
+def _place(row: Mapping[str, Any]) -> Place:
+    return row["elements"], row["density"], row["case"]
+
+
+def _where(place: Place) -> str:
+    return f"{place[2]}, {place[0]:,} elements, density {place[1]:g}"
 
 
 def _slower(now: Mapping[Place, float], then: Mapping[Place, float]) -> list[str]:
     lines = []
     for place, ratio in then.items():
-        where = f"{place[2]}, {place[0]:,} elements, density {place[1]:g}"
+        where = _where(place)
         if place not in now:
             lines.append(f"{where}: missing; measure it with: make micro")
         elif now[place] < LEAST * ratio:

@@ -22,6 +22,9 @@ def wrong_ranks(record: CellResult) -> Iterator[str]:
     own = [getattr(record, name) for name in BYTE_FIELDS]
     if record.per_rank and own not in map(_bytes, record.per_rank):
         yield f"per_rank: no rank holds the bytes of the record, {record.total_bytes} in total"
+    ended = [rank["status"] for rank in record.per_rank if rank.get("status") not in (None, "ok")]
+    if record.failure or ended:
+        yield f"failure: {record.failure or ended[0]} in the record of a training that finished"
     if record.provenance.get("threads") not in (None, record.cell.threads):
         yield f"threads: a rank computed with {record.provenance['threads']}, its cell has {record.cell.threads}"
     if record.per_rank and len(record.per_rank) != record.cell.world_size:

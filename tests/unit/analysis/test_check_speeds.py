@@ -51,6 +51,16 @@ def test_another_number_of_threads_is_refused_with_the_cure(tmp_path: Path, caps
     assert "was measured with threads 2, the run with 1" in said and "python -m benchmarks micro --threads 2" in said
 
 
+def test_a_case_that_is_there_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second one could hide that the first is slower."""
+    (tmp_path / "reference.json").write_text(json.dumps(record(10.0)))
+    values = record(5.0)
+    values["rows"] += record(10.0)["rows"]  # type: ignore[operator]
+    (tmp_path / "micro.json").write_text(json.dumps(values))
+    assert check(tmp_path) == 2
+    assert "is no record of speeds: naive, 64 elements, density 0.01 is there twice;" in capsys.readouterr().err
+
+
 def test_another_file_is_refused_with_the_cure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "reference.json").write_text(json.dumps(record(10.0)))
     (tmp_path / "micro.json").write_text("[]")

@@ -260,6 +260,8 @@ IMPOSSIBLE: list[tuple[Change, str]] = [
     (lambda one: {"per_rank": [rank(one), fuller(one)]}, "is more than that of the fullest rank"),
     (lambda one: {"moments": moments(one, rank=2)}, "moments: rank: 2 does not hold the bytes of the record"),
     (lambda one: {"moments": moments(one, moved=8)}, "moments: parameters and optimizer_states are ("),
+    (lambda one: {"failure": {"rank": 1, "step": 61}}, "failure: {'rank': 1, 'step': 61} in the record of a"),
+    (lambda one: {"per_rank": [{**held, "status": "oom"} for held in one.per_rank]}, "failure: oom in the record of"),
     (lambda one: {"ladder": [rung("model_state_itemised", 7)]}, "ladder: model_state_itemised is 7 bytes, total_bytes"),
     (lambda one: {"steps_per_second": 999.0}, "steps_per_second: 999, by its step_seconds"),
     (lambda one: {"step_seconds": one.step_seconds[:7]}, "step_seconds: 7 that took time are needed for 200"),

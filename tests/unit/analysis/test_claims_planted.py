@@ -166,6 +166,21 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
     assert "left out" not in capsys.readouterr().err
 
 
+def test_an_earlier_result_of_the_same_code_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may have been run again until it pleased; on other code it is another result."""
+    (folder / "earlier").mkdir()
+    old = make(cell_of(), worse=3)
+    old.save(folder / "earlier" / path_of(folder, cell_of()).name)
+    assert main(["claims", "--run", str(folder)]) == 0
+    said = capsys.readouterr().err
+    assert f"run again: 1 cell, e.g. {cell_of().name}: earlier has another result of the same code." in said
+    other = {**old.provenance, "content": {**old.provenance["content"], "resireduce": "r0"}}
+    for earlier in (make(cell_of()), replace(old, provenance=other)):
+        earlier.save(folder / "earlier" / path_of(folder, cell_of()).name)
+        assert main(["claims", "--run", str(folder)]) == 0
+        assert "run again" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("status", ["oom", "timeout", "node-fail", "error"])
 def test_cells_that_failed(folder: Path, status: str) -> None:
     failed(cell_of(), status, "as planted").save(path_of(folder, cell_of()))
