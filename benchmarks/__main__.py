@@ -165,6 +165,10 @@ def main(arguments: list[str] | None = None) -> int:
         return FAILED
     except OSError as error:
         return _end(error, FAILED)
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] in ("benchmarks", "resireduce"):
+            raise
+        return _end(f"{error}: {sys.executable} lacks a package; make sets up .venv/bin/python, which has all", FAILED)
 
 
 def _meant(option: str, parser: argparse.ArgumentParser) -> str:

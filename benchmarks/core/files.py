@@ -80,8 +80,10 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
             os.fchmod(file.fileno(), 0o644)
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say which file it was
+            error.filename = str(path)
         raise
 
 

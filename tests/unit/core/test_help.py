@@ -1,10 +1,13 @@
-"""`python -m benchmarks --help`: every command, in its group."""
+"""`python -m benchmarks`: its help has every command in its group, and what goes wrong is one line."""
 
+import errno
 import re
+from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import COMMANDS, GROUPS, main
+from benchmarks.core.paths import ROOT
 
 
 def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -36,3 +39,27 @@ def test_a_misspelt_command_or_option_is_told_what_was_meant(capsys: pytest.Capt
     said = capsys.readouterr().err
     assert "usage: python -m benchmarks claims [-h] [--run RUN]" in said
     assert "error: unrecognized arguments: --jsno (did you mean --json?)" in said
+
+
+def test_an_interpreter_without_the_packages_is_told_the_right_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lacking(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
+
+    monkeypatch.setattr("benchmarks.__main__.import_module", lacking)
+    assert main(["states"]) == 1
+    assert "lacks a package; make sets up .venv/bin/python" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_told_with_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("benchmarks.core.files.os.fsync", full)
+    file = tmp_path / "budget.json"
+    assert main(["budget", "--config", str(ROOT / "benchmarks/config/memory.yaml"), "--output", str(file)]) == 1
+    assert capsys.readouterr().err == f"error: [Errno 28] No space left on device: '{file}'\n"
+    assert not [*tmp_path.iterdir()]
