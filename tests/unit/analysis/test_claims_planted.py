@@ -166,6 +166,18 @@ def test_seeds_that_the_config_no_longer_names_are_told(folder: Path, capsys: py
     assert "left out" not in capsys.readouterr().err
 
 
+def test_seeds_of_which_only_logs_are_left_are_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Records that were removed together with their cells; a seed that was planned and never ran has no log."""
+    for name in ("specs", "logs"):
+        (folder / name).mkdir()
+    for seed in (7, 9):
+        (folder / "specs" / f"{cell_of(seed=seed).name}.json").write_text(json.dumps(cell_of(seed=seed).to_dict()))
+    (folder / "logs" / f"{cell_of(seed=7).name}.log").write_text("")
+    assert main(["claims", "--run", str(folder)]) == 0
+    told = f"seeds left out: 7 of 1 setting, e.g. {cell_of(seed=0).name}: logs has them, config.json does not name"
+    assert told in capsys.readouterr().err
+
+
 def test_an_earlier_result_of_the_same_code_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It may have been run again until it pleased; on other code it is another result."""
     (folder / "earlier").mkdir()
