@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Compare, say what differs, and return the exit status. Raises ConfigError, with one line, for wrong use."""
     _check_options(args)
+    if args.run.exists() and args.reference.exists() and args.reference.samefile(args.run):
+        print(f"Note: {args.reference} is the run itself, so that nothing can differ")
     if is_gpu_check(args.run):
         if args.accept is not None or args.junit is not None:
             raise ConfigError(
