@@ -37,7 +37,7 @@ class Link:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_values(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class Device:
     source: str = ""
 
     def __post_init__(self) -> None:
-        _check_numbers(self)
+        _check_values(self)
 
     @property
     def flops(self) -> float:
@@ -94,7 +94,7 @@ class Cluster:
         integer("nodes", self.nodes, 1, MOST_RANKS)
         integer("ranks_per_node", self.ranks_per_node, 1, MOST_RANKS)
         choose("algorithm", self.algorithm, ALGORITHMS)
-        _check_numbers(self)
+        _check_values(self)
         if self.in_node is None and self.ranks_per_node > 1:
             raise ConfigError(f"in_node: missing, with {self.ranks_per_node} ranks in a node; give its link's figures")
         self.check_ranks(self.ranks)
@@ -118,10 +118,12 @@ class Cluster:
         return count
 
 
-def _check_numbers(given: Any) -> None:
-    """Raise ConfigError for the first value of a dataclass that is no number, not finite, or out of range."""
+def _check_values(given: Any) -> None:
+    """Raise ConfigError for the first value of a dataclass that is no text or number, not finite, or out of range."""
     for field in fields(given):
         value, name = getattr(given, field.name), field.name
+        if field.type is str:
+            allow(name, value, isinstance(value, str), "a text, in quotes if YAML takes it for something else")
         if field.type is not float:
             continue
         if name.endswith("_share"):

@@ -44,8 +44,7 @@ def main(args: argparse.Namespace) -> int:
     if args.add and output.exists():
         rows, sources = _added(output, rows, sources)
     save_json({"rows": rows, "measured": sources}, output)
-    for its in grouped((row["model"], row) for row in rows).values():
-        print(rivals_table(its))
+    print("\n".join(_tables(rows)))
     if run.holes:
         print(f"\nMissing: {len(run.holes)} of {len(run.cells)} cells")
     print(output)
@@ -55,12 +54,18 @@ def main(args: argparse.Namespace) -> int:
 def _added(path: Path, rows: list[Row], sources: Sources) -> tuple[list[Row], Sources]:
     try:
         before = load_json(path)
-        return add_rows(before["rows"], rows), add_sources(before["measured"], sources)
+        added = add_rows(before["rows"], rows), add_sources(before["measured"], sources)
+        _tables(added[0])  # damaged rows fail here, before the file is written
+        return added
     except ConfigError:
         raise
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise ConfigError(f"add: {path} is no file of rivals ({problem}); leave out --add to write it anew") from None
+
+
+def _tables(rows: Sequence[Row]) -> list[str]:
+    return [rivals_table(its) for its in grouped((row["model"], row) for row in rows).values()]
 
 
 def rivals_table(rows: Sequence[Mapping[str, Any]], speeds: Speeds | None = None) -> str:

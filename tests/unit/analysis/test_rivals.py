@@ -147,6 +147,19 @@ def test_a_file_that_is_not_of_rivals_is_not_added_to(
     assert (folder / "rivals.json").read_text() == text
 
 
+@pytest.mark.parametrize("damage", [{"compressor": "x"}, {"density": "0.01"}, {"total_bytes": None}], ids=str)
+def test_a_file_of_damaged_rows_is_not_added_to(
+    folder: Path, damage: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["rivals", "--run", str(folder)]) == 0
+    values = json.loads((folder / "rivals.json").read_text())
+    text = json.dumps(values | {"rows": [row | damage | {"model": "gpt2-bytes"} for row in values["rows"]]})
+    (folder / "rivals.json").write_text(text)
+    assert main(["rivals", "--run", str(folder), "--add"]) == 2
+    assert "rivals.json is no file of rivals" in capsys.readouterr().err
+    assert (folder / "rivals.json").read_text() == text
+
+
 def test_a_run_that_did_not_observe_is_refused_with_the_cure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
