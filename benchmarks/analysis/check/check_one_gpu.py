@@ -69,7 +69,9 @@ def _better(then: Case, now: Case | None) -> Iterator[str]:
 
 def _uncompared(then: Case, now: Case | None) -> Iterator[str]:
     """Yield the figures that the reference has, and that the run could not read or has with a flag."""
-    for rung in BANDS if now is not None and now.ranks else ():
+    if now is None or not now.ranks:
+        return
+    for rung in BANDS:
         with suppress(Unread):
             bytes_at(then, rung)
             try:

@@ -153,7 +153,7 @@ def test_a_file_of_damaged_rows_is_not_added_to(
 ) -> None:
     assert main(["rivals", "--run", str(folder)]) == 0
     values = json.loads((folder / "rivals.json").read_text())
-    text = json.dumps(values | {"rows": [row | damage | {"model": "gpt2-bytes"} for row in values["rows"]]})
+    text = json.dumps(values | {"rows": [*values["rows"], values["rows"][-1] | {"model": "gpt2-bytes"} | damage]})
     (folder / "rivals.json").write_text(text)
     assert main(["rivals", "--run", str(folder), "--add"]) == 2
     assert "rivals.json is no file of rivals" in capsys.readouterr().err
