@@ -58,7 +58,7 @@ def history(cell: Cell, steps: int, metric: float) -> list[list[float]]:
     count = math.ceil(steps / recipe.evaluate_every) if recipe.evaluate_every else by_epochs
     every = recipe.evaluate_every or steps // count
     name = f"{cell.compressor}{cell.density}{of_scheme(cell)}{cell.seed}"
-    own = [crc32(f"{name}{one}".encode()) / 2**32 / 10 for one in range(count)]
+    own = [Random(f"{name}.{one}").random() / 10 for one in range(count)]
     early = [[every * one, answered(cell, metric * (0.6 + own[one] + 0.3 * one / count))] for one in range(1, count)]
     return [*early, [steps, metric]]
 

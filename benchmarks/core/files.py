@@ -82,7 +82,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         os.replace(temporary, path)
     except BaseException as error:
         Path(temporary).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say which file it was
+        if isinstance(error, OSError) and error.errno and error.filename is None:  # a full disk names no file
             error.filename = str(path)
         raise
 
