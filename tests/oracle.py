@@ -151,7 +151,7 @@ class Averaging:
                 continue
             parameter.grad = sum((part / self.ranks.size for part in parts), torch.zeros_like(parameter))
             averaged.append(parameter)
-        if self.max_norm is not None and averaged:
+        if self.max_norm is not None:
             self.norm = nn.utils.clip_grad_norm_(averaged, self.max_norm)
         self.steps += 1
 
