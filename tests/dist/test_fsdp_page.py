@@ -98,9 +98,3 @@ def check_page(communicator: Communicator) -> None:
 
 def test_the_program_and_the_trainer_of_the_page_train_on_four_ranks() -> None:
     on_processes(4, check_page)
-
-
-def test_the_messages_of_the_page_are_the_library_s() -> None:
-    library = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "resireduce").rglob("*.py"))
-    said = re.findall(r"^\| `(.+?)`.*? \|", PAGE.partition("## What is refused")[2].partition("##")[0], re.MULTILINE)
-    assert len(said) == 15 and [one for one in said if one not in library] == []

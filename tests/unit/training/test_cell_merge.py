@@ -89,7 +89,7 @@ def test_an_observer_counts_both_halves() -> None:
     trainer.train()
     (point,) = seen.end()["points"]
     slots = trainer.optimizer.slots
-    presence = 8 * (len(slots) + 1)  # who has gradients, and whether all are finite
+    presence = 8 * (len(slots) + 3)  # who has gradients, whether all are finite, and the number of the step
     assert point["bytes"] == 2 * sum(slot.nbytes for slot in slots) + presence
 
 
