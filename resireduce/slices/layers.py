@@ -162,32 +162,28 @@ def planned_use(parameter: Tensor, whole: bool = False) -> Tensor:
     return by_rows + parameter.sum() if whole else by_rows
 
 
-def _weight_of(layer: nn.Module) -> Any:
-    """Return the parameter `weight` of `layer`; None if a parametrization has replaced it, or an attribute hides it.
+def _taker_of(layer: nn.Module, inputs: Tensor) -> tuple[Any, Taker | None]:
+    """Return the parameter `weight` of `layer` and its Taker; None for that, unless plain autograd records this call of
+    torch's own layer with `inputs`.
 
-    Reading `layer.weight` would then compute it once more, which spectral_norm, for example, counts.
+    A parametrization may have replaced the parameter, and an attribute may hide it. Reading `layer.weight` would then
+    compute it once more, which spectral_norm, for example, counts.
     """
-    return None if "weight" in vars(layer) else layer._parameters.get("weight")
-
-
-def _taker_of(layer: nn.Module, weight: Any, inputs: Tensor) -> Taker | None:
-    """Return the Taker of `weight`, if plain autograd records this call of torch's own `layer` with `inputs`; otherwise
-    None."""
+    weight = None if "weight" in vars(layer) else layer._parameters.get("weight")
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or not torch.is_grad_enabled():
-        return None
+        return weight, None
     if torch._C._is_any_autocast_enabled() or torch._C._are_functorch_transforms_active():
-        return None
+        return weight, None
     if forward_ad._current_level >= 0 or type(weight) is not nn.Parameter or type(inputs) is not Tensor:
-        return None
+        return weight, None
     taker: Taker | None = TAKERS.get(weight)
     if taker is None or not weight.requires_grad or not is_torchs_own(layer) or other_option(layer):
-        return None
-    return taker
+        return weight, None
+    return weight, taker
 
 
 def _linear(self: nn.Linear, input: Tensor) -> Tensor:
-    weight = _weight_of(self)
-    taker = _taker_of(self, weight, input)
+    weight, taker = _taker_of(self, input)
     if taker is None or input.dim() < 2 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
     flat = _Linear.apply(input.reshape(-1, input.shape[-1]), weight, self.bias, taker)
@@ -195,8 +191,7 @@ def _linear(self: nn.Linear, input: Tensor) -> Tensor:
 
 
 def _transposed(self: Any, x: Tensor) -> Tensor:
-    weight = _weight_of(self)
-    taker = _taker_of(self, weight, x)
+    weight, taker = _taker_of(self, x)
     if taker is None or x.dtype != weight.dtype:
         return cast(Tensor, type(self).forward(self, x))
     flat = _Transposed.apply(x.reshape(-1, x.shape[-1]), weight, self.bias, taker)
@@ -204,8 +199,7 @@ def _transposed(self: Any, x: Tensor) -> Tensor:
 
 
 def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
-    weight = _weight_of(self)
-    taker = _taker_of(self, weight, input)
+    weight, taker = _taker_of(self, input)
     if taker is None or not input.numel():
         return type(self).forward(self, input)
     padding = -1 if self.padding_idx is None else self.padding_idx
@@ -213,8 +207,7 @@ def _embedding(self: nn.Embedding, input: Tensor) -> Tensor:
 
 
 def _convolution(self: nn.Conv2d, input: Tensor) -> Tensor:
-    weight = _weight_of(self)
-    taker = _taker_of(self, weight, input)
+    weight, taker = _taker_of(self, input)
     if taker is None or input.dim() != 4 or input.dtype != weight.dtype:
         return type(self).forward(self, input)
     return _Convolution.apply(input, weight, self.bias, (self.stride, self.padding, self.dilation), taker)

@@ -91,8 +91,7 @@ class HalvesQueue(LaunchQueue):
 
     def settle(self, flag: bool, step: int) -> list[Slot]:
         """Return the slots that had a gradient on any rank, equal on all; `flag` and `step` as in `ReceiveQueue`."""
-        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)], step)
-        self.flagged = bool(presence[-1])
+        presence = self._agree(flag, step)
         return [slot for slot in self.slots if presence[slot.index]]
 
 

@@ -131,8 +131,7 @@ class ReceiveQueue:
         This is the step's last collective, since a rank may still be launching the others. UsageError, on all ranks, if
         `step` is not its number on each.
         """
-        presence = self._agree([int(slot.is_taken) for slot in self.slots] + [int(flag)], step)
-        self.flagged = bool(presence[-1])
+        presence = self._agree(flag, step)
         if not self.flagged and self.feedback.momentum is not None:  # one that is not finite is present nowhere
             refuse_partly_absent(self.slots, presence, self.world.world_size)
         found = [slot for slot in self._parked if presence[slot.index]]
@@ -145,13 +144,18 @@ class ReceiveQueue:
         return found
 
     @timed("communicate")
-    def _agree(self, here: list[int], step: int) -> list[int]:
-        """Return the sums over all ranks of the numbers in `here`; UsageError if `step` differs between ranks."""
-        sums = torch.tensor([*here, step, step * step], device=self.world.control_device)
-        *found, total, squares = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
+    def _agree(self, flag: bool, step: int) -> list[int]:
+        """Return how many ranks have a gradient, of each slot, and note whether any gave a `flag`.
+
+        Raises UsageError, on all ranks, if `step` differs between them.
+        """
+        here = [*(int(slot.is_taken) for slot in self.slots), int(flag), step, step * step]
+        sums = torch.tensor(here, device=self.world.control_device)
+        *presence, flags, total, squares = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
         if squares * self.world.world_size != total * total:
             raise UsageError(OTHER_STEP.format(step=step))
-        return found
+        self.flagged = bool(flags)
+        return presence
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

@@ -61,7 +61,7 @@ def check_an_optimizer_that_averages_too(communicator: HorovodCommunicator) -> N
 
 
 def loss(model: torch.nn.Module, generator: torch.Generator) -> torch.Tensor:
-    """Of a batch in the precision of the model."""
+    """Return the mean square of the model's outputs for a random batch in its own precision."""
     x = torch.randn(6, 600, generator=generator).to(next(model.parameters()).dtype)
     return model(x).float().square().mean()
 

@@ -148,7 +148,7 @@ def check_a_step_of_one_rank_alone(communicator: Communicator) -> None:
 
 
 def check_a_velocity_of_one_rank_alone(communicator: Communicator) -> None:
-    """That of the other would neither be sent nor decay."""
+    """A pass in which one rank alone uses a layer is refused: the other's velocity would neither be sent nor decay."""
     parallel = DistributedDataParallel(seeded(Branch), find_unused_parameters=True)
     resireduce.compress_ddp(parallel, "baseline", "dgc-momentum")
     loss(parallel, 0, uses=False).backward()

@@ -249,15 +249,21 @@ def autocast(model: Toy) -> Tensor:
         return model(tokens(0))
 
 
-@pytest.mark.parametrize("loss", [used_outside, autocast])
-def test_a_gradient_that_comes_whole_is_right_and_said_to_be_whole(loss: Callable[[Toy], Tensor]) -> None:
+def compare_with_whole(loss: Callable[[Toy], Tensor], warning: str) -> tuple[Toy, DistributedOptimizer]:
+    """Check that a step with slices warns so, and updates as one without; return its model and optimizer."""
     (model, cut), (other, whole) = toy(kind="sgd"), toy(kind="sgd", slices=None)
-    with pytest.warns(UserWarning, match=r"the gradient of '.*' came whole, so that slices save nothing of it"):
+    with pytest.warns(UserWarning, match=warning):
         loss(model).backward()
     loss(other).backward()
     cut.step()
     whole.step()
     torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+    return model, cut
+
+
+@pytest.mark.parametrize("loss", [used_outside, autocast])
+def test_a_gradient_that_comes_whole_is_right_and_said_to_be_whole(loss: Callable[[Toy], Tensor]) -> None:
+    compare_with_whole(loss, "the gradient of '.*' came whole, so that slices save nothing of it")
 
 
 class Doubled(nn.Linear):
@@ -322,13 +328,7 @@ OTHERS = [in_another_class, in_a_class_that_was_changed, by_another_function, in
 @pytest.mark.parametrize("loss", OTHERS)
 def test_a_layer_that_somebody_else_computes_has_the_gradient_of_that(loss: Callable[[Toy], Tensor]) -> None:
     """Also if that begins when the model has been distributed."""
-    (model, cut), (other, whole) = toy(kind="sgd"), toy(kind="sgd", slices=None)
-    with pytest.warns(UserWarning, match=r"came whole.* or these have been given another forward"):
-        loss(model).backward()
-    loss(other).backward()
-    cut.step()
-    whole.step()
-    torch.testing.assert_close(dict(model.named_parameters()), dict(other.named_parameters()))
+    model, cut = compare_with_whole(loss, "came whole.* or these have been given another forward")
     cut.close()
     assert "forward" not in vars(model.up)
 
