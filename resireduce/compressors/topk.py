@@ -34,8 +34,9 @@ class TopK(Selecting, SparseCompressor):
 
     def compress(self, grad: Tensor, name: str, step: int) -> Payload:
         """Do as all sparse compressors; on a CPU by one call of compiled code, where that is faster."""
-        packed = None if self.half or not self.adds else packed_largest(grad.view(-1), self._count(grad))
-        return super().compress(grad, name, step) if packed is None else self._payload(grad, packed)
+        k = self._count(grad)
+        packed = None if self.half or not self.adds else packed_largest(grad.view(-1), k)
+        return super().compress(grad, name, step) if packed is None else self._payload(grad, packed, k)
 
     def take_from_sum_(self, dense: Tensor, added: Addend | None, check: bool = False) -> Payload:
         """Add `added`, if any, to `dense`, in place; take out its largest magnitudes, and return their payload.
@@ -45,7 +46,7 @@ class TopK(Selecting, SparseCompressor):
         k, flat, addend = self._count(dense), dense.view(-1), added.view(-1) if isinstance(added, Tensor) else added
         packed = None if self.half else packed_largest(flat, k, addend, takes=True, check=check)
         if packed is not None:
-            return self._payload(dense, packed)
+            return self._payload(dense, packed, k)
         if not (addend is None or isinstance(addend, Tensor)):
             addend.add_to_(dense)
             addend = None
@@ -68,8 +69,7 @@ class TopK(Selecting, SparseCompressor):
     def _count(self, grad: Tensor) -> int:
         return share(self.density, grad.numel())
 
-    def _payload(self, grad: Tensor, packed: Tensor) -> Payload:
-        k = self._count(grad)
+    def _payload(self, grad: Tensor, packed: Tensor, k: int) -> Payload:
         return Payload(packed, ((torch.float32, k), (torch.int32, k)), grad.shape, grad.dtype)
 
     def select(self, flat: Tensor, name: str, step: int) -> Tensor:

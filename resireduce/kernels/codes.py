@@ -81,5 +81,5 @@ def _compiled(flat: Tensor, kind: str) -> ctypes.CDLL | None:
     return library("codes") if fits else None
 
 
-def _sizes(flat: Tensor, kind: str) -> tuple[ctypes.c_int64, ctypes.c_int, ctypes.c_int]:
+def _sizes(flat: Tensor, kind: str) -> tuple[ctypes.c_int64, ctypes.c_int, int]:
     return ctypes.c_int64(flat.numel()), ctypes.c_int(BITS[kind]), threads(flat.numel())

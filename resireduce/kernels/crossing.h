@@ -2,7 +2,9 @@
 
 #include <stdint.h>
 
-enum { TILE = 256, LANES_WIDE = 16, WIDEST = 1 << 16, FETCHED = 256, AHEAD_WIDE = 1024 };
+#include "wide.h"
+
+enum { TILE = 256, WIDEST = 1 << 16, FETCHED = 256, AHEAD_WIDE = 1024 };
 
 struct crossing {
     const float *values;           /* of each row, those of its columns */
@@ -89,25 +91,15 @@ static inline __attribute__((always_inline)) int64_t add_tile(const struct cross
     return j;
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#include <immintrin.h>
-
 /* Whether sixteen columns at a time pay: the processor can spread values over some of them, and these are many. */
 static int goes_wide(const struct crossing *at)
 {
-    return at->n_columns >= at->width / LANES_WIDE && __builtin_cpu_supports("avx512f") &&
-           __builtin_cpu_supports("popcnt");
+    return at->n_columns >= at->width / LANES_WIDE && can_go_wide();
 }
 
-/* The first `count` of sixteen; all, if there are more. */
-static inline __attribute__((always_inline)) __mmask16 first_lanes(int64_t count)
-{
-    return count < LANES_WIDE ? (__mmask16)((1u << count) - 1) : 0xffff;
-}
-
+#ifdef WIDE
 /* Do as add_tile for any number n of columns: `places` says which are kept, by numbers that are not negative. */
-__attribute__((target("avx512f,popcnt"))) static void add_wide(const int32_t *places, const float *values, int64_t n,
-                                                               float *x)
+WIDE static void add_wide(const int32_t *places, const float *values, int64_t n, float *x)
 {
     for (int64_t c = 0; c < n; c += LANES_WIDE) {
         const __mmask16 here = first_lanes(n - c);
@@ -116,31 +108,25 @@ __attribute__((target("avx512f,popcnt"))) static void add_wide(const int32_t *pl
         const int count = __builtin_popcount(kept);
         __builtin_prefetch(values + AHEAD_WIDE);
         const __m512 next = _mm512_maskz_loadu_ps(first_lanes(count), values);
-        const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(here, x + c), _mm512_maskz_expand_ps(kept, next));
-        _mm512_mask_storeu_ps(x + c, here, sum);
+        const __m512 sum = _mm512_add_ps(load_lanes(x + c, n - c), _mm512_maskz_expand_ps(kept, next));
+        store_lanes(x + c, n - c, sum);
         values += count;
     }
 }
 
 /* Copy those of row[0..width) to `cut` that `kept` has a bit for, sixteen bits a number. */
-__attribute__((target("avx512f,popcnt"))) static void cut_wide(const float *row, const float *next, int64_t width,
-                                                               const uint16_t *kept, float *cut)
+WIDE static void cut_wide(const float *row, const float *next, int64_t width, const uint16_t *kept, float *cut)
 {
     for (int64_t c = 0; c < width; c += LANES_WIDE) {
         const __mmask16 some = kept[c / LANES_WIDE];
         const int count = __builtin_popcount(some);
         __builtin_prefetch(next + c);
-        const __m512 packed = _mm512_maskz_compress_ps(some, _mm512_maskz_loadu_ps(first_lanes(width - c), row + c));
+        const __m512 packed = _mm512_maskz_compress_ps(some, load_lanes(row + c, width - c));
         _mm512_mask_storeu_ps(cut, first_lanes(count), packed);
         cut += count;
     }
 }
 #else
-static int goes_wide(const struct crossing *at)
-{
-    return 0;
-}
-
 static void add_wide(const int32_t *places, const float *values, int64_t n, float *x)
 {
 }

@@ -92,6 +92,6 @@ def addresses(*tensors: Tensor) -> Iterator[ctypes.c_void_p]:
         yield ctypes.c_void_p(tensor.data_ptr())
 
 
-def threads(numel: int) -> ctypes.c_int:
+def threads(numel: int) -> int:
     """Return in how many threads `numel` elements are gone through: torch's own number, fewer of a small tensor."""
-    return ctypes.c_int(max(1, min(torch.get_num_threads(), numel // SMALLEST)))
+    return max(1, min(torch.get_num_threads(), numel // SMALLEST)) if numel >= 2 * SMALLEST else 1

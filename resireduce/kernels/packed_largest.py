@@ -47,23 +47,29 @@ def packed_largest(
     n = flat.numel()
     if not (0 < k < n < 1 << 31 and _suits(flat) and (not isinstance(added, Tensor) or _suits(added))):
         return None
-    found, piece = library("candidates"), piece_of(n)
-    room = room_for(n, k, piece)
-    step, wanted = sample_of(n, k, room)
-    if found is None or wanted >= -(-n // step) or n > GROUP // 8 * room:
+    found, sizes = library("candidates"), _sizes(n, k)
+    if found is None or sizes is None:
         return None
     packed = torch.empty(BYTES * k, dtype=torch.uint8)
     addend = _addend(added, n, packed)
     if addend is None:
         return None
-    scratch = torch.empty(13 * room, dtype=torch.uint8)
+    scratch = torch.empty(13 * sizes[-1], dtype=torch.uint8)
     to = packed.data_ptr()
-    sizes = n, k, step, wanted, room, threads(n), takes, check
-    status = _largest(found)(flat.data_ptr(), *addend, *sizes, scratch.data_ptr(), to, to + BYTES // 2 * k)
+    told = *addend, n, k, *sizes, threads(n), takes, check
+    status = _largest(found)(flat.data_ptr(), *told, scratch.data_ptr(), to, to + BYTES // 2 * k)
     if status in (1, NOT_DONE):
         return packed if status == 1 else None
     del packed, scratch  # what is held depends on no value
-    return _packed(flat, by_candidates(flat, k, piece, None, check), takes)
+    return _packed(flat, by_candidates(flat, k, piece_of(n), None, check), takes)
+
+
+@cache
+def _sizes(n: int, k: int) -> tuple[int, int, int] | None:
+    """Return the sample of `n` elements, as of `sample_of`, and the room for candidates; None if that is too little."""
+    room = room_for(n, k, piece_of(n))
+    step, wanted = sample_of(n, k, room)
+    return None if wanted >= -(-n // step) or n > GROUP // 8 * room else (step, wanted, room)
 
 
 def _addend(added: Addend | None, n: int, room: Tensor) -> tuple[Any, ...] | None:

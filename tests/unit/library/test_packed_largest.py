@@ -19,8 +19,11 @@ pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is No
 KINDS = ["normal", "ties", "uneven", "zero", "negative zero", "denormal", "huge"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
+@pytest.fixture(autouse=True, params=["", "-DRESIREDUCE_NARROW"])
+def _one_thread(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Use one thread; compile for this processor, and as for one that has no numbers sixteen at a time."""
+    monkeypatch.setenv("CC", f"{os.environ.get('CC') or 'cc'} {request.param}")
+    library.cache_clear()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
