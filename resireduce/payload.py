@@ -81,6 +81,8 @@ class Payload:
 
         It is copied if it is not aligned, after a payload of an uneven size.
         """
+        if buffer is self.buffer:
+            return self
         if len(self.layout) > 1 and buffer.storage_offset() % ALIGNMENT:
             buffer = buffer.clone()
         if not self.ragged:
