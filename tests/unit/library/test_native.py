@@ -28,6 +28,13 @@ def test_code_is_compiled_where_there_is_a_compiler(name: str) -> None:
     assert library(name) is not None
 
 
+def test_what_is_there_for_each_processor_is_called_from_c_alone() -> None:
+    """For clang its name is another one: a function that Python calls would not be found."""
+    texts = [one.read_text() for one in Path(native.__file__).parent.glob("*.[ch]")]
+    of_each = [text for whole in texts for text in whole.split("\nFOR_EACH_PROCESSOR\n")[1:]]
+    assert of_each and all(text.startswith("static ") for text in of_each)
+
+
 @needs_compiler
 @pytest.mark.parametrize("kind", ["normal", "denormal", "huge", "zero", "ties"])
 @pytest.mark.parametrize("n", [2, 33, 4097, 70_001])
