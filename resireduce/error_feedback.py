@@ -13,7 +13,7 @@ from resireduce.finiteness import Finiteness, refused
 from resireduce.momentum import MomentumCorrection
 from resireduce.payload import Payload
 from resireduce.residuals.base import Residual
-from resireduce.saved_state import check_levels, check_place, check_state
+from resireduce.saved_state import check_levels, check_place, check_state, origin
 from resireduce.sending.message import Round, go_on
 from resireduce.sending.messenger import Messenger
 from resireduce.slices.gradient_parts import payload_of_parts
@@ -65,12 +65,12 @@ class ErrorFeedback(Messenger):
 
         It also holds the number of the next `step`, and which rank of how many this is.
         """
-        velocities = {} if self.momentum is None else self.momentum.tensors()
+        memory = self.states.tensors() | ({} if self.momentum is None else self.momentum.tensors())
         return (
             self.residual.tensors()
-            | self.states.tensors()
+            | memory
+            | origin(self.compressor.memory if memory else "", self.residual.groups())
             | {"steps": torch.tensor(step, device="cpu")}
-            | velocities
             | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
         )
 

@@ -1,6 +1,7 @@
 """Checks of the residual state that one rank has saved, before it is loaded."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -9,21 +10,57 @@ from resireduce.errors import ConfigError
 
 RANKS_PER_NODE = "ranks_per_node"
 """What a state has only if its residuals are slices."""
+MADE_BY, MEMBERS = "made_by", "members."
+"""What a state has of its origin, unless it is of an earlier version: whose memory it holds, and of each group, named
+for its first member, a digest of all."""
+LONGEST = 128
+"""Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
+
+
+def origin(memory: str, groups: Iterable[Sequence[str]]) -> dict[str, Tensor]:
+    """Return what decides what a saved state means: whose `memory` it holds, if any, and the members of `groups`."""
+    digests = {one[0]: hashlib.sha256("\n".join(one).encode()).digest()[:7] for one in groups}
+    found = {f"{MEMBERS}{first}": torch.tensor(int.from_bytes(one), device="cpu") for first, one in digests.items()}
+    text = bytearray(memory.encode()[:LONGEST].ljust(LONGEST))
+    return found | ({MADE_BY: torch.frombuffer(text, dtype=torch.uint8)} if memory else {})
 
 
 def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Raise ConfigError unless `state` is what `held` looks like: the same tensors, and finite."""
     if not isinstance(state, Mapping):
         raise ConfigError(f"residual state: it is of type {type(state).__name__}; give what residual_state_dict() made")
-    wrong = sorted(held.keys() ^ state.keys()) or sorted(name for name in held if not _alike(held[name], state[name]))
+    wrong = sorted(name for name in held.keys() ^ state.keys() if not _is_of_origin(name))
+    wrong = wrong or sorted(name for name in held.keys() & state.keys() if not _alike(held[name], state[name]))
     if wrong:
         raise ConfigError(
             f"residual state: {wrong[0]!r} does not fit this model, scheme, compressor and residual_dtype; load what "
             "they saved"
         )
+    _check_origin(held, state)
     bad = next((name for name, tensor in state.items() if not _is_sound(tensor)), None)
     if bad is not None:
         raise ConfigError(f"residual state: {bad!r} holds NaN, infinity or a number that cannot be; load another")
+
+
+def _is_of_origin(name: str) -> bool:
+    return name == MADE_BY or name.startswith(MEMBERS)
+
+
+def _check_origin(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Raise ConfigError if `state` says that another compressor's memory, or a group of other members, is in it."""
+    common = sorted(name for name in held.keys() & state.keys() if _is_of_origin(name))
+    name = next((one for one in common if not torch.equal(held[one], state[one].cpu())), None)
+    if name == MADE_BY:
+        theirs, ours = (bytes(one[name].tolist()).decode(errors="replace").strip() for one in (state, held))
+        raise ConfigError(
+            f"residual state: what is remembered of each tensor is that of {theirs}, and this is {ours}; load it with "
+            "the compressor that saved it, or call start_at(...) to go on without it"
+        )
+    if name is not None:
+        raise ConfigError(
+            f"residual state: the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups "
+            "that it was saved with"
+        )
 
 
 def check_place(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

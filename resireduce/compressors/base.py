@@ -122,6 +122,11 @@ class Compressor(ABC):
         """Momentum that is formed on each rank before compression, in place of the optimizer's, if any."""
         return None
 
+    @property
+    def memory(self) -> str:
+        """What decides the meaning of its state and velocities, in words: they are loaded only where this is equal."""
+        return f"{type(self).__name__} with {self.momentum or 'no momentum'}"
+
     @classmethod
     def from_density(cls, density: float) -> Self:
         """Return this compressor, sending a share `density` of the elements, in (0, 1], if it selects any."""

@@ -42,6 +42,11 @@ class Packed(Compressor):
         """Momentum that the other compressor corrects, if any."""
         return self.of.momentum
 
+    @property
+    def memory(self) -> str:
+        """What decides the meaning of the other compressor's state."""
+        return self.of.memory
+
     @classmethod
     def from_density(cls, density: float) -> Self:
         """Return the compressor of top-k with this density, in (0, 1]."""

@@ -93,6 +93,11 @@ class Scheduled(Compressor):
         """Momentum that the kind corrects, if any."""
         return self._any.momentum
 
+    @property
+    def memory(self) -> str:
+        """What decides the meaning of the kind's state."""
+        return self._any.memory
+
     @classmethod
     def from_density(cls, density: float) -> Self:
         """Raise ConfigError: a `density` is not a schedule; `resireduce.distribute` takes a function instead."""

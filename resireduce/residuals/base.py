@@ -177,6 +177,10 @@ class Residual(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return everything stored, indices included, by a name that is unique within this residual."""
 
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return the members, by name, of each group that shares a residual here."""
+        return []
+
     def nbytes(self) -> int:
         """Return the bytes held between two steps."""
         return sum(tensor.nbytes for tensor in self.tensors().values())

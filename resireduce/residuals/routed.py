@@ -105,6 +105,10 @@ class RoutedResidual(Residual):
         for part in self._parts:
             part.end_step(step)
 
+    def groups(self) -> list[tuple[str, ...]]:
+        """Return the groups of all parts."""
+        return [group for part in self._parts for group in part.groups()]
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all parts; each part prefixes the names with its kind."""
         return {name: tensor for part in self._parts for name, tensor in part.tensors().items()}

@@ -64,6 +64,9 @@ def check_fewer_replicas(states: list[dict[str, Tensor]], communicator: Communic
     assert len(names) == 3 and all(held[name].any() for name in names)
     for name in names:
         torch.testing.assert_close(held[name], (pair[0][name] + pair[1][name]) / 2)
+    group = next(name for name in held if name.startswith("members."))
+    with pytest.raises(ConfigError, match=r"the group of '.*' had other members"):
+        hook.load_residual_state_dict({**held, group: held[group] + 1})
     hook.load_residual_state_dict(held)
     train(model, steps=1)
     assert hook.steps == fsdp_resumed.STEPS + 1

@@ -182,6 +182,7 @@ def test_groups_by_pattern_and_tensors_to_send_dense() -> None:
     optimizer = distributed(model, scheme="w", groups=groups, dense=["first.*"])
     assert sorted(optimizer.residual_state_dict()) == [
         *(f"full.blocks.{i}.down.weight" for i in range(3)),
+        "members.blocks.0.up.weight",
         "rank",
         "steps",
         "weighted.blocks.0.up.weight",

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,10 +13,15 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 import resireduce
 from resireduce.comm.base import Communicator
 from resireduce.comm.local import LocalWorld
+from resireduce.compressors.base import Compressor
+from resireduce.compressors.dgc import DGC
+from resireduce.compressors.packed import Packed
+from resireduce.compressors.signum import Signum
 from resireduce.errors import ConfigError, UsageError
+from resireduce.grouping import Grouping
 from resireduce.optimizer import DistributedOptimizer
 from tests.dear import DEAR
-from tests.worlds import Net, distributed, loss_of, seeded
+from tests.worlds import Net, distributed, loss_of, reloaded, seeded
 
 
 def loss(model: nn.Module) -> torch.Tensor:
@@ -26,6 +32,48 @@ def test_residuals_that_were_stored_in_another_precision() -> None:
     saved = distributed(seeded(Net), residual_dtype="float8_e4m3").residual_state_dict()
     with pytest.raises(ConfigError, match="does not fit this model, scheme, compressor and residual_dtype"):
         distributed(seeded(Net), residual_dtype="int8").load_residual_state_dict(saved)
+
+
+def both_ways(holder: DistributedOptimizer, state: dict[str, torch.Tensor], said: str) -> None:
+    """Loaded by its own rank or shared out, a state is refused before anything has changed."""
+    before = copy.deepcopy(holder.residual_state_dict())
+    for act in (holder.load_residual_state_dict, lambda one: resireduce.redistribute(holder, [one])):
+        with pytest.raises(ConfigError, match=f"^residual state: {said}"):
+            act(reloaded(state))
+    after = holder.residual_state_dict()
+    assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        (DGC(0.05, momentum_factor=0.9), Signum()),
+        (DGC(0.05, momentum_factor=0.9), DGC(0.05, momentum_factor=0.5)),
+        (Packed(DGC(0.05, momentum_factor=0.9)), Signum(0.9)),
+    ],
+)
+def test_velocities_that_another_compressor_saved(theirs: Compressor, ours: Compressor) -> None:
+    state = distributed(seeded(Net), compressor=theirs).residual_state_dict()
+    said = rf"what is remembered of each tensor is that of DGC with .*0\.9.*, and this is {type(ours).__name__} with "
+    both_ways(distributed(seeded(Net), compressor=ours), state, said)
+    same = [DGC(0.02, momentum_factor=0.9), Packed(DGC(0.02, momentum_factor=0.9))]
+    for one in same:  # what they remember means the same
+        distributed(seeded(Net), compressor=one).load_residual_state_dict(state)
+    del state["made_by"]  # of an earlier version
+    distributed(seeded(Net), compressor=ours).load_residual_state_dict(state)
+
+
+@pytest.mark.parametrize("scheme", ["a", "w", "member"])
+def test_residuals_of_groups_with_other_members(scheme: str) -> None:
+    def grouped(*pairs: tuple[int, int]) -> DistributedOptimizer:
+        groups = Grouping(tuple(tuple(f"blocks.{i}.up.weight" for i in pair) for pair in pairs))
+        return distributed(seeded(partial(Net, blocks=4)), scheme=scheme, groups=groups)
+
+    state, ours = grouped((0, 2), (1, 3)).residual_state_dict(), grouped((0, 3), (1, 2))
+    both_ways(ours, state, r"the group of 'blocks\.0\.up\.weight' had other members; load it with the groups")
+    for first in (0, 1):  # of an earlier version
+        del state[f"members.blocks.{first}.up.weight"]
+    ours.load_residual_state_dict(state)
 
 
 def test_states_are_saved_and_loaded_between_steps() -> None:
