@@ -94,6 +94,11 @@ class Scheduled(Compressor):
         return self._any.momentum
 
     @property
+    def varies(self) -> bool:
+        """True: sizes depend on the number of the step."""
+        return True
+
+    @property
     def memory(self) -> str:
         """What decides the meaning of the kind's state."""
         return self._any.memory

@@ -61,6 +61,8 @@ class LaunchQueue(ReceiveQueue):
         """Tensors that always share a message, each other one by itself, in the order of arrival."""
         self._order_is_learnt = False
         self._bucket_of = {slot: bucket for bucket in self.buckets for slot in bucket}
+        varies = feedback.compressor.varies or feedback.warm_up_steps > 0
+        self._step_is_agreed = self.world.world_size == 1 or not varies
         self._next: dict[Slot, Slot] | None = None  # each slot with the next that has a residual
         self.merge(merge)
         self._restart()
@@ -100,6 +102,8 @@ class LaunchQueue(ReceiveQueue):
 
     def launch(self, step: int, complete: bool = False) -> None:
         """Launch what is ready. `complete`: no more gradients will come, so the missing ones are sent as zeros."""
+        if not self._may_begin(step, complete):
+            return
         while self._launched < len(self.messages) and self._in_parts is None:
             if not complete and self.feedback.communicator.would_block:
                 return  # another rank may be in a collective of the user's own, and reach this one only in step()
@@ -125,6 +129,16 @@ class LaunchQueue(ReceiveQueue):
             self._launched += 1
         if complete:
             self._end_rounds()
+
+    def _may_begin(self, step: int, complete: bool) -> bool:
+        """Return False if messages depend on the number of the `step`, and it is not complete but the first.
+
+        Then they wait, for ranks to compare that number: UsageError, on all, if another rank has another.
+        """
+        if complete and not self._step_is_agreed:
+            self._sums([], step)
+            self._step_is_agreed = True
+        return self._step_is_agreed
 
     def _send_message(self, message: list[Slot]) -> None:
         apart = not message[0].small and not self.feedback.packs(message[0].name)

@@ -149,13 +149,17 @@ class ReceiveQueue:
 
         Raises UsageError, on all ranks, if `step` differs between them.
         """
-        here = [*(int(slot.is_taken) for slot in self.slots), int(flag), step, step * step]
-        sums = torch.tensor(here, device=self.world.control_device)
-        *presence, flags, total, squares = self.world.all_reduce(sums, "resireduce.presence").wait().tolist()
-        if squares * self.world.world_size != total * total:
-            raise UsageError(OTHER_STEP.format(step=step))
+        *presence, flags = self._sums([*(int(slot.is_taken) for slot in self.slots), int(flag)], step)
         self.flagged = bool(flags)
         return presence
+
+    def _sums(self, here: list[int], step: int) -> list[int]:
+        """Return the sums of all ranks' numbers. Raises UsageError, on all ranks, if `step` differs between them."""
+        mine = torch.tensor([*here, step, step * step], device=self.world.control_device)
+        *sums, total, squares = self.world.all_reduce(mine, "resireduce.presence").wait().tolist()
+        if squares * self.world.world_size != total * total:
+            raise UsageError(OTHER_STEP.format(step=step))
+        return sums
 
 
 def refuse_partly_absent(slots: Sequence[Slot], presence: Sequence[int], world_size: int) -> None:

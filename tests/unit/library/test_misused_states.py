@@ -146,7 +146,20 @@ def forgotten_in(optimizer: DistributedOptimizer, model: nn.Module) -> bool:
     return any("but not the residuals" in str(one.message) for one in caught)
 
 
-@pytest.mark.parametrize("options", [{"compressor": "randomk"}, DEAR])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"compressor": "randomk"},
+        DEAR,
+        {"compressor": "adtopk-interleaved"},
+        {"compressor": "adtopk-interleaved", "gradients": "kept"},
+        {"compressor": "adtopk-interleaved", "hierarchy": [[0], [1]]},
+        {"compressor": "ok-topk"},
+        {"density": lambda step: 0.01 * (step + 1)},
+        {"warm_up_steps": 2},
+    ],
+)
+@pytest.mark.filterwarnings("ignore:hierarchy")
 def test_a_state_that_is_loaded_on_one_rank_alone(options: dict[str, object]) -> None:
     """Random choices that all ranks must make alike follow from the number of the step."""
     start = seeded(Net)

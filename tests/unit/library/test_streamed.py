@@ -236,8 +236,8 @@ def test_residuals_are_saved_and_loaded() -> None:
     model = seeded(Net)
     _, optimizer = train(LocalCommunicator(), model, steps=3)
     state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
-    tensors = [tensor for name, tensor in state.items() if name not in ("steps", "rank", "world_size")]
-    assert sum(tensor.nbytes for tensor in tensors) == optimizer.feedback.residual.nbytes() > 0 and state["steps"] == 3
+    held = [tensor for name, tensor in state.items() if name.startswith(("full.", "weighted.", "rowscolumns."))]
+    assert sum(tensor.nbytes for tensor in held) == optimizer.feedback.residual.nbytes() > 0 and state["steps"] == 3
     _, fresh = train(LocalCommunicator(), model, steps=0)
     fresh.load_residual_state_dict(state)
     assert all(torch.equal(state[name], tensor) for name, tensor in fresh.residual_state_dict().items())
