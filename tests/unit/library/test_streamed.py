@@ -236,7 +236,7 @@ def test_residuals_are_saved_and_loaded() -> None:
     model = seeded(Net)
     _, optimizer = train(LocalCommunicator(), model, steps=3)
     state = {name: tensor.clone() for name, tensor in optimizer.residual_state_dict().items()}
-    held = [tensor for name, tensor in state.items() if name.startswith(("full.", "weighted.", "rowscolumns."))]
+    held = [tensor for name, tensor in state.items() if name.startswith(("full.", "weighted.", "rows_columns."))]
     assert sum(tensor.nbytes for tensor in held) == optimizer.feedback.residual.nbytes() > 0 and state["steps"] == 3
     _, fresh = train(LocalCommunicator(), model, steps=0)
     fresh.load_residual_state_dict(state)
