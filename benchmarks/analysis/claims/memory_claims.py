@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.analysis.claims.claim import Criteria
 from benchmarks.analysis.claims.planned import load_planned, unplanned
 from benchmarks.analysis.claims.select import Case, Comparison, check_there
-from benchmarks.analysis.claims.verdict import INCONCLUSIVE, REPRODUCED, Undecided, Verdict, number, shown
+from benchmarks.analysis.claims.verdict import Undecided, Verdict, number, shown, unless_doubted
 from benchmarks.analysis.grouping import grouped
 from benchmarks.core.record import STATE_FIELDS, CellResult
 
@@ -134,7 +134,7 @@ def _equal(records: tuple[CellResult, ...], exact: bool) -> States:
 def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping[str, States]) -> Verdict:
     """Compare values in per cent with the published one or with the limits of the claim.
 
-    Residuals larger than planned may refute a claim, but not show it: they make a larger saving the published one.
+    Residuals larger than planned do not show it: they make a larger saving the published one.
     """
     published, limits = case.published(), case.limits
     low, high = None, None
@@ -152,12 +152,9 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
     text += f", {says}" if published is None else f"; published {published:g} %, {more}"
     assumed = "; ".join(dict.fromkeys(state.assumed for state in known.values() if state.assumed))
     records = tuple(record for state in known.values() for record in state.records)
-    status, reason = shown(not outside), text + (f" ({assumed})" if assumed else "")
-    if status == REPRODUCED and (problem := next(filter(None, (unplanned(one, exact=True) for one in records)), None)):
-        status, reason = INCONCLUSIVE, f"{reason}; {problem}"
-    return Verdict(
-        status=status,
-        reason=reason,
+    verdict = Verdict(
+        status=shown(not outside),
+        reason=text + (f" ({assumed})" if assumed else ""),
         value=value,
         published=published,
         unit=UNIT,
@@ -165,3 +162,4 @@ def _judge(case: Case, values: Mapping[str, float], value: float, known: Mapping
         seeds=min(len({one.cell.seed for one in state.records}) for state in known.values()),
         results=records,
     )
+    return unless_doubted(verdict, (unplanned(one, exact=True) for one in records))

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.analysis.claims.claim import Claim
 from benchmarks.analysis.claims.judge import combined
 from benchmarks.analysis.claims.planned import load_planned, planned_residuals
-from benchmarks.analysis.claims.verdict import INCONCLUSIVE, NOT_RUN, Undecided, Verdict, number, shown
+from benchmarks.analysis.claims.verdict import NOT_RUN, Undecided, Verdict, number, shown, unless_doubted
 from benchmarks.analysis.one_gpu.gpu_records import Case, Device
 from benchmarks.analysis.one_gpu.look_up import BASELINE, NVML_PROCESS, USUAL, Unread, bytes_at, matching, spoilt
 from benchmarks.analysis.one_gpu.soundness import ALLOCATED, ITEMISED, PARTS, PEAK, STATES
@@ -80,10 +80,8 @@ def saving(claim: Claim, device: Device) -> Found:
         text = f"published {published.value:g} %, {abs(apart):.2f} points {'more' if apart >= 0 else 'less'}"
     where = f"{limits['rung']} of {theirs / 2**20:,.1f} MiB, one rank on {device.source['device']}"
     reason, status = f"{number(value)} %, {text}; {where}", shown(agrees)
-    if agrees and (problem := next(_unplanned(tested), None)):
-        status, reason = INCONCLUSIVE, f"{reason}; {problem}"
     verdict = Verdict(status=status, reason=reason, value=value, unit="%", tolerance=says, seeds=1)
-    return Found(verdict, cells=(tested.cell.name, against.cell.name))
+    return Found(unless_doubted(verdict, _unplanned(tested)), cells=(tested.cell.name, against.cell.name))
 
 
 def as_planned(claim: Claim, device: Device) -> Found:

@@ -78,6 +78,17 @@ def shown(reproduced: bool) -> str:
     return REPRODUCED if reproduced else NOT_REPRODUCED
 
 
+def unless_doubted(verdict: Verdict, doubts: Iterable[str | None]) -> Verdict:
+    """Return the verdict; one of "reproduced" as inconclusive, with the first of `doubts`, if there is any.
+
+    What is doubted may refute a claim, but not show it.
+    """
+    doubt = next(filter(None, doubts), None)
+    if verdict.status != REPRODUCED or doubt is None:
+        return verdict
+    return replace(verdict, status=INCONCLUSIVE, reason=f"{verdict.reason}; {doubt}")
+
+
 def bounds(found: Interval) -> Bounds | None:
     """Return the interval's ends; None for a single value."""
     return None if found.half_width is None else (found.mean - found.half_width, found.mean + found.half_width)
