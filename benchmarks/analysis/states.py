@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterable
-from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from benchmarks.analysis.claims.planned import STATES_FILE, setting_name
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_json, writable
 from benchmarks.core.registry import MODELS
-from resireduce.scheme import load
+from resireduce.scheme import RESIDUAL_DTYPES, SCHEMES, load
 
-SETTINGS = (("baseline", None), ("w", None), ("2d", None), ("w+2d", None), ("baseline", "int4"))
-"""The settings (scheme, residual_dtype) that claims about bytes compare."""
+DTYPES = (None, *(name for name in RESIDUAL_DTYPES if name != "float64"))
+"""Precisions in which the residuals of models in float32 can be stored."""
+SETTINGS = tuple(product((name for name in SCHEMES if name != "none"), DTYPES))
+"""The settings (scheme, residual_dtype) of all cells that keep residuals and have no options."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,11 +50,13 @@ def states(models: Iterable[str]) -> dict[str, Any]:
 
 
 def residuals_bytes(model: str, scheme: str, residual_dtype: str | None) -> int:
-    """Return the planned bytes of residuals. They do not depend on the optimizer, so the quickest one is used."""
+    """Return the planned bytes of residuals: those that are allocated before the first step, without storage."""
     import torch
 
-    from resireduce.plan import plan
+    from resireduce import distribute
 
-    stateless = partial(torch.optim.SGD, lr=0.1)
-    planned = plan(load(MODELS[model]), optimizer=stateless, scheme=scheme, residual_dtype=residual_dtype, world_size=2)
-    return int(planned["residuals"])
+    with torch.device("meta"):
+        built = load(MODELS[model])()
+    stateless = torch.optim.SGD(built.parameters(), lr=0.1)
+    with distribute(built, stateless, scheme, backend="local", residual_dtype=residual_dtype) as optimizer:
+        return int(optimizer.feedback.residual.nbytes())

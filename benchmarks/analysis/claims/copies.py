@@ -21,6 +21,9 @@ from resireduce.scheme import COMPRESSORS
 EVALUATIONS = 3
 """Fewest different values of a history that is compared: the first steps of many trainings end with one accuracy."""
 
+SIZED = ("baseline", "w", "2d", "w+2d")
+"""Schemes whose residuals are the same where they have the same size by plan; those of others differ in values."""
+
 
 def copies(records: Sequence[CellResult]) -> list[list[CellResult]]:
     """Return the groups of records of one model that share a history, one record of each training in it."""
@@ -84,7 +87,8 @@ def _training(record: CellResult) -> Hashable:
     cell = record.cell
     some = COMPRESSORS[cell.compressor].selects and cell.density < 1
     sent = (cell.compressor.partition("+")[0], cell.density) if some else None
-    return cell.seed, planned_residuals(cell) or cell.scheme, sent
+    residuals = planned_residuals(cell) if cell.scheme in SIZED else None
+    return cell.seed, residuals or cell.scheme, sent
 
 
 def _tells(record: CellResult) -> bool:

@@ -10,7 +10,8 @@ from benchmarks.__main__ import main
 from benchmarks.analysis.check.bands import UNEVEN, Bands
 from benchmarks.analysis.check.reference import Reference
 from benchmarks.analysis.check.reference_rows import change_text
-from benchmarks.analysis.claims.planned import load_planned
+from benchmarks.analysis.claims.planned import fewer_than_planned, load_planned, setting_name
+from benchmarks.analysis.states import SETTINGS
 from benchmarks.core.cell import Cell
 from benchmarks.core.record import CellResult
 from resireduce.scheme import COMPRESSORS, load
@@ -60,6 +61,14 @@ def test_fewer_bytes_than_planned_are_tensors_that_were_not_measured(folder, tmp
     assert main(command) == 1
     assert f"{LABEL}: residuals: 1,502,076 bytes, by plan 1,502,080: not all tensors were" in capsys.readouterr().out
     assert main([*command, "--accept", "meant"]) == main(command) == 0
+
+
+@pytest.mark.parametrize(("scheme", "residual_dtype"), SETTINGS)
+def test_all_schemes_and_precisions_are_planned(scheme, residual_dtype):
+    cell = Cell(model="vgg-digits", scheme=scheme, residual_dtype=residual_dtype)
+    planned = load_planned()["vgg-digits"].residuals_bytes[setting_name(scheme, residual_dtype)]
+    assert fewer_than_planned(cell, "residuals_bytes", planned, planned) is None
+    assert "not all tensors were measured" in fewer_than_planned(cell, "residuals_bytes", planned, planned - 4)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,16 @@ def judged(records: dict[Cell, CellResult], claim: str) -> tuple[str, str]:
     return one.status, one.reason
 
 
+def test_residuals_of_one_size_are_not_the_same_in_all_schemes() -> None:
+    """In a model without specific layers `2d` is the baseline, but an average is not what weights give."""
+    assert copied_by("resnet50", "w", "a") and not copied_by("resnet50", "baseline", "2d")
+
+
+def copied_by(model: str, *schemes: str) -> bool:
+    one, other = ([make(Cell(model=model, scheme=scheme, seed=seed)) for seed in range(3)] for scheme in schemes)
+    return bool(copied([*one, *(history_of(mine, theirs, 0.0) for mine, theirs in zip(other, one, strict=True))]))
+
+
 @pytest.mark.parametrize("most", [0.0, 1e-9, 0.4 * HISTORY])
 def test_seeds_whose_histories_are_one_with_noise_are_one_training(most: float) -> None:
     records = {cell: make(cell) for cell in cells("gpt2-bytes")}

@@ -30,6 +30,9 @@ def test_every_model_of_a_claim_is_there_with_every_setting() -> None:
 def test_small_models_hold_what_plan_says(model: str) -> None:
     planned = load_planned()[model]
     assert states([model])[model] == vars(planned)
+    for scheme, dtype in (("w+2d", None), ("a", "int8"), ("d", "bfloat16"), ("partial", "int4"), ("member", None)):
+        cell = Cell(model=model, scheme=scheme, residual_dtype=dtype)
+        assert plan_of(cell)["residuals"] == planned.residuals_bytes[setting_name(scheme, dtype)]
 
 
 @pytest.mark.parametrize("model", FULL)
