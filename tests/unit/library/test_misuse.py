@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.optim.sgd import sgd
 
 import resireduce
 from resireduce.attach import refuse_capture
@@ -16,6 +17,7 @@ from resireduce.compressors.threshold import Threshold
 from resireduce.errors import ConfigError, NonFiniteGradient, UsageError
 from resireduce.grouping import Grouping, find_groups
 from resireduce.streamed_away import StreamedAway
+from tests.dear import DEAR
 from tests.worlds import Net, distributed, loss_of, same, seeded
 
 
@@ -323,6 +325,35 @@ def test_streamed_gradients_are_no_zeros_to_clip(compressor: str) -> None:
             [p.grad.norm() for p in model.parameters() if p.grad is not None]
         optimizer.step()
         assert all(p.grad is None for p in model.parameters())
+
+
+SGD = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0, "nesterov": False, "maximize": False}
+BY_HAND = {
+    "functional": lambda held, grads: sgd(held, grads, [None] * len(held), **SGD),
+    "foreach": lambda held, grads: sgd(held, grads, [None] * len(held), foreach=True, **SGD),
+    "fused": lambda held, grads: torch._fused_sgd_(held, grads, [], is_first_step=True, **SGD),
+    "data": lambda held, grads: [one.data.sub_(grad.data, alpha=0.1) for one, grad in zip(held, grads, strict=True)],
+    "an optimizer": lambda held, _: torch.optim.Adam(held, 0.1).step(),
+}
+
+
+@pytest.mark.parametrize("update", BY_HAND)
+@pytest.mark.parametrize(
+    "options", [{}, {"gradients": "kept", "overlap": True}, {"update": "in_backward", "compressor": "none"}, DEAR]
+)
+def test_streamed_gradients_update_nothing_by_hand(options: dict[str, object], update: str) -> None:
+    model = seeded(Net)
+    optimizer = distributed(model, **options)
+    loss(model).backward()
+    held = list(model.parameters())
+    before = [one.detach().clone() for one in held]
+    with (
+        pytest.raises(UsageError, match=r"by another optimizer, or by its functional form, distribute that one"),
+        torch.no_grad(),
+    ):
+        BY_HAND[update](held, [one.grad for one in held])
+    assert all(map(torch.equal, before, held))
+    optimizer.step()
 
 
 class Failing(nn.Module):
