@@ -69,7 +69,7 @@ class ErrorFeedback(Messenger):
         return (
             self.residual.tensors()
             | memory
-            | origin(self.compressor.memory if memory else "", self.residual.groups())
+            | origin(self.compressor.memory if memory else "", self.residual.meaning())
             | {"steps": torch.tensor(step, device="cpu")}
             | {key: torch.tensor(value, device="cpu") for key, value in self.place.items()}
         )

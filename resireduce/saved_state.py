@@ -1,7 +1,7 @@
 """Checks of the residual state that one rank has saved, before it is loaded."""
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -10,17 +10,17 @@ from resireduce.errors import ConfigError
 
 RANKS_PER_NODE = "ranks_per_node"
 """What a state has only if its residuals are slices."""
-MADE_BY, MEMBERS = "made_by", "members."
-"""What a state has of its origin, unless it is of an earlier version: whose memory it holds, and of each group, named
-for its first member, a digest of all."""
+MADE_BY, MEMBERS, PLACES = "made_by", "members.", "places."
+"""What a state has of its origin, unless it is of an earlier version: whose memory it holds, and digests: of the
+members of each group, named for the first, and of how the places of each tensor that is stored in part were drawn."""
 LONGEST = 128
 """Bytes that are kept of the text in MADE_BY: torch.distributed.checkpoint loads tensors of one size only."""
 
 
-def origin(memory: str, groups: Iterable[Sequence[str]]) -> dict[str, Tensor]:
-    """Return what decides what a saved state means: whose `memory` it holds, if any, and the members of `groups`."""
-    digests = {one[0]: hashlib.sha256("\n".join(one).encode()).digest()[:7] for one in groups}
-    found = {f"{MEMBERS}{first}": torch.tensor(int.from_bytes(one), device="cpu") for first, one in digests.items()}
+def origin(memory: str, meaning: Mapping[str, str]) -> dict[str, Tensor]:
+    """Return what tells a saved state from others: whose `memory` it holds, if any, and digests of each `meaning`."""
+    digests = {name: hashlib.sha256(text.encode()).digest()[:7] for name, text in meaning.items()}
+    found = {name: torch.tensor(int.from_bytes(digest), device="cpu") for name, digest in digests.items()}
     text = bytearray(memory.encode()[:LONGEST].ljust(LONGEST))
     return found | ({MADE_BY: torch.frombuffer(text, dtype=torch.uint8)} if memory else {})
 
@@ -43,11 +43,12 @@ def check_state(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None
 
 
 def _is_of_origin(name: str) -> bool:
-    return name == MADE_BY or name.startswith(MEMBERS)
+    return name == MADE_BY or name.startswith((MEMBERS, PLACES))
 
 
 def _check_origin(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError if `state` says that another compressor's memory, or a group of other members, is in it."""
+    """Raise ConfigError if `state` says that another compressor's memory is in it, or residuals that mean another
+    thing."""
     common = sorted(name for name in held.keys() & state.keys() if _is_of_origin(name))
     name = next((one for one in common if not torch.equal(held[one], state[one].cpu())), None)
     if name == MADE_BY:
@@ -56,10 +57,15 @@ def _check_origin(held: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> No
             f"residual state: what is remembered of each tensor is that of {theirs}, and this is {ours}; load it with "
             "the compressor that saved it, or call start_at(...) to go on without it"
         )
-    if name is not None:
+    if name is not None and name.startswith(MEMBERS):
         raise ConfigError(
             f"residual state: the group of {name.removeprefix(MEMBERS)!r} had other members; load it with the groups "
             "that it was saved with"
+        )
+    if name is not None:
+        raise ConfigError(
+            f"residual state: it has other elements of {name.removeprefix(PLACES)!r}, drawn on another type of device; "
+            "load it on that which it was saved on"
         )
 
 

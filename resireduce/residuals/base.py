@@ -177,9 +177,10 @@ class Residual(ABC):
     def tensors(self) -> dict[str, Tensor]:
         """Return everything stored, indices included, by a name that is unique within this residual."""
 
-    def groups(self) -> list[tuple[str, ...]]:
-        """Return the members, by name, of each group that shares a residual here."""
-        return []
+    def meaning(self) -> dict[str, str]:
+        """Return what `tensors()` do not show, and a state to `load` must have in common: in words, by names that
+        begin with "members." or "places."."""
+        return {}
 
     def nbytes(self) -> int:
         """Return the bytes held between two steps."""

@@ -145,9 +145,9 @@ class GroupResidual(Residual):
         """Return the residual that the group of tensor `name` shares."""
         return self._group_of[name].stored
 
-    def groups(self) -> list[tuple[str, ...]]:
-        """Return the members of each group, in the order in which their errors are folded, last first."""
-        return [group.members for group in self._groups.values()]
+    def meaning(self) -> dict[str, str]:
+        """Return the members of each group, by its first one."""
+        return {f"members.{key}": ", ".join(group.members) for key, group in self._groups.items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the residual of each group, named for its first member."""

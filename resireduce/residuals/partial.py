@@ -30,9 +30,11 @@ class PartialResidual(Residual):
         super().__init__(**options)  # type: ignore[arg-type]
         self.ratio = Ratio("ratio", ratio)
         self._stored: dict[str, Stored] = {}
+        self._drawn_on: dict[str, str] = {}
 
     def register(self, name: str, parameter: Tensor) -> None:
         """Allocate k zeros, 1-D."""
+        self._drawn_on[name] = parameter.device.type
         self._stored[name] = self.stored((self._count(name, parameter),), parameter)
 
     def compensate_(self, grad: Tensor, name: str) -> Tensor:
@@ -58,6 +60,10 @@ class PartialResidual(Residual):
     def tensors(self) -> dict[str, Tensor]:
         """Return the stored part of each registered tensor, 1-D."""
         return named("partial", self._stored)
+
+    def meaning(self) -> dict[str, str]:
+        """Return the type of device on which the places of each tensor are drawn: another type draws others."""
+        return {f"places.{name}": device for name, device in self._drawn_on.items()}
 
     def _count(self, name: str, tensor: Tensor) -> int:
         return share(self.ratio.of(name), tensor.numel())

@@ -105,9 +105,9 @@ class RoutedResidual(Residual):
         for part in self._parts:
             part.end_step(step)
 
-    def groups(self) -> list[tuple[str, ...]]:
-        """Return the groups of all parts."""
-        return [group for part in self._parts for group in part.groups()]
+    def meaning(self) -> dict[str, str]:
+        """Return the meaning of all parts."""
+        return {name: text for part in self._parts for name, text in part.meaning().items()}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of all parts; each part prefixes the names with its kind."""

@@ -76,6 +76,18 @@ def test_residuals_of_groups_with_other_members(scheme: str) -> None:
     ours.load_residual_state_dict(state)
 
 
+def test_elements_that_another_device_has_drawn() -> None:
+    """On the meta device, which stands for a GPU, they are drawn as on no other."""
+    state, optimizer = (
+        distributed(seeded(Net).to("meta"), scheme="partial").residual_state_dict(),
+        distributed(seeded(Net), scheme="partial"),
+    )
+    state = {
+        name: tensor if tensor.device.type == "cpu" else torch.zeros(tensor.shape) for name, tensor in state.items()
+    }
+    both_ways(optimizer, state, r"it has other elements of '.*', drawn on another type of device; load it on that")
+
+
 def test_states_are_saved_and_loaded_between_steps() -> None:
     model = seeded(Net)
     optimizer = distributed(model)
