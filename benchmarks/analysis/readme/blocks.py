@@ -9,22 +9,21 @@ from benchmarks.analysis.labels import ABSENT, markdown_table
 from benchmarks.analysis.readme import precision_block as precision
 from benchmarks.analysis.readme import seeds_block as seeds
 from benchmarks.analysis.readme import smoke
-from benchmarks.analysis.readme.levels_block import two_levels
-from benchmarks.analysis.readme.links_block import links, merged_links, slow_link_claim
-from benchmarks.analysis.readme.measured import Measured, Row
-from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short
+from benchmarks.analysis.readme.links_block import links, merged_links, sharded, slow_link_claim, slow_links, two_levels
+from benchmarks.analysis.readme.measured import Measured
+from benchmarks.analysis.readme.one_gpu_block import one_gpu, one_gpu_short, saved_states
 from benchmarks.analysis.readme.one_gpu_words import one_gpu_found
-from benchmarks.analysis.readme.rivals_block import RIVALS, rivals
-from benchmarks.analysis.readme.saved_block import saved_states
-from benchmarks.analysis.readme.sharded_block import sharded
-from benchmarks.analysis.readme.slices_block import slices_time
-from benchmarks.analysis.readme.systems_block import SYSTEMS, system_paragraphs, systems, systems_over_slurm
+from benchmarks.analysis.readme.systems_block import (
+    RIVALS,
+    SYSTEMS,
+    rivals,
+    system_paragraphs,
+    systems,
+    systems_over_slurm,
+)
 from benchmarks.analysis.readme.ways_block import TABLES
 from benchmarks.analysis.statistics import power
 from benchmarks.analysis.tables.intervals import readme_table
-
-Make = Callable[[Measured], str | None]
-"""Makes text from measurements; None keeps the present text, as nothing was measured yet."""
 
 ORIGINS = (smoke.FILE, seeds.FILE, "precision", RIVALS, SYSTEMS)
 
@@ -37,28 +36,6 @@ POWERS = (3, 5, 9)
 """Numbers of seeds in the table of powers."""
 
 
-def slow_links(measured: Measured) -> str:
-    """Seconds of a step over a slow link, the part spent waiting for messages, and the speed-up."""
-    cells = sorted(measured.load("slow-links")["cells"], key=lambda one: -one["median_step_seconds"])
-    plain = next(one["median_step_seconds"] for one in cells if one["cell"]["compressor"] == "none")
-    rows = []
-    for one in cells:
-        seconds = one["median_step_seconds"]
-        waiting = one["phase_seconds"]["communicate"]
-        rows.append([_link_label(one["cell"]), f"{seconds:.2f}", f"{waiting:.2f}", f"{plain / seconds:.1f}"])
-    return markdown_table(("", "Seconds a step", "of them waiting for messages", "Speed-up"), rows, "lrrr")
-
-
-def _link_label(cell: Row) -> str:
-    if cell["compressor"] == "none":
-        return "no compression"
-    residual = (
-        "" if cell["scheme"] == "none" else ", full residual" if cell["scheme"] == "baseline" else f", {cell['scheme']}"
-    )
-    density = f", density {cell['density']}" if cell["density"] < 1 else ""
-    return f"`{cell['compressor']}`{density}{residual}"
-
-
 def powers(measured: Measured) -> str:
     """The probability that so many seeds show a kept metric, by the small models' spread, and the seeds needed."""
     book, metrics = load_claims(), metrics_of(measured.load("mini")["rows"])
@@ -69,7 +46,7 @@ def powers(measured: Measured) -> str:
     return markdown_table(("", *metrics), rows, "l" + "r" * len(found))
 
 
-BLOCKS: Mapping[str, Make] = {
+BLOCKS: Mapping[str, Callable[[Measured], str]] = {
     "residual-share": smoke.residual_share,
     "streamed": smoke.streamed,
     "shared": partial(smoke.held, setting=smoke.SHARED),
@@ -90,13 +67,13 @@ BLOCKS: Mapping[str, Make] = {
     "settled-claim": precision.settled_claim,
     "precision-expected": precision.precision_expected,
     "slow-links": slow_links,
-    "two-levels": lambda measured: two_levels(measured.load("two-levels")),
+    "two-levels": two_levels,
     "links": links,
     "slow-link-claim": slow_link_claim,
     "merged-links": merged_links,
-    "saved-states": lambda measured: saved_states(measured.load("saved-states")),
-    "slices-time": slices_time,
-    "sharded": lambda measured: sharded(measured.load("sharded")),
+    "saved-states": saved_states,
+    "slices-time": seeds.slices_time,
+    "sharded": sharded,
     "powers": powers,
     "one-gpu": one_gpu,
     "one-gpu-short": one_gpu_short,

@@ -24,10 +24,6 @@ class Measured:
         self.folder = folder
         self.load = cache(self._load)
 
-    def has(self, name: str) -> bool:
-        """Say whether a file is there."""
-        return (self.folder / f"{name}.json").exists()
-
     def _load(self, name: str) -> dict[str, Any]:
         path = self.folder / f"{name}.json"
         try:

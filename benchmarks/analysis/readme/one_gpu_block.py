@@ -1,6 +1,6 @@
-"""README's table of the paper's models on one GPU beside its Fig. 9, and what else the check has found. No torch.
+"""README's tables beside the paper's Fig. 9: model states saved as planned, and on one GPU by its check. No torch.
 
-Both follow from results/reference/<device>, and say "not run" while no records of a GPU are there.
+The latter follows from results/reference/<device>, and says "not run" while no records of a GPU are there.
 """
 
 import textwrap
@@ -28,7 +28,28 @@ COLUMNS: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "`w+2d`, streamed: fullest moment": ({**SHARED, "gradients": "streamed"}, PEAK),
 }
 """The setting and the rung of each column, in per cent of those of the baseline."""
-HEAD = ("", "`w+2d`, published (8 / 64 GPUs)", *COLUMNS)
+PUBLISHED = ("", "`w+2d`, published (8 / 64 GPUs)")
+WAYS = {
+    "w": "`w`",
+    "2d": "`2d`",
+    "w+2d": "`w+2d`",
+    "baseline by nodes": "full residuals, by nodes",
+    "w+2d by nodes": "`w+2d`, by nodes",
+}
+"""Ways of `benchmarks.training.saved_states`, and their headings."""
+
+
+def saved_states(measured: Measured) -> str:
+    """Return the savings of model states for each model, in the paper and as planned, in per cent."""
+    rows = [
+        [
+            row["model"],
+            " / ".join(f"{saving:.1f} %" for saving in published_savings(row["model"])),
+            *(f"{100 * row['saved'][way]:.1f} %" for way in WAYS),
+        ]
+        for row in measured.load("saved-states")["rows"]
+    ]
+    return markdown_table((*PUBLISHED, *WAYS.values()), rows, "l" + "r" * (1 + len(WAYS)))
 
 
 def one_gpu(measured: Measured) -> str:
@@ -50,7 +71,8 @@ def _table(device: Device) -> str:
     where = f"Measured: one {device.origin}."
     count = f"{refused} cell{'s' if refused > 1 else ''}"
     where += f" Not counted, as they contradict themselves: {count}." if refused else ""
-    return f"{markdown_table(HEAD, rows, 'l' + 'r' * (len(HEAD) - 1))}\n\n{textwrap.fill(where, WIDTH)}"
+    table = markdown_table((*PUBLISHED, *COLUMNS), rows, "l" + "r" * (1 + len(COLUMNS)))
+    return f"{table}\n\n{textwrap.fill(where, WIDTH)}"
 
 
 def _row(device: Device, model: str) -> list[str]:

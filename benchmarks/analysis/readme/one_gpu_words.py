@@ -9,9 +9,8 @@ from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import with_half
 from benchmarks.analysis.one_gpu.gpu_records import read_devices, with_results
 from benchmarks.analysis.readme.measured import Measured, span
+from benchmarks.analysis.readme.one_gpu_block import NOT_RUN, WIDTH
 
-NOT_RUN = "Not run: no records of a GPU are committed."
-WIDTH = 120
 COMPRESSED = "topk, baseline"
 """The case of `benchmarks micro` that is told."""
 Json = Mapping[str, Any]

@@ -79,10 +79,8 @@ def _gains(measured: Measured) -> dict[str, Gain]:
     }
 
 
-def settled_words(measured: Measured) -> str | None:
-    """The answer to the question of config/settle.yaml; None while it was not run."""
-    if not measured.has(FILE):
-        return None
+def settled_words(measured: Measured) -> str:
+    """The answer to the question of config/settle.yaml."""
     gains = _gains(measured)
     texts = [
         f"{model}: {'-' if one.mean < 0 else ''}{with_half(abs(one.mean), one.half_width, 1)} "
@@ -106,6 +104,6 @@ def _verdict(gains: dict[str, Gain]) -> str:
     )
 
 
-def settled_claim(measured: Measured) -> str | None:
-    """The verdict alone; None while the config was not run."""
-    return _verdict(_gains(measured)) if measured.has(FILE) else None
+def settled_claim(measured: Measured) -> str:
+    """The verdict alone."""
+    return _verdict(_gains(measured))

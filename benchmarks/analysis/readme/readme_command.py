@@ -15,9 +15,8 @@ from typing import Any
 
 from benchmarks.analysis.readme.blocks import BLOCKS
 from benchmarks.analysis.readme.measured import Measured
-from benchmarks.analysis.readme.rivals_block import RIVALS
 from benchmarks.analysis.readme.seeds_block import FILE
-from benchmarks.analysis.readme.systems_block import SYSTEMS
+from benchmarks.analysis.readme.systems_block import RIVALS, SYSTEMS
 from benchmarks.core.cell import Cell
 from benchmarks.core.files import save_text
 from resireduce.errors import ConfigError, choose
@@ -153,7 +152,7 @@ def _read(path: Path, name: str, measured: Measured) -> Page:
         except (TypeError, ValueError, ArithmeticError, AttributeError, AssertionError) as error:
             said = f"{type(error).__name__}: {error}"
             raise ConfigError(f"{where} has values of no use ({said}); restore it from the repository") from None
-        found.append((block, old if new is None else laid_out(old, new)))
+        found.append((block, laid_out(old, new)))
     return Page(path, text, tuple(found))
 
 

@@ -1,15 +1,16 @@
-"""The comparison of systems in docs/systems.md, from systems.json."""
+"""The comparisons of compressors in docs/rivals.md and of systems in docs/systems.md."""
 
 import textwrap
 from typing import Any
 
 from benchmarks.analysis.grouping import grouped
 from benchmarks.analysis.labels import ABSENT, signed_with_half
-from benchmarks.analysis.readme.measured import Measured
-from benchmarks.analysis.rivals.rivals_command import share_sent
+from benchmarks.analysis.readme.measured import Measured, machine
+from benchmarks.analysis.rivals.rivals_command import rivals_table, share_sent
 from benchmarks.analysis.rivals.systems_view import UNSLOWED, systems_table
 
 Row = dict[str, Any]
+RIVALS, PACE = "rivals", "rivals-pace"
 SYSTEMS, OVER_SLURM = "systems", "systems-slurm"
 WIDTH = 120
 """Most characters in a line of the page."""
@@ -17,28 +18,35 @@ DIGITS = 2
 """Decimals with which the page shows losses."""
 
 
-def systems(measured: Measured, name: str = SYSTEMS) -> str | None:
-    """Return a table for each model of the file of that name; None while nothing was measured."""
-    if not measured.has(name):
-        return None
+def rivals(measured: Measured) -> str:
+    """Return a table for each model, with the speeds of settings that were timed in turn."""
+    rows = measured.load(RIVALS)["rows"]
+    timed = measured.load(PACE)
+    speeds = {(row["model"], row["compressor"], row["scheme"], row["density"]): row for row in timed["rows"]}
+    of_model = grouped((row["model"], row) for row in rows)
+    tables = [f"{model}, {its[0]['metric_name']}:\n\n{rivals_table(its, speeds)}" for model, its in of_model.items()]
+    where = timed["measured"]
+    rounds = f"{timed['rounds']} rounds of {timed['steps']} steps"
+    on = f"{machine(where['cpu'], where['cores'])}, commit `{where['commit'][:7]}`"
+    return "\n\n".join([*tables, f"Speeds: {rounds} on {on}."])
+
+
+def systems(measured: Measured, name: str = SYSTEMS) -> str:
+    """Return a table for each model of the file of that name."""
     rows = measured.load(name)["rows"]
     of_model = grouped((row["model"], row) for row in rows)
     return "\n\n".join(f"{model}, {its[0]['metric_name']}:\n\n{systems_table(its)}" for model, its in of_model.items())
 
 
-def systems_over_slurm(measured: Measured) -> str | None:
-    """Return where systems on cluster nodes were measured, over which links, and their tables; None if not measured."""
-    if not measured.has(OVER_SLURM):
-        return None
+def systems_over_slurm(measured: Measured) -> str:
+    """Return where systems on cluster nodes were measured, over which links, and their tables."""
     links = measured.load(OVER_SLURM).get("links") or UNSLOWED
     where = textwrap.fill(f"Measured: {measured.origin(OVER_SLURM)}. Links slowed to: {links}.", WIDTH)
     return f"{where}\n\n{systems(measured, OVER_SLURM)}"
 
 
-def system_paragraphs(measured: Measured) -> str | None:
+def system_paragraphs(measured: Measured) -> str:
     """Return a paragraph for each system: the statement of its source, and the findings for each model."""
-    if not measured.has(SYSTEMS):
-        return None
     rows = measured.load(SYSTEMS)["rows"]
     systems = dict.fromkeys(row["system"] for row in rows)
     return "\n\n".join(_paragraph([row for row in rows if row["system"] == name]) for name in systems)

@@ -169,10 +169,7 @@ def test_a_run_of_the_smoke_matrix_is_the_source_of_the_first_table(project: Pat
     assert "| none (no residual), kept | 75.0 % (75.5 %), 0.92 |" in text
 
 
-def test_streaming_s_time_is_left_as_it_is_until_it_was_measured(project: Path) -> None:
-    (project / REFERENCE / "pace.json").unlink()
-    for name in ("streaming-time", "streaming-time-short"):
-        assert BLOCKS[name](Measured(project / REFERENCE)) is None
+def test_streaming_s_time_is_told_by_scheme_and_model(project: Path) -> None:
     rows = [
         {"model": "gpt2-bytes", "scheme": "baseline", "ratio": 0.95, "half_width": 0.02, "pairs": 5},
         {"model": "vgg-digits", "scheme": "baseline", "ratio": 1.01, "half_width": 0.03, "pairs": 5},
@@ -246,6 +243,9 @@ def test_measurements_that_cannot_be_read_are_one_clear_error(project: Path, tmp
     (project / REFERENCE / "slow-links.json").write_text("{")
     with pytest.raises(ConfigError, match=r"slow-links.json cannot be read"):
         read_pages(project)
+    (project / REFERENCE / "links.json").unlink()
+    with pytest.raises(ConfigError, match=r"links.json cannot be read"):
+        BLOCKS["links"](Measured(project / REFERENCE))
     with pytest.raises(ConfigError, match=r"has no README.md and no docs"):
         read_pages(tmp_path / "nowhere")
 
