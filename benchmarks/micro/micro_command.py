@@ -93,9 +93,9 @@ def _draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
     """Write the picture, unless the plotting package is missing, as on machines set up only for training."""
     if importlib.util.find_spec("altair") is None:
         return
-    from benchmarks.analysis.charts.roofline import picture
+    from benchmarks.analysis.charts.pictures import roofline
 
-    save_text(picture(rows), path)
+    save_text(roofline(rows), path)
 
 
 def _times(settings: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

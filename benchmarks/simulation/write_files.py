@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.analysis.charts import scaling_chart, step_chart
+from benchmarks.analysis.charts import pictures
 from benchmarks.analysis.write import to_csv, to_markdown
 from benchmarks.core.files import finite, save_json, save_text, writable
 from benchmarks.simulation.rows import Settings
@@ -31,6 +31,6 @@ def write_files(
     save_text(to_csv(whole), folder / "simulated.csv")
     save_text(to_markdown(whole, []), folder / "simulated.md")
     title = f"Simulated: {model}, {fastest.cluster.name}, {fastest.ranks} ranks\n{name_of(fastest)}"
-    save_text(step_chart.picture(pieces(fastest, settings), title), folder / "step.svg")
+    save_text(pictures.step(pieces(fastest, settings), title), folder / "step.svg")
     title = f"Simulated: {model}, {scaled[0].case.cluster.name}"
-    save_text(scaling_chart.picture(efficiencies(scaled, settings), title), folder / "scaling.svg")
+    save_text(pictures.scaling(efficiencies(scaled, settings), title), folder / "scaling.svg")

@@ -169,7 +169,7 @@ def _rivals(measured: Measured, chart: str) -> Any:
 
 def _systems(measured: Measured) -> Any:
     """Return the chart that compares systems."""
-    return load("benchmarks.analysis.charts.systems_chart:systems_chart")(measured.load(SYSTEMS)["rows"])
+    return load("benchmarks.analysis.charts.rivals_chart:systems_chart")(measured.load(SYSTEMS)["rows"])
 
 
 PICTURES: Mapping[Path, Callable[[Measured], Any]] = {

@@ -30,7 +30,7 @@ def systems(run: Run) -> Table:
         records=records,
         head=["Model, metric", *COLUMNS],
         body=body,
-        figure="benchmarks.analysis.charts.systems_chart:systems_chart",
+        figure="benchmarks.analysis.charts.rivals_chart:systems_chart",
         text_columns=2,
         group_starts=starts,
         notes=_notes(run, records) if records else [],

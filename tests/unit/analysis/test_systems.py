@@ -10,7 +10,7 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.analysis.charts.draw import draw_all, drawn
 from benchmarks.analysis.charts.name_places import NO_SPOT, SPOTS, places
-from benchmarks.analysis.charts.systems_chart import VIEWS, systems_chart
+from benchmarks.analysis.charts.rivals_chart import VIEWS, systems_chart
 from benchmarks.analysis.load_run import load_run
 from benchmarks.analysis.page.page import render_page
 from benchmarks.analysis.readme.measured import Measured
